@@ -1,0 +1,13 @@
+"""attnmech: where each attention head looks, why it looks there, what it writes, and whether that matters.
+
+>>> import attnmech as am
+>>> model = am.load()                                              # doctest: +SKIP
+>>> am.decompose_scores(model, "The keys to the cabinet are here.")  # doctest: +SKIP
+
+The public names stand in `__init__.pyi`, one line each; each is imported when first used, so that
+`attnmech --help` need not wait for torch.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

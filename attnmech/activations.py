@@ -1,0 +1,102 @@
+"""What goes into a run and what comes out of it: a batch of tokens, and the activations asked for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from .errors import MissingPointError
+from .points import PointKey, PointName, parse
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids of equal length with what a reader needs to know of them."""
+
+    ids: Int[Tensor, "batch position"]
+    mask: Bool[Tensor, "batch position"]
+    """True at real tokens, False at padding."""
+    tokens: tuple[tuple[str, ...], ...]
+    """Each token as text, padding included."""
+    bos: bool | None
+    """Whether every sequence begins with a token that the tokenizer puts there; None without a tokenizer."""
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further inputs of the model, such as token types."""
+
+    @property
+    def lengths(self) -> Int[Tensor, "batch"]:
+        """Number of real tokens of every sequence."""
+        return self.mask.sum(dim=1)
+
+    @property
+    def padded(self) -> bool:
+        """Whether any position is padding."""
+        return not bool(self.mask.all())
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The points that a run was asked for, by name and layer.
+
+    >>> acts["pattern", 3].shape          # doctest: +SKIP
+    torch.Size([1, 8, 57, 57])
+    >>> acts["logits"]                    # doctest: +SKIP
+
+    A name without its layer, `acts["pattern"]`, stacks the layers that were captured, in order, along a new
+    first axis `layer`. TransformerLens's names work too: `acts["blocks.3.attn.hook_pattern"]`.
+    """
+
+    batch: Batch
+    values: Mapping[PointKey, Tensor]
+    gradients: "Activations | None" = None
+    """The gradient at every captured point, where `gradients_of` was given."""
+
+    def __getitem__(self, name: PointName) -> Shaped[Tensor, "..."]:
+        key = parse(name)
+        if key in self.values:
+            return self.values[key]
+        layers = sorted(layer for point, layer in self.values if point == key[0] and layer is not None)
+        if key[1] is None and layers:
+            return torch.stack([self.values[key[0], layer] for layer in layers])
+        held = ", ".join(self.summary()) or "none"
+        raise MissingPointError(
+            f"this run did not capture {name!r}; it holds: {held}. Ask for it: model.run(..., points=[{name!r}])."
+        )
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self[name]  # type: ignore[index]
+        except (MissingPointError, ValueError):
+            return False
+        return True
+
+    @property
+    def tokens(self) -> tuple[tuple[str, ...], ...]:
+        """Each token of each sequence as text."""
+        return self.batch.tokens
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's output for every token, `[batch position vocab]`."""
+        return self["logits"]
+
+    def summary(self) -> list[str]:
+        """One entry a point: its name with the layers captured."""
+        layers: dict[str, list[int]] = {}
+        for point, layer in self.values:
+            layers.setdefault(point, [])
+            if layer is not None:
+                layers[point].append(layer)
+        return [point if not found else f"{point} {_ranges(found)}" for point, found in layers.items()]
+
+    def __repr__(self) -> str:
+        batch, length = self.batch.ids.shape
+        return f"Activations({batch} × {length} tokens: {'; '.join(self.summary())})"
+
+
+def _ranges(numbers: list[int]) -> str:
+    found = sorted(numbers)
+    contiguous = found == list(range(found[0], found[-1] + 1))
+    return f"{found[0]}-{found[-1]}" if contiguous and len(found) > 1 else ",".join(map(str, found))

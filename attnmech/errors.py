@@ -1,0 +1,44 @@
+"""What attnmech raises when something that a user gave cannot be used.
+
+Every message says what was expected, what came, and what to try; `AttnmechError` catches them all.
+The classes derive from the built-in that a caller would expect (`ValueError`, `FileNotFoundError`, ...).
+"""
+
+
+class AttnmechError(Exception):
+    """Base of every error that attnmech raises on purpose."""
+
+
+class InputError(AttnmechError, ValueError):
+    """A text, a token id, a layer, a head or an option is outside what the model or the call can take."""
+
+
+class ModelNotFoundError(AttnmechError, FileNotFoundError):
+    """A model's name or folder leads to no weights."""
+
+
+class UnsupportedModelError(AttnmechError, TypeError):
+    """The model has no attention, or attention of a kind that attnmech cannot state exactly."""
+
+
+class WeightsError(AttnmechError, ValueError):
+    """The weights cannot be used: not finite, missing, or in a precision that this device lacks."""
+
+
+class MissingPointError(AttnmechError, KeyError):
+    """An activation point that this model does not have, or that the run did not capture."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class ExactnessError(AttnmechError, ArithmeticError):
+    """A decomposition does not add up to what the model computed, so nothing is reported."""
+
+
+class CertificateError(AttnmechError, RuntimeError):
+    """A check of the certificate failed: a hook does not mean what its name says."""
+
+
+class OutputError(AttnmechError, OSError):
+    """A result cannot be written where it was asked to go."""

@@ -1,0 +1,1 @@
+"""Pure functions of tensors, without a model: one home for each formula."""

@@ -1,0 +1,197 @@
+"""The attention score as an exact sum of terms (formulas §1; cf. the figures of "Attention Focus Plots").
+
+score_ij = scale · (R_i q_i)·(R_j k_j) + position_ij + mask_ij,   q_i = x_i W_Q + b_Q,   k_j = x_j W_K + b_K
+
+with R the rotation of rotary models (none elsewhere). Multiplied out:
+
+| term         | formula                           | depends on            |
+|--------------|-----------------------------------|-----------------------|
+| `query_key`  | scale · (x_i W_Q) R_{j−i} (x_j W_K) | query and key       |
+| `key_bias`   | scale · b_Q R_{j−i} (x_j W_K)       | key; with rotary also distance |
+| `query_bias` | scale · (x_i W_Q) R_{j−i} b_K       | query; with rotary also distance |
+| `constant`   | scale · b_Q R_{j−i} b_K             | nothing; with rotary distance |
+| `position`   | the model's own position term     | distance              |
+| `mask`       | 0 where j is visible, else the lowest finite number | query and key |
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from einops import einsum, rearrange, repeat
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Rotation = Callable[[Tensor], Tensor]
+"""Rotates `[batch head position d_head]` by the angles of each position."""
+
+
+@dataclass(frozen=True)
+class ScoreParts:
+    """One layer's queries and keys, each as what comes from the input and what comes from a bias.
+
+    All that the terms need, in memory that grows with the length and not with its square. Parts are rotated
+    where the model rotates. A bias part without rotation is the same at every position: `[head d_head]`.
+    """
+
+    query_from_input: Float[Tensor, "batch head query d_head"]
+    key_from_input: Float[Tensor, "batch head key d_head"]
+    query_from_bias: Float[Tensor, "*places d_head"] | None
+    key_from_bias: Float[Tensor, "*places d_head"] | None
+    scale: float
+    position: Float[Tensor, "#batch #head #query key"] | None
+    visible: Bool[Tensor, "batch 1 query key"]
+
+    def names(self) -> tuple[str, ...]:
+        """The terms that these scores have, in the order of the table."""
+        has = {
+            "query_key": True,
+            "key_bias": self.query_from_bias is not None,
+            "query_bias": self.key_from_bias is not None,
+            "constant": self.query_from_bias is not None and self.key_from_bias is not None,
+            "position": self.position is not None,
+            "mask": True,
+        }
+        return tuple(name for name, present in has.items() if present)
+
+    def names_along_row(self) -> tuple[str, ...]:
+        """The terms that differ between the keys of a row, and so survive the softmax.
+
+        Without rotation `query_bias` and `constant` are the same for every key.
+        """
+        rotated = self.key_from_bias is not None and self.key_from_bias.ndim == 4
+        fixed = ("mask",) if rotated else ("mask", "query_bias", "constant")
+        return tuple(name for name in self.names() if name not in fixed)
+
+    def term(self, name: str, rows: slice = slice(None)) -> Float[Tensor, "#batch #head #row #key"]:
+        """One term for a block of query rows; axes along which it does not change have length 1."""
+        if name == "mask":
+            hidden = torch.finfo(self.query_from_input.dtype).min
+            return torch.where(self.visible[:, :, rows], 0.0, hidden).to(self.query_from_input.dtype)
+        if name == "position":
+            assert self.position is not None
+            return self.position if self.position.shape[2] == 1 else self.position[:, :, rows]
+        query = self.query_from_bias if name in ("key_bias", "constant") else self.query_from_input
+        key = self.key_from_bias if name in ("query_bias", "constant") else self.key_from_input
+        assert query is not None and key is not None
+        return self.scale * _dot(query if query.ndim == 2 else query[:, :, rows], key)
+
+    def total(self, rows: slice = slice(None)) -> Float[Tensor, "batch head row key"]:
+        """Σ terms without the mask: what the score would be if every key were visible."""
+        total = self.term("query_key", rows)
+        for name in self.names():
+            if name not in ("query_key", "mask"):
+                total = total + self.term(name, rows)
+        return total
+
+
+def score_parts(
+    x: Float[Tensor, "batch position d_model"],
+    W_Q: Float[Tensor, "head d_model d_head"],
+    b_Q: Float[Tensor, "head d_head"] | None,
+    W_K: Float[Tensor, "kv_head d_model d_head"],
+    b_K: Float[Tensor, "kv_head d_head"] | None,
+    *,
+    scale: float,
+    position: Float[Tensor, "#batch #head #query key"] | None,
+    visible: Bool[Tensor, "batch 1 query key"],
+    rotate: Rotation | None = None,
+    shift: Float[Tensor, "d_model"] | None = None,
+) -> ScoreParts:
+    """Splits q and k of one layer into input and bias parts.
+
+    With `shift` (the β of the norm that made x) the part of x that is the same everywhere counts as bias:
+    q = (x − β) W_Q + (β W_Q + b_Q), and k alike.
+    """
+    group = W_Q.shape[0] // W_K.shape[0]
+    query, query_bias = _split(x, W_Q, b_Q, shift)
+    key, key_bias = _split(x, W_K, b_K, shift)
+    key = repeat(key, "batch kv key d_head -> batch (kv group) key d_head", group=group)
+    if key_bias is not None:
+        key_bias = repeat(key_bias, "kv d_head -> (kv group) d_head", group=group)
+    if rotate is not None:
+        query, key = rotate(query), rotate(key)
+        batch, positions = x.shape[:2]
+        query_bias = _rotated_bias(query_bias, rotate, batch, positions)
+        key_bias = _rotated_bias(key_bias, rotate, batch, positions)
+    return ScoreParts(query, key, query_bias, key_bias, scale, position, visible)
+
+
+def _split(
+    x: Tensor, W: Tensor, b: Tensor | None, shift: Tensor | None
+) -> tuple[Float[Tensor, "batch head position d_head"], Float[Tensor, "head d_head"] | None]:
+    if shift is not None:
+        from_shift = einsum(shift, W, "d_model, head d_model d_head -> head d_head")
+        x, b = x - shift, from_shift if b is None else from_shift + b
+    return einsum(x, W, "batch position d_model, head d_model d_head -> batch head position d_head"), b
+
+
+def _rotated_bias(bias: Tensor | None, rotate: Rotation, batch: int, positions: int) -> Tensor | None:
+    if bias is None:
+        return None
+    everywhere = repeat(bias, "head d_head -> batch head position d_head", batch=batch, position=positions)
+    return rotate(everywhere)
+
+
+def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]:
+    """q·k over d_head of every pair, for parts with or without positions."""
+    if query.ndim == 2 and key.ndim == 2:
+        return rearrange(einsum(query, key, "head d, head d -> head"), "head -> 1 head 1 1")
+    if query.ndim == 2:
+        return rearrange(einsum(query, key, "head d, batch head key d -> batch head key"), "b h k -> b h 1 k")
+    if key.ndim == 2:
+        return rearrange(
+            einsum(query, key, "batch head query d, head d -> batch head query"), "b h q -> b h q 1"
+        )
+    return einsum(query, key, "batch head query d, batch head key d -> batch head query key")
+
+
+def rounding_floor(
+    query: Float[Tensor, "batch head query d_head"],
+    key: Float[Tensor, "batch kv_head key d_head"],
+    scale: float,
+) -> Float[Tensor, ""]:
+    """What rounding alone may do to a score: 8 ε · scale · max‖q‖ · max‖k‖.
+
+    A score can be tiny by cancellation, while its rounding error stays that of the products in it.
+    """
+    longest = query.norm(dim=-1).amax() * key.norm(dim=-1).amax()
+    return 8 * torch.finfo(query.dtype).eps * abs(scale) * longest
+
+
+def rank_keys(
+    scores: Float[Tensor, "*axes query key"], visible: Bool[Tensor, "*axes query key"], ranks: int
+) -> Int[Tensor, "*axes query rank"]:
+    """The keys of each row from the highest score down; −1 where the row sees fewer keys.
+
+    Of equal scores the earlier key comes first.
+    """
+    order = (
+        scores.masked_fill(~visible, -torch.inf)
+        .sort(dim=-1, descending=True, stable=True)
+        .indices[..., :ranks]
+    )
+    seen = visible.sum(dim=-1, keepdim=True)
+    return order.masked_fill(torch.arange(order.shape[-1], device=order.device) >= seen, -1)
+
+
+def term_shares(
+    terms: Mapping[str, Float[Tensor, "*axes query key"]],
+    visible: Bool[Tensor, "*axes query key"],
+    keys: Int[Tensor, "*axes query rank"],
+) -> dict[str, Float[Tensor, "*axes query rank"]]:
+    """What each term contributes to the score of a key, beyond its least value in the row (figure 2).
+
+    share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), the minimum over the visible keys of the row: a
+    constant per row does not change the softmax, so it must not change the share. NaN where the row sees
+    one key only, or no term exceeds its minimum, or `keys` is −1.
+    """
+    shifted = {}
+    for name, term in terms.items():
+        term = term.expand(torch.broadcast_shapes(term.shape, visible.shape))
+        least = term.masked_fill(~visible, torch.inf).amin(dim=-1, keepdim=True)
+        at_key = term.gather(-1, keys.clamp(min=0).expand(*term.shape[:-1], keys.shape[-1]))
+        shifted[name] = at_key - least
+    total = torch.stack(list(shifted.values())).sum(dim=0)
+    valid = (keys >= 0) & (visible.sum(dim=-1, keepdim=True) > 1) & (total > 0)
+    return {name: (value / total).masked_fill(~valid, torch.nan) for name, value in shifted.items()}

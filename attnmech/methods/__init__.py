@@ -1,0 +1,1 @@
+"""One research question a file; none of them imports another."""

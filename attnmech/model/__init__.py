@@ -1,0 +1,1 @@
+"""Models: the one folder that knows transformers and TransformerLens."""

@@ -1,0 +1,261 @@
+"""The one place that takes the softmax: blocks of rows, with edits and observers on their way.
+
+Every score, pattern and z that attnmech reports, edits or reduces comes from `attend`. Models reach it
+through transformers' attention interface, or through a module of ours that stands in for theirs
+(`BloomAttention`). The mask arrives as a rule (`MaskRule`) and is evaluated a block of rows at a time,
+so that no [query key] mask need exist.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from ..errors import UnsupportedModelError
+from .tap import Tap
+
+IMPLEMENTATION: Final = "attnmech"
+"""The name under which transformers finds `attend` (`config._attn_implementation`)."""
+
+_BLOCK_BYTES: Final = 32 * 2**20
+"""Rows of scores are taken in blocks of about this size, which stay in cache-friendly reach."""
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """Which keys each query may see, as a rule over positions; evaluated for a block of rows."""
+
+    batch: int
+    queries: int
+    keys: int
+    query_offset: int
+    key_offset: int
+    allows: Callable[..., Tensor]
+    padding: Bool[Tensor, "batch key"] | None
+    device: torch.device
+
+    def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
+        """True where the query of that row may look at the key."""
+        row = torch.arange(rows.start, rows.stop, device=self.device) + self.query_offset
+        key = torch.arange(self.keys, device=self.device) + self.key_offset
+        sequence = torch.arange(self.batch, device=self.device)
+        head = torch.zeros(1, dtype=torch.long, device=self.device)
+        seen = self.allows(
+            sequence[:, None, None, None], head[None, :, None, None], row[:, None], key[None, :]
+        )
+        seen = torch.as_tensor(seen, device=self.device)
+        if self.padding is not None:
+            seen = seen & self.padding[:, None, None, self.key_offset : self.key_offset + self.keys]
+        return seen.expand(self.batch, 1, len(rows), self.keys)
+
+
+def mask_rule(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> MaskRule:
+    """What transformers calls in place of building a mask; the arguments are transformers' own."""
+    padding = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
+    return MaskRule(
+        batch_size,
+        q_length,
+        kv_length,
+        int(q_offset),
+        int(kv_offset),
+        mask_function,
+        padding,
+        torch.device(device),
+    )
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """What an observer sees of one layer: a block of rows, with all that made it.
+
+    `q`, `visible`, `scores` and `pattern` are those of the block's rows; `k`, `v`, `position` and `mask` those
+    of the layer. `scores` and `pattern` are what the model goes on with, after edits; hidden cells of `scores`
+    hold the lowest finite number. `position` is the model's own position term, None where scores have none.
+    """
+
+    layer: int
+    rows: range
+    q: Float[Tensor, "batch head row d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_head"]
+    scale: float
+    position: Float[Tensor, "#batch #head #query key"] | None
+    mask: MaskRule
+    rotary: tuple[Tensor, Tensor] | None
+    """Cosine and sine tables that the model rotated q and k with."""
+    visible: Bool[Tensor, "batch 1 row key"]
+    scores: Float[Tensor, "batch head row key"]
+    pattern: Float[Tensor, "batch head row key"]
+
+
+def attend(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    v: Float[Tensor, "batch kv_head key d_head"],
+    *,
+    scale: float,
+    position: Float[Tensor, "#batch #head #query key"] | None,
+    mask: MaskRule,
+    tap: Tap,
+    layer: int,
+) -> Float[Tensor, "batch query head d_head"]:
+    """Attention of one layer, a block of rows at a time.
+
+    score_ij = scale · q_i·k_j + position_ij where the mask lets i see j, else the lowest finite number;
+    pattern_i = softmax_j(score_ij); z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups
+    of head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
+    eager attention. The softmax is taken in float32 or, in a float64 model, in float64.
+    """
+    q, k = (_visit_by_position(tap, name, layer, value) for name, value in (("q_rot", q), ("k_rot", k)))
+    group = q.shape[1] // k.shape[1]
+    keys, values = (repeat(x, "batch kv key d -> batch (kv group) key d", group=group) for x in (k, v))
+    whole = any(tap.wants(name, layer) for name in ("scores", "pattern"))
+    blocks = []
+    for rows in _row_blocks(q, keys, whole):
+        visible = mask.visible(rows)
+        queries = q[:, :, rows.start : rows.stop]
+        place = None if position is None else _rows_of(position, rows)
+        scores = torch.matmul(queries, keys.transpose(-1, -2)) * scale
+        if place is not None:
+            scores = scores + place
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        scores = tap.visit("scores", layer, scores, owned=True)
+        precision = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        pattern = torch.softmax(scores, dim=-1, dtype=precision).to(scores.dtype)
+        pattern = tap.visit("pattern", layer, pattern, owned=True)
+        if tap.under_way.observers:
+            rotary = tap.under_way.rotary
+            block = RowBlock(
+                layer, rows, queries, k, v, scale, position, mask, rotary, visible, scores, pattern
+            )
+            for observe in tap.under_way.observers:
+                observe(block, tap.under_way.values)
+        blocks.append(torch.matmul(pattern, values))
+    z = rearrange(torch.cat(blocks, dim=2), "batch head query d_head -> batch query head d_head")
+    return tap.visit("z", layer, z)
+
+
+def _visit_by_position(tap: Tap, name: str, layer: int, value: Tensor) -> Tensor:
+    if not tap.wants(name, layer):
+        return value
+    swapped = rearrange(value, "batch head position d_head -> batch position head d_head")
+    visited = tap.visit(name, layer, swapped)
+    return rearrange(visited, "batch position head d_head -> batch head position d_head")
+
+
+def _rows_of(position: Tensor, rows: range) -> Tensor:
+    return position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
+
+
+def _row_blocks(q: Tensor, keys: Tensor, whole: bool) -> Iterator[range]:
+    batch, heads, queries, _ = q.shape
+    row_bytes = batch * heads * keys.shape[2] * q.element_size()
+    step = queries if whole else max(16, _BLOCK_BYTES // max(1, row_bytes))
+    for start in range(0, queries, step):
+        yield range(start, min(queries, start + step))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the model an attention module stands: which tap it reports to, and as which layer."""
+
+    tap: Tap
+    layer: int
+
+
+def attention_of_site(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in place of its own attention; the arguments are transformers' own."""
+    changes = {name for name in _CHANGES_THE_SCORES if options.get(name) is not None}
+    if changes:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} asks its attention for {', '.join(sorted(changes))}, which attnmech does "
+            "not compute yet, so its scores would be wrong."
+        )
+    if dropout:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} drops attention at random although it is in eval mode."
+        )
+    site: Site = module.attnmech_site  # type: ignore[assignment]
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    z = attend(
+        query,
+        key,
+        value,
+        scale=scale,
+        position=None,
+        mask=attention_mask,
+        tap=site.tap,
+        layer=site.layer,
+    )
+    return z, None
+
+
+_CHANGES_THE_SCORES: Final = ("softcap", "s_aux", "position_bias", "head_mask", "sliding_window")
+
+AttentionInterface.register(IMPLEMENTATION, attention_of_site)
+AttentionMaskInterface.register(IMPLEMENTATION, mask_rule)
+
+
+class BloomAttention(nn.Module):
+    """Stands in for transformers' BloomAttention, which has attention code of its own.
+
+    It uses the projections of the module it replaces, and the ALiBi tensor that the model hands down.
+    """
+
+    attnmech_site: Site
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.query_key_value: nn.Module = original.query_key_value  # type: ignore[assignment]
+        self.dense: nn.Module = original.dense  # type: ignore[assignment]
+        self.num_heads = int(original.num_heads)  # type: ignore[arg-type]
+        self.scale = float(original.inv_norm_factor)  # type: ignore[arg-type]
+
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: MaskRule, **_: Any
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: the new residual stream, and no weights."""
+        q, k, v = rearrange(
+            self.query_key_value(hidden_states),
+            "batch position (head qkv d_head) -> qkv batch head position d_head",
+            head=self.num_heads,
+            qkv=3,
+        )
+        z = attend(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            position=rearrange(alibi, "(batch head) query key -> batch head query key", head=self.num_heads),
+            mask=attention_mask,
+            tap=self.attnmech_site.tap,
+            layer=self.attnmech_site.layer,
+        )
+        return residual + self.dense(
+            rearrange(z, "batch query head d_head -> batch query (head d_head)")
+        ), None

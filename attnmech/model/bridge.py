@@ -1,0 +1,34 @@
+"""TransformerLens's own view of a model: the `TransformerBridge`, built with no network and on a copy."""
+
+import copy
+from typing import Any
+
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from transformers import PreTrainedModel
+
+from ..errors import UnsupportedModelError
+from .hooked import copy_of
+
+
+def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge:
+    """A bridge on a further copy that shares the parameters, in eager attention so that its hooks fire."""
+    copied = copy_of(original)
+    copied.config._attn_implementation = "eager"
+    name = type(original).__name__
+    try:
+        return build_bridge_from_module(
+            copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer)
+        )
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnsupportedModelError(f"TransformerLens has no bridge for {name}: {reason}") from error
+
+
+def _own_tokenizer(tokenizer: Any) -> Any:
+    if tokenizer is None:
+        return None
+    own = copy.deepcopy(tokenizer)
+    # With these set, TransformerLens takes the tokenizer as it is, and does not look for its name on the hub.
+    own.init_kwargs = {"name_or_path": "", **own.init_kwargs, "add_bos_token": True}
+    return own

@@ -1,0 +1,451 @@
+"""A transformer with named activation points: run it, look at any point, edit any point, leave no trace."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..activations import Activations, Batch
+from ..errors import InputError, UnsupportedModelError
+from ..points import PointKey, PointName
+from .architectures import Architecture, architecture_of, first_tensor, submodule
+from .attention import IMPLEMENTATION, Site
+from .inputs import Encoder, Inputs
+from .points import ModelPoints, points_of
+from .tap import Edit, Observer, Pass, Tap
+from .weights import AttentionWeights, attention_weights, bias_of, weights_hash
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+
+    from .certify import Certificate
+
+Measure = Callable[..., Tensor]
+"""`f(logits)` or `f(logits, batch)` -> one number, or one for each sequence."""
+
+
+class HookedModel:
+    """A transformers model whose every activation point has one meaning.
+
+    Made by `am.load`. The model that the caller gave is never touched: this is a copy of its modules that
+    shares its parameters, so a later change of a weight shows here as well.
+
+    >>> acts = model.run("The keys are here.", points=["q", "pattern"])     # doctest: +SKIP
+    >>> acts["pattern", 3]                                                   # doctest: +SKIP
+    >>> with model.hooks({("pattern", 3): lambda pattern: pattern * 0}):     # doctest: +SKIP
+    ...     model.run("The keys are here.")
+    """
+
+    certificate: "Certificate"
+    """What was proven of this model when it was loaded."""
+
+    def __init__(
+        self, original: PreTrainedModel, tokenizer: Any = None, *, name: str, bos: bool | None = None
+    ) -> None:
+        self.name = name
+        self.architecture: Architecture = architecture_of(original)
+        self.config = original.config
+        self.tokenizer = tokenizer
+        self._original = original
+        self._tap = Tap()
+        self._model = copy_of(original)
+        base: nn.Module = self._model.base_model
+        found = submodule(base, self.architecture.blocks)
+        assert isinstance(found, nn.ModuleList)
+        self._blocks = found
+        self._use_our_attention()
+        embedding = self._model.get_input_embeddings()
+        assert isinstance(embedding, nn.Module)
+        weight = embedding.weight
+        assert isinstance(weight, torch.Tensor)
+        self.n_layers = len(self._blocks)
+        self.n_heads = int(self.config.num_attention_heads)
+        self.n_kv_heads = int(getattr(self.config, "num_key_value_heads", None) or self.n_heads)
+        self.n_vocab, self.d_model = weight.shape
+        self.device, self.dtype = weight.device, weight.dtype
+        if self.n_layers == 0:
+            raise UnsupportedModelError("expected a model with at least one layer; this one has none.")
+        weights = self.weights(0)
+        self.d_head = weights.W_Q.shape[-1]
+        self._check_tokenizer()
+        limit = self.architecture.position_limit
+        self.position_limit = None if limit is None else int(getattr(self.config, limit))
+        self._encoder = Encoder(tokenizer, self.n_vocab, self.position_limit, bos, self.device)
+        has_logits = base is not self._model
+        sizes = {
+            "head": self.n_heads,
+            "kv_head": self.n_kv_heads,
+            "d_head": self.d_head,
+            "d_model": self.d_model,
+        }
+        self.points: ModelPoints = points_of(self.architecture, sizes, self.n_layers, has_logits)
+        self._register_points(embedding)
+        self._hash: tuple[tuple[int, ...], str] | None = None
+
+    # -- what a user calls ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        inputs: Inputs,
+        points: Iterable[PointName] = (),
+        *,
+        layers: Iterable[int] | None = None,
+        bos: bool | None = None,
+        gradients_of: Measure | None = None,
+    ) -> Activations:
+        """One forward pass; returns the points asked for, and nothing else is kept.
+
+        `points` are names ("pattern": every layer, or those of `layers`), pairs ("pattern", 3), or
+        TransformerLens's names. Without points: the logits alone (of a model without a head, the last
+        `resid_post`). With `gradients_of`, a function of the logits (and, if it takes two arguments, of the
+        `Batch`) that returns one number or one a sequence, `.gradients` holds the derivative of their sum with
+        respect to every point asked for.
+
+        Values are as the model used them: after the edits in force. They have the model's dtype and device.
+
+        Raises `InputError` for inputs, layers or names that cannot be, `MissingPointError` for a point that
+        this model lacks, and `CertificateError` for one whose meaning could not be proven.
+        """
+        batch = self.encode(inputs, bos=bos)
+        asked = list(points) if not isinstance(points, str) else [points]
+        if not asked:
+            lacks = self.points["logits"].absent is not None
+            asked = [("resid_post", self.n_layers - 1)] if lacks else ["logits"]
+        keys = self.points.resolve(asked, layers, self.refused)
+        if gradients_of is None:
+            return Activations(batch, self.forward(batch, captures=keys))
+        return self._run_with_gradients(batch, keys, gradients_of)
+
+    @contextmanager
+    def hooks(self, edits: Mapping[PointName, Edit]) -> Iterator["HookedModel"]:
+        """Edits the values at points for as long as the `with` block lasts, however it ends.
+
+        Each function takes the value at its point and returns one of the same shape, or None to keep it (a
+        value changed in place is taken as changed). A name without a layer means every layer. Blocks nest;
+        edits of one point apply in the order in which they were added.
+        """
+        resolved: list[tuple[PointKey, Edit]] = []
+        for name, edit in edits.items():
+            if not callable(edit):
+                raise InputError(f"the hook at {name!r} must be a function of the value; got {edit!r}.")
+            resolved += [(key, edit) for key in self.points.resolve([name], None, self.refused)]
+        with self._tap.editing(resolved):
+            yield self
+
+    @cached_property
+    def bridge(self) -> "TransformerBridge":
+        """TransformerLens's `TransformerBridge` on a second copy, for everything else in its world.
+
+        Its hooks are TransformerLens's own; the certificate says which of them mean what their names say.
+        """
+        from .bridge import build_bridge
+
+        return build_bridge(self._original, self.tokenizer)
+
+    def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
+        """The batch of tokens that `run` makes of its inputs."""
+        return self._encoder.encode(inputs, bos)
+
+    def weights(self, layer: int) -> AttentionWeights:
+        """The attention weights of a layer, as views of the model's parameters."""
+        block = self._blocks[layer]
+        attention = submodule(block, self.architecture.attention)
+        return attention_weights(
+            [submodule(attention, path) for path in self.architecture.qkv.paths],
+            self.architecture.qkv,
+            submodule(block, self.architecture.out),
+            self.n_heads,
+            self.n_kv_heads,
+        )
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The points whose meaning the certificate could not prove, each with the reason."""
+        certificate = self.__dict__.get("certificate")
+        return {} if certificate is None else certificate.refused
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token may look only at itself and at what stands before it."""
+        return self.architecture.causal(self.config)
+
+    @property
+    def weights_hash(self) -> str:
+        """SHA-256 of all parameters as they are now."""
+        versions = tuple(parameter._version for parameter in self._model.parameters())
+        if self._hash is None or self._hash[0] != versions:
+            self._hash = versions, weights_hash(self._model)
+        return self._hash[1]
+
+    def __repr__(self) -> str:
+        shape = f"{self.n_layers} layers × {self.n_heads} heads"
+        if self.n_kv_heads != self.n_heads:
+            shape += f" ({self.n_kv_heads} kv heads)"
+        certificate = self.__dict__.get("certificate")
+        proof = "" if certificate is None else f", {certificate.verdict}"
+        return (
+            f"HookedModel({self.name!r}: {self.architecture.name}, {shape}, d_model {self.d_model}, "
+            f"d_head {self.d_head}, {str(self.dtype).removeprefix('torch.')} on {self.device}{proof})"
+        )
+
+    # -- for methods and the certificate -------------------------------------------------------------------
+
+    def forward(
+        self, batch: Batch, *, captures: Iterable[PointKey] = (), observers: Iterable[Observer] = ()
+    ) -> dict[PointKey, Tensor]:
+        """One pass without gradients: the captured values, while the observers see every block of rows."""
+        wanted = Pass(frozenset(captures), tuple(observers))
+        with torch.no_grad():
+            self._pass(batch, wanted)
+        return wanted.values
+
+    def output(self, batch: Batch) -> Any:
+        """What transformers returns for a batch, computed by our attention."""
+        with torch.no_grad(), self._tap.recording(Pass()):
+            output = call(self._model, batch)
+            if getattr(output, "logits", None) is not None:
+                output.logits = self._tap.visit("logits", None, output.logits)
+            return output
+
+    def editing(self, edits: Mapping[PointKey, Edit]) -> AbstractContextManager[None]:
+        """`hooks` for the certificate: on points that are refused, too."""
+        return self._tap.editing(list(edits.items()))
+
+    @cached_property
+    def plain(self) -> PreTrainedModel:
+        """The caller's model as transformers itself runs it, on a further copy in eval mode."""
+        return copy_of(self._original)
+
+    def plain_module(self, layer: int, path: str) -> nn.Module:
+        """A module of one block of `plain`, by its dotted path."""
+        return submodule(submodule(self.plain.base_model, self.architecture.blocks), f"{layer}.{path}")
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's parameters under transformers' names."""
+        return self._model.named_parameters()
+
+    @property
+    def embedding(self) -> Float[Tensor, "vocab d_model"]:
+        """The token embedding W_E."""
+        weight = self._model.get_input_embeddings().weight
+        assert isinstance(weight, torch.Tensor)
+        return weight
+
+    def input_shift(self, layer: int) -> Float[Tensor, "d_model"] | None:
+        """The shift β of the norm whose output is `attn_in`; None where that norm has none (RMSNorm).
+
+        In a post-norm model that is the last norm of the layer below or, in layer 0, of the embedding.
+        """
+        architecture = self.architecture
+        if architecture.attn_norm is not None:
+            return bias_of(submodule(self._blocks[layer], architecture.attn_norm))
+        if layer > 0 and architecture.post_norm is not None:
+            return bias_of(submodule(self._blocks[layer - 1], architecture.post_norm))
+        if layer == 0 and architecture.embed_norm is not None:
+            return bias_of(submodule(self._model.base_model, architecture.embed_norm))
+        return None
+
+    # -- how it is built -----------------------------------------------------------------------------------
+
+    def _use_our_attention(self) -> None:
+        self._model.config._attn_implementation = IMPLEMENTATION
+        for layer, block in enumerate(self._blocks):
+            attention = submodule(block, self.architecture.attention)
+            if self.architecture.own_attention is not None:
+                attention = self.architecture.own_attention(attention)
+                block.set_submodule(self.architecture.attention, attention)
+            attention.attnmech_site = Site(self._tap, layer)  # type: ignore[assignment]
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer is not None and len(self.tokenizer) > self.n_vocab:
+            raise InputError(
+                f"the tokenizer has {len(self.tokenizer)} tokens, the model's embedding {self.n_vocab} rows: they do "
+                "not belong together. Give the tokenizer that this model was trained with."
+            )
+
+    def _register_points(self, embedding: nn.Module) -> None:
+        embedding.register_forward_hook(self._at_embed)
+        for layer, block in enumerate(self._blocks):
+            for hooks in (self._stream_points, self._attention_points, self._output_points):
+                hooks(layer, block)
+
+    def _at_embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if self._tap.under_way.gradients and not output.requires_grad:
+            output = output.detach().requires_grad_()
+        return self._tap.visit("embed", None, output)
+
+    def _stream_points(self, layer: int, block: nn.Module) -> None:
+        tap = self._tap
+
+        def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            return _with_stream(args, kwargs, lambda x: tap.visit("resid_pre", layer, x))
+
+        def at_resid_post(module: nn.Module, args: Any, output: Any) -> Any:
+            if not tap.wants("resid_post", layer):
+                return None
+            visited = tap.visit("resid_post", layer, first_tensor(output))
+            return visited if isinstance(output, torch.Tensor) else (visited, *output[1:])
+
+        def at_resid_mid(module: nn.Module, args: Any) -> None:
+            if tap.wants("resid_mid", layer):
+                value = args[0]
+                visited = tap.visit("resid_mid", layer, value)
+                if visited is not value:
+                    # The block goes on with this very tensor as its stream, so the norm's input alone is not enough.
+                    value.copy_(visited)
+
+        block.register_forward_pre_hook(at_resid_pre, with_kwargs=True)
+        block.register_forward_hook(at_resid_post)
+        if self.architecture.mid_norm is not None:
+            submodule(block, self.architecture.mid_norm).register_forward_pre_hook(at_resid_mid)
+
+    def _attention_points(self, layer: int, block: nn.Module) -> None:
+        tap, layout = self._tap, self.architecture.qkv
+        attention = submodule(block, self.architecture.attention)
+        rotary = self.architecture.rotate is not None
+
+        def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if rotary and "position_embeddings" in kwargs:
+                tap.under_way.rotary = kwargs["position_embeddings"]
+            return _with_stream(args, kwargs, lambda x: tap.visit("attn_in", layer, x))
+
+        def at_fused(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            if not any(tap.wants(name, layer) for name in "qkv"):
+                return None
+            parts = layout.split([output], self.n_heads, self.n_kv_heads, rest="batch position")
+            q, k, v = (tap.visit(name, layer, part) for name, part in zip("qkv", parts, strict=True))
+            changed = tap.under_way.gradients or any(tap.edits(name, layer) for name in "qkv")
+            return layout.join((q, k, v))[0] if changed else None  # type: ignore[union-attr]
+
+        def at_separate(name: str, heads: int) -> Callable[..., Tensor | None]:
+            def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+                if not tap.wants(name, layer):
+                    return None
+                by_head = rearrange(
+                    output, "batch position (head d_head) -> batch position head d_head", head=heads
+                )
+                visited = tap.visit(name, layer, by_head)
+                return rearrange(visited, "batch position head d_head -> batch position (head d_head)")
+
+            return at_projection
+
+        attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
+        if len(layout.paths) == 1:
+            submodule(attention, layout.paths[0]).register_forward_hook(at_fused)
+        else:
+            counts = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
+            for path, name, heads in zip(layout.paths, "qkv", counts, strict=True):
+                submodule(attention, path).register_forward_hook(at_separate(name, heads))
+
+    def _output_points(self, layer: int, block: nn.Module) -> None:
+        tap, architecture = self._tap, self.architecture
+
+        def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            if tap.wants("result", layer):
+                weights = self.weights(layer)
+                z = rearrange(
+                    args[0], "batch position (head d_head) -> batch position head d_head", head=self.n_heads
+                )
+                result = einsum(
+                    z,
+                    weights.W_O,
+                    "batch position head d_head, head d_head d_model -> batch position head d_model",
+                )
+                visited = tap.visit("result", layer, result, owned=True)
+                if tap.under_way.gradients or tap.edits("result", layer):
+                    output = visited.sum(dim=2)
+                    output = output if weights.b_O is None else output + weights.b_O
+            return tap.visit("attn_raw", layer, output)
+
+        def at_attn_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return tap.visit("attn_out", layer, output)
+
+        def at_mlp_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return tap.visit("mlp_out", layer, output)
+
+        submodule(block, architecture.out).register_forward_hook(at_attn_raw)
+        submodule(block, architecture.attn_out).register_forward_hook(at_attn_out)
+        submodule(block, architecture.mlp_out).register_forward_hook(at_mlp_out)
+
+    # -- one pass ------------------------------------------------------------------------------------------
+
+    def _pass(self, batch: Batch, wanted: Pass) -> Tensor | None:
+        with self._tap.recording(wanted):
+            output = call(self._model, batch)
+            logits = getattr(output, "logits", None)
+            if logits is not None:
+                logits = self._tap.visit("logits", None, logits)
+        missed = wanted.captures - set(wanted.values)
+        if missed:
+            name, layer = sorted(missed, key=str)[0]
+            raise UnsupportedModelError(
+                f"point {name!r} of layer {layer} was never reached: this model's attention or block does not go "
+                "through the modules of its family, so attnmech cannot speak of it."
+            )
+        return logits
+
+    def _run_with_gradients(self, batch: Batch, keys: list[PointKey], measure: Measure) -> Activations:
+        wanted = Pass(frozenset(keys), gradients=True)
+        with torch.enable_grad():
+            logits = self._pass(batch, wanted)
+            if logits is None:
+                raise InputError("gradients_of needs logits; this model was loaded without a head on top.")
+            value = _measured(measure, logits, batch)
+            values = [wanted.values[key] for key in keys]
+            gradients = torch.autograd.grad(value.sum(), values, allow_unused=True, materialize_grads=True)
+        return Activations(
+            batch,
+            {key: value.detach() for key, value in zip(keys, values, strict=True)},
+            Activations(batch, dict(zip(keys, gradients, strict=True))),
+        )
+
+
+def copy_of(
+    model: PreTrainedModel, parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same
+) -> PreTrainedModel:
+    """A copy of a model's modules, config and buffers in eval mode, which shares all its parameters.
+
+    `parameter` says what stands in for each parameter where they are not to be shared.
+    """
+    try:
+        copied = copy.deepcopy(model, {id(each): parameter(each) for each in model.parameters()})
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be copied ({error}), so attnmech cannot work without changing it. "
+            "Remove what was attached to it, or load it again from its folder."
+        ) from error
+    for buffer_owner in copied.modules():
+        for name, buffer in buffer_owner.named_buffers(recurse=False):
+            setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
+    return copied.eval()
+
+
+def call(model: nn.Module, batch: Batch) -> Any:
+    """One forward pass of a transformers model on a batch, without a cache."""
+    mask = {"attention_mask": batch.mask.long()} if batch.padded else {}
+    return model(input_ids=batch.ids, **mask, **batch.extra, use_cache=False, return_dict=True)
+
+
+def _with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+    if args:
+        return (change(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+
+def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:
+    takes_batch = len(inspect.signature(measure).parameters) >= 2
+    value = measure(logits, batch) if takes_batch else measure(logits)
+    if not isinstance(value, torch.Tensor) or value.ndim > 1 or not value.requires_grad:
+        raise InputError(
+            "gradients_of must return a tensor computed from the logits, one number or one for each sequence; got "
+            f"{value!r}."
+        )
+    return value

@@ -1,0 +1,170 @@
+"""From what a user gives (a text, texts, token ids, model inputs) to one `Batch`; and what cannot be given."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..activations import Batch
+from ..errors import InputError
+
+Inputs: TypeAlias = str | Sequence[str] | Tensor | Mapping[str, Tensor]
+"""A text, a list of texts, token ids `[batch position]` or `[position]`, or a mapping of model inputs."""
+
+_FURTHER_INPUTS: Final = ("token_type_ids", "position_ids")
+
+
+class Encoder:
+    """Turns inputs into a batch for one model: its tokenizer, its vocabulary, its number of positions."""
+
+    def __init__(
+        self, tokenizer: Any, n_vocab: int, position_limit: int | None, bos: bool | None, device: torch.device
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.n_vocab = n_vocab
+        self.position_limit = position_limit
+        self.bos = bos
+        self.device = device
+
+    def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
+        """One batch, padded on the right where texts differ in length.
+
+        `bos` says whether each text begins with the tokenizer's first token (BOS or CLS): True puts it there,
+        False takes it away, None leaves what the model was loaded with, and else what the tokenizer does.
+        Token ids are taken as they are.
+        """
+        if isinstance(inputs, str):
+            return self._texts([inputs], bos)
+        if isinstance(inputs, Mapping):
+            return self._mapping(inputs)
+        if isinstance(inputs, torch.Tensor):
+            return self._ids(inputs, None, {})
+        if isinstance(inputs, Sequence) and all(isinstance(text, str) for text in inputs):
+            return self._texts(list(inputs), bos)
+        raise InputError(
+            "inputs must be a text, a list of texts, a tensor of token ids, or a mapping of model inputs; got "
+            f"{type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
+        )
+
+    def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Each token as text, with its own spaces; the id's digits where there is no tokenizer."""
+        if self.tokenizer is None:
+            return tuple(str(token) for token in ids)
+        return tuple(self._token_text(token) for token in ids)
+
+    def _token_text(self, token: int) -> str:
+        raw = self.tokenizer.convert_ids_to_tokens(token)
+        if raw is None:
+            return f"<{token}>"
+        if "▁" in raw:
+            return str(raw).replace("▁", " ")
+        decoded = self.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        return str(raw) if decoded == "" or "\ufffd" in decoded else str(decoded)
+
+    def _texts(self, texts: list[str], bos: bool | None) -> Batch:
+        if not texts:
+            raise InputError("the list of texts is empty; give at least one text.")
+        if self.tokenizer is None:
+            raise InputError(
+                "this model was loaded without a tokenizer, so it takes token ids: model.run(torch.tensor([[5, 7]])), "
+                "or load it with one: am.load(model, tokenizer=...)."
+            )
+        for number, text in enumerate(texts):
+            if not text.strip():
+                which = "the text" if len(texts) == 1 else f"text {number}"
+                raise InputError(f"{which} is empty; give at least one word.")
+        wanted = self.bos if bos is None else bos
+        encoded = self.tokenizer(texts, padding=False, truncation=False)["input_ids"]
+        rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
+        if any(not row for row in rows):
+            raise InputError("the tokenizer made no token of this text; give at least one word it knows.")
+        longest = max(map(len, rows))
+        pad = next(
+            (i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if i is not None), 0
+        )
+        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = torch.tensor(row)
+            mask[number, : len(row)] = True
+        return self._batch(ids, mask, {})
+
+    @property
+    def _bos_id(self) -> int | None:
+        if self.tokenizer is None:
+            return None
+        for token in (self.tokenizer.bos_token_id, getattr(self.tokenizer, "cls_token_id", None)):
+            if token is not None:
+                return int(token)
+        return None
+
+    def _with_bos(self, row: list[int], wanted: bool | None) -> list[int]:
+        if wanted is None:
+            return row
+        bos = self._bos_id
+        starts = bool(row) and row[0] == bos
+        if not wanted:
+            return row[1:] if starts else row
+        if bos is None:
+            raise InputError("bos=True needs a tokenizer with a BOS or CLS token; this one has neither.")
+        return row if starts else [bos, *row]
+
+    def _mapping(self, inputs: Mapping[str, Tensor]) -> Batch:
+        given = dict(inputs)
+        ids = given.pop("input_ids", None)
+        if ids is None:
+            raise InputError(f'a mapping of model inputs must hold "input_ids"; got {sorted(inputs)}.')
+        mask = given.pop("attention_mask", None)
+        unknown = sorted(set(given) - set(_FURTHER_INPUTS))
+        if unknown:
+            accepted = ("input_ids", "attention_mask", *_FURTHER_INPUTS)
+            raise InputError(f"model inputs may be {', '.join(accepted)}; got also {', '.join(unknown)}.")
+        return self._ids(torch.as_tensor(ids), mask, {name: torch.as_tensor(x) for name, x in given.items()})
+
+    def _ids(self, ids: Tensor, mask: Any, extra: Mapping[str, Tensor]) -> Batch:
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise InputError(f"token ids must be whole numbers; got a tensor of {ids.dtype}.")
+        if ids.ndim == 1:
+            ids = ids[None]
+        if ids.ndim != 2 or ids.numel() == 0:
+            raise InputError(
+                f"token ids must have the shape [batch position] with at least one token; got {tuple(ids.shape)}."
+            )
+        if mask is None:
+            mask = torch.ones_like(ids, dtype=torch.bool)
+        else:
+            mask = torch.as_tensor(mask)
+            mask = mask[None] if mask.ndim == 1 else mask
+            if mask.shape != ids.shape:
+                raise InputError(
+                    f"attention_mask must have the shape of the token ids, {tuple(ids.shape)}, with 1 at real tokens; "
+                    f"got {tuple(mask.shape)}."
+                )
+            mask = mask.to(torch.bool)
+            if not mask.any(dim=1).all():
+                raise InputError(
+                    "every sequence must hold at least one real token; attention_mask hides a whole one."
+                )
+        return self._batch(ids.long(), mask, extra)
+
+    def _batch(self, ids: Tensor, mask: Tensor, extra: Mapping[str, Tensor]) -> Batch:
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.n_vocab:
+            bad = low if low < 0 else high
+            raise InputError(
+                f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}."
+            )
+        length = ids.shape[1]
+        if self.position_limit is not None and length > self.position_limit:
+            raise InputError(
+                f"this model has {self.position_limit} positions; the text has {length} tokens. Shorten it, or split it."
+            )
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        bos = None if self._bos_id is None else bool(self._starts_with_bos(ids, mask))
+        tokens = tuple(self.token_texts(row) for row in ids.tolist())
+        return Batch(ids, mask, tokens, bos, {name: x.to(self.device) for name, x in extra.items()})
+
+    def _starts_with_bos(self, ids: Tensor, mask: Tensor) -> Tensor:
+        first = ids.gather(1, mask.int().argmax(dim=1, keepdim=True))
+        return (first == self._bos_id).all()

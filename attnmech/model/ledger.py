@@ -1,0 +1,52 @@
+"""From a row block of a model's attention to the parts of its score ledger: which weights, which rotation."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..maths.scores import Rotation, ScoreParts, score_parts
+from .attention import RowBlock
+from .hooked import HookedModel
+
+
+def parts_of(
+    model: HookedModel,
+    block: RowBlock,
+    attn_in: Float[Tensor, "batch position d_model"],
+    visible: Bool[Tensor, "batch 1 query key"],
+    *,
+    fold_norm: bool = False,
+) -> ScoreParts:
+    """The score ledger of one layer, from its input, its weights and the model's own position tensors.
+
+    With `fold_norm` the shift β of the norm that made `attn_in` counts as bias. In half precision the parts
+    are computed in float32.
+    """
+    weights = model.weights(block.layer)
+    wide = torch.promote_types(attn_in.dtype, torch.float32)
+
+    def widen(value: Tensor | None) -> Tensor | None:
+        # Always a copy: a result must not change when somebody trains the model on.
+        return None if value is None else value.detach().to(wide, copy=True)
+
+    return score_parts(
+        attn_in.to(wide),
+        weights.W_Q.detach().to(wide),
+        widen(weights.b_Q),
+        weights.W_K.detach().to(wide),
+        widen(weights.b_K),
+        scale=block.scale,
+        position=None if block.position is None else block.position.to(wide),
+        visible=visible,
+        rotate=_rotation(model, block, wide),
+        shift=widen(model.input_shift(block.layer)) if fold_norm else None,
+    )
+
+
+def _rotation(model: HookedModel, block: RowBlock, dtype: torch.dtype) -> Rotation | None:
+    rotate = model.architecture.rotate
+    if rotate is None:
+        return None
+    assert block.rotary is not None
+    cos, sin = (table[:, None].to(dtype) for table in block.rotary)
+    return lambda x: rotate(x, cos, sin)

@@ -1,0 +1,232 @@
+"""From a name, a folder or a model object to a `HookedModel` with its certificate."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from ..demo import model_folder
+from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
+from .architectures import architecture_of
+from .certify import certify
+from .hooked import HookedModel, copy_of
+from .weights import check_finite
+
+_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
+_ANSWER_WITHIN: Final = 5.0
+"""Seconds that the hub has to say whether it knows a name."""
+
+
+class UnprovenWarning(UserWarning):
+    """The certificate of a model that was just loaded has failed checks."""
+
+
+def load(
+    source: str | Path | nn.Module | None = None,
+    *,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    bos: bool | None = None,
+) -> HookedModel:
+    """Loads a model with named, proven activation points.
+
+    >>> am.load()                                          # the demo model            # doctest: +SKIP
+    >>> am.load("bigscience/bloom-560m")                   # from the hub              # doctest: +SKIP
+    >>> am.load("/models/mine")                            # a folder                  # doctest: +SKIP
+    >>> am.load(hf_model, tokenizer=hf_tokenizer)          # an object; never asks the hub  # doctest: +SKIP
+
+    A string that is an existing folder is a folder, any other a hub name. A model object is copied with its
+    parameters shared and is not changed; only where `device` or `dtype` differ from its own are the
+    parameters copied too. Without a tokenizer a model object takes token ids only. `bos` says whether a text
+    begins with the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
+
+    Weights are read from safetensors only, and no code from a model's folder is run. The network is used for
+    a hub name alone, and only if it is not in the local cache.
+
+    Raises `ModelNotFoundError`, `UnsupportedModelError` (no attention, or of a kind that cannot be stated
+    exactly), `WeightsError` (not finite, or a precision this device lacks). Warns with `UnprovenWarning` where
+    a check of the certificate failed; the points concerned are then refused.
+    """
+    kind = _dtype(dtype)
+    if isinstance(source, nn.Module):
+        original, name = _from_object(source, device, kind)
+    else:
+        original, tokenizer, name = _from_files(source, tokenizer, device, kind)
+    check_finite(original)
+    model = HookedModel(original, tokenizer, name=name, bos=bos)
+    try:
+        model.certificate = certify(model)
+    except RuntimeError as error:
+        if "not implemented for" in str(error):
+            raise WeightsError(
+                f"{kind or model.dtype} cannot be computed on {model.device} ({error}); use torch.float32 or torch.bfloat16."
+            ) from error
+        raise
+    if not model.certificate.ok:
+        warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=2)
+    return model
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        found = dtype
+    else:
+        found = getattr(torch, dtype, None)
+    if dtype is not None and (not isinstance(found, torch.dtype) or not found.is_floating_point):
+        raise InputError(
+            f'dtype must be a floating-point type such as torch.float32 or "float32"; got {dtype!r}.'
+        )
+    return found
+
+
+def _from_object(
+    source: nn.Module, device: str | torch.device | None, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, str]:
+    architecture_of(source)
+    assert isinstance(source, PreTrainedModel)
+    places = {parameter.device for parameter in source.parameters()}
+    if any(place.type == "meta" for place in places):
+        raise WeightsError(
+            "the model's weights are on the meta device, that is, not loaded; load them first."
+        )
+    if len(places) > 1:
+        raise WeightsError(
+            f"the model's weights must be on one device; they are on {', '.join(sorted(map(str, places)))}. "
+            "Move it: model.to(device)."
+        )
+    name = getattr(source.config, "name_or_path", "") or type(source).__name__
+    place = torch.device(device) if device is not None else None
+    weights = next(source.parameters())
+    if (place in (None, weights.device)) and dtype in (None, weights.dtype):
+        return source, name
+    # Moving or casting a copy that shares its parameters would move or cast the caller's.
+    return copy_of(source, lambda parameter: _moved(parameter, place, dtype)), name
+
+
+def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dtype | None) -> nn.Parameter:
+    value = parameter.detach().to(device=device or parameter.device, dtype=dtype or parameter.dtype)
+    return nn.Parameter(value, requires_grad=parameter.requires_grad)
+
+
+def _from_files(
+    source: str | Path | None, tokenizer: Any, device: str | torch.device | None, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, Any, str]:
+    if source is None:
+        folder, name = model_folder(), "demo"
+    elif isinstance(source, (str, Path)):
+        folder, name = _folder_of(source), str(source)
+    else:
+        raise InputError(
+            f"a model is given as a hub name, a folder, a transformers model, or not at all; got {type(source).__name__}."
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"folder {folder} holds no config.json, so it is not a model's folder.")
+    if not any((folder / file).is_file() for file in _WEIGHTS):
+        other = " (other weight files are not read: they may run code)" if any(folder.glob("*.bin")) else ""
+        raise ModelNotFoundError(
+            f"folder {folder} holds no weights: expected {_WEIGHTS[0]}{other}. "
+            "Write them with model.save_pretrained(folder)."
+        )
+    model = _read_model(folder, dtype)
+    if device is not None:
+        model = model.to(torch.device(device))
+    if tokenizer is None and (any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return model, tokenizer, name
+
+
+def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModelError(f"folder {folder}: {_first_line(error)}") from error
+    named = (getattr(config, "architectures", None) or [None])[0]
+    kind = getattr(transformers, named or "", None)
+    if kind is None or not issubclass(kind, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"folder {folder} names the class {named!r}, which transformers {transformers.__version__} does not have."
+        )
+    try:
+        with _quiet():
+            model, report = kind.from_pretrained(
+                str(folder),
+                config=config,
+                dtype=dtype or "auto",
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise WeightsError(f"folder {folder}: {_first_line(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise WeightsError(
+            f"folder {folder} lacks {len(missing)} of the weights of {named}, among them {missing[0]}: transformers "
+            "would fill them with random numbers."
+        )
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bar and table; what they would say is in our errors."""
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _folder_of(source: str | Path) -> Path:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    name = str(source)
+    if isinstance(source, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelNotFoundError(f"there is no folder {name}.")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Path:
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, local_files_only=True, allow_patterns=wanted))
+    except HFValidationError as error:
+        raise ModelNotFoundError(
+            f"{name!r} is neither a folder nor a hub name: {_first_line(error)}"
+        ) from error
+    except LocalEntryNotFoundError:
+        pass
+    unreachable = f"{name!r} is not a folder and not in the local cache, and the hub cannot be reached"
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFoundError(f"{unreachable} (HF_HUB_OFFLINE is set).")
+    try:
+        HfApi().model_info(name, timeout=_ANSWER_WITHIN)
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except HfHubHTTPError as error:
+        raise ModelNotFoundError(
+            f"the hub has no model {name!r} that you may read: {_first_line(error)}"
+        ) from error
+    except Exception as error:  # which one depends on the hub library's own choice of http client
+        raise ModelNotFoundError(f"{unreachable} ({_first_line(error)}).") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,125 @@
+"""What a forward pass does at each point: edit the value, keep it, or let it pass.
+
+One `Tap` per model. Every activation point of every architecture is one call of `Tap.visit`, so edits,
+captures and gradients work alike everywhere, and nothing can be left behind: the tap's state is swapped
+in and put back, and the model's modules are never touched again after loading.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, UnsupportedModelError
+from ..points import PointKey
+
+if TYPE_CHECKING:
+    from .attention import RowBlock
+
+Edit: TypeAlias = Callable[[Tensor], Tensor | None]
+"""A user's hook: takes the value at a point and returns another of the same shape, or None to keep it."""
+
+Observer: TypeAlias = "Callable[[RowBlock, Mapping[PointKey, Tensor]], None]"
+"""Sees every block of rows of every layer, with the points captured so far; reduces it, and keeps nothing large."""
+
+
+@dataclass
+class Pass:
+    """What one forward pass is asked for, and what it has brought so far."""
+
+    captures: frozenset[PointKey] = frozenset()
+    observers: Sequence[Observer] = ()
+    gradients: bool = False
+    """Whether the pass will be differentiated: then what is captured must lie on its path."""
+    values: dict[PointKey, Tensor] = field(default_factory=dict)
+    rotary: tuple[Tensor, Tensor] | None = None
+    """Cosine and sine tables of the layer under way."""
+
+
+class Tap:
+    """The edits in force and the pass under way."""
+
+    def __init__(self) -> None:
+        self._edits: Mapping[PointKey, tuple[Edit, ...]] = {}
+        self._pass = Pass()
+
+    @property
+    def under_way(self) -> Pass:
+        """The pass under way."""
+        return self._pass
+
+    @contextmanager
+    def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> Iterator[None]:
+        """Adds edits, after those already in force; whatever happens inside, they are gone afterwards."""
+        before = self._edits
+        merged = dict(before)
+        for key, edit in edits:
+            merged[key] = (*merged.get(key, ()), edit)
+        try:
+            self._edits = merged
+            yield
+        finally:
+            self._edits = before
+
+    @contextmanager
+    def recording(self, wanted: Pass) -> Iterator[Pass]:
+        """Makes `wanted` the pass under way; whatever happens inside, the one before is put back."""
+        before = self._pass
+        try:
+            self._pass = wanted
+            yield wanted
+        finally:
+            self._pass = before
+
+    def wants(self, name: str, layer: int | None) -> bool:
+        """Whether anyone edits or captures this point."""
+        return self.edits(name, layer) or (name, layer) in self._pass.captures
+
+    def edits(self, name: str, layer: int | None) -> bool:
+        """Whether anyone edits this point."""
+        return (name, layer) in self._edits
+
+    def visit(self, name: str, layer: int | None, value: Tensor, *, owned: bool = False) -> Tensor:
+        """Passes a value through the edits of its point, keeps it if asked to, and returns it.
+
+        `owned` says that nobody else will change this tensor in place; all others are copied when kept.
+        """
+        key = (name, layer)
+        for edit in self._edits.get(key, ()):
+            value = _apply(edit, key, value)
+        if key in self._pass.captures:
+            if key in self._pass.values:
+                raise UnsupportedModelError(
+                    f"point {_shown(key)} was reached twice in one forward pass: a module of this model stands in "
+                    "two places, so its activations have no single meaning."
+                )
+            self._pass.values[key] = value if self._pass.gradients or owned else value.detach().clone()
+        return value
+
+
+def _apply(edit: Edit, key: PointKey, value: Tensor) -> Tensor:
+    # A copy, so that an edit in place changes this point and nothing that shares its memory.
+    given = value.clone()
+    version = given._version
+    edited = edit(given)
+    if edited is None:
+        return value if given._version == version else given
+    if not isinstance(edited, torch.Tensor):
+        raise InputError(
+            f"the hook at {_shown(key)} must return a tensor, or None to keep the value; it returned "
+            f"{type(edited).__name__}."
+        )
+    if edited.shape != value.shape:
+        raise InputError(
+            f"the hook at {_shown(key)} must keep the shape {tuple(value.shape)}; it returned "
+            f"{tuple(edited.shape)}."
+        )
+    return edited.to(value)
+
+
+def _shown(key: PointKey) -> str:
+    name, layer = key
+    return repr(name) if layer is None else repr((name, layer))

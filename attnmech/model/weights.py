@@ -1,0 +1,150 @@
+"""Where a layer's attention weights are, in the field's names and shapes; and whether they are fit for use."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import UnsupportedModelError, WeightsError
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The weights of one layer's attention, as views of the model's own parameters.
+
+    q = x W_Q + b_Q and so on, with x = `attn_in`; attn_raw = Σ_h z_h W_O[h] + b_O. A bias that the model
+    does not have is None.
+    """
+
+    W_Q: Float[Tensor, "head d_model d_head"]
+    W_K: Float[Tensor, "kv_head d_model d_head"]
+    W_V: Float[Tensor, "kv_head d_model d_head"]
+    W_O: Float[Tensor, "head d_head d_model"]
+    b_Q: Float[Tensor, "head d_head"] | None
+    b_K: Float[Tensor, "kv_head d_head"] | None
+    b_V: Float[Tensor, "kv_head d_head"] | None
+    b_O: Float[Tensor, "d_model"] | None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """q, k and v as one projection; `layout` is the einops pattern of its output features."""
+
+    path: str
+    layout: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return (self.path,)
+
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """q, k, v with the axes `rest head d_head`, from the projection's output with axes `rest features`."""
+        del kv_heads
+        parts = rearrange(outputs[0], f"{rest} ({self.layout}) -> qkv {rest} head d_head", head=heads, qkv=3)
+        return tuple(parts)
+
+    def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        """The projection's output again, from q, k and v `[batch position head d_head]`."""
+        pattern = f"qkv batch position head d_head -> batch position ({self.layout})"
+        return [rearrange(torch.stack(qkv), pattern)]
+
+
+@dataclass(frozen=True)
+class Separate:
+    """q, k and v as three projections, head by head."""
+
+    q: str
+    k: str
+    v: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return (self.q, self.k, self.v)
+
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """q, k, v with the axes `rest head d_head`, from three outputs with axes `rest features`."""
+        pattern = f"{rest} (head d_head) -> {rest} head d_head"
+        counts = (heads, kv_heads, kv_heads)
+        return tuple(rearrange(x, pattern, head=n) for x, n in zip(outputs, counts, strict=True))
+
+
+def attention_weights(
+    projections: Sequence[nn.Module],
+    layout: Fused | Separate,
+    out: nn.Module,
+    heads: int,
+    kv_heads: int,
+) -> AttentionWeights:
+    """The weights of one layer, from its projection modules (`nn.Linear` or transformers' `Conv1D`)."""
+    matrices = [matrix_of(projection) for projection in projections]
+    biases = [bias_of(projection) for projection in projections]
+    W_Q, W_K, W_V = (
+        rearrange(W, "d_model head d_head -> head d_model d_head")
+        for W in layout.split(matrices, heads, kv_heads, rest="d_model")
+    )
+    b_Q, b_K, b_V = _split_biases(biases, layout, heads, kv_heads)
+    W_O = rearrange(matrix_of(out), "(head d_head) d_model -> head d_head d_model", head=heads)
+    return AttentionWeights(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, bias_of(out))
+
+
+def _split_biases(
+    biases: Sequence[Tensor | None], layout: Fused | Separate, heads: int, kv_heads: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    present = [None if bias is None else bias[None] for bias in biases]
+    if all(bias is None for bias in present):
+        return None, None, None
+    if isinstance(layout, Fused):
+        q, k, v = layout.split([bias for bias in present if bias is not None], heads, kv_heads, rest="one")
+        return q[0], k[0], v[0]
+    counts = (heads, kv_heads, kv_heads)
+    split = [
+        None if bias is None else rearrange(bias[0], "(head d_head) -> head d_head", head=n)
+        for bias, n in zip(present, counts, strict=True)
+    ]
+    return split[0], split[1], split[2]
+
+
+def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
+    """A projection's matrix, so that its output is x W + b."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        raise UnsupportedModelError(
+            f"a projection of kind {type(module).__name__} holds no plain matrix of floating-point weights "
+            "(quantised or adapted layers are not supported); load the model without them, or merge them."
+        )
+    return weight if isinstance(module, Conv1D) else weight.T
+
+
+def bias_of(module: nn.Module) -> Float[Tensor, "d_out"] | None:
+    """A projection's bias, None where it has none."""
+    bias = getattr(module, "bias", None)
+    return bias if isinstance(bias, torch.Tensor) else None
+
+
+def check_finite(model: nn.Module) -> None:
+    """Raises `WeightsError` naming the first parameter that holds NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        # A sum is finite unless an entry is not (or it overflows), and takes no second array.
+        if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
+            bad = int((~torch.isfinite(parameter)).sum())
+            raise WeightsError(
+                f"weights must be finite; {name} holds NaN or infinity in {bad} of {parameter.numel()} entries. "
+                "Load an intact checkpoint."
+            )
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        value = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

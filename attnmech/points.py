@@ -1,0 +1,133 @@
+"""The named activation points: what each is called, what shape it has, and what it means on every model.
+
+One table is the home of these names; `parse` also understands the names that TransformerLens uses.
+
+>>> parse("blocks.3.attn.hook_pattern")
+('pattern', 3)
+>>> parse("pattern"), parse(("pattern", 3))
+(('pattern', None), ('pattern', 3))
+"""
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final, TypeAlias
+
+from .errors import InputError
+
+PointName: TypeAlias = str | tuple[str, int]
+"""How a user names a point: "pattern" (every layer), ("pattern", 3), or "blocks.3.attn.hook_pattern"."""
+
+PointKey: TypeAlias = tuple[str, int | None]
+"""How attnmech names a point: the name and the layer; None for the points that stand outside the layers."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One activation point: name, axes, meaning, and TransformerLens's name for it."""
+
+    name: str
+    axes: tuple[str, ...]
+    meaning: str
+    lens_name: str
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether every layer has one (all but `embed` and `logits`)."""
+        return "{layer}" in self.lens_name
+
+
+_STREAM = ("batch", "position", "d_model")
+_QUERIES = ("batch", "position", "head", "d_head")
+_KEYS = ("batch", "position", "kv_head", "d_head")
+_PAIRS = ("batch", "head", "query", "key")
+_BLOCK = "blocks.{layer}."
+
+POINTS: Final = {
+    point.name: point
+    for point in (
+        Point("embed", _STREAM, "row of the token embedding, before positions and norms", "hook_embed"),
+        Point("resid_pre", _STREAM, "residual stream as it enters the block", _BLOCK + "hook_resid_pre"),
+        Point("attn_in", _STREAM, "what W_Q, W_K and W_V are applied to", _BLOCK + "attn.hook_in"),
+        Point("q", _QUERIES, "attn_in W_Q + b_Q, before rotary", _BLOCK + "attn.hook_q"),
+        Point("k", _KEYS, "attn_in W_K + b_K, before rotary", _BLOCK + "attn.hook_k"),
+        Point("v", _KEYS, "attn_in W_V + b_V", _BLOCK + "attn.hook_v"),
+        Point("q_rot", _QUERIES, "q after rotary: what the score uses", _BLOCK + "attn.hook_rot_q"),
+        Point("k_rot", _KEYS, "k after rotary: what the score uses", _BLOCK + "attn.hook_rot_k"),
+        Point(
+            "scores",
+            _PAIRS,
+            "scaled q·k + position, before softmax; the lowest finite number where the mask hides a key",
+            _BLOCK + "attn.hook_attn_scores",
+        ),
+        Point("pattern", _PAIRS, "softmax of scores over the keys", _BLOCK + "attn.hook_pattern"),
+        Point("z", _QUERIES, "pattern-weighted sum of v", _BLOCK + "attn.hook_z"),
+        Point(
+            "result",
+            ("batch", "position", "head", "d_model"),
+            "z W_O of each head",
+            _BLOCK + "attn.hook_result",
+        ),
+        Point("attn_raw", _STREAM, "sum of result over heads + b_O", _BLOCK + "attn.o.hook_out"),
+        Point("attn_out", _STREAM, "what attention adds to the stream", _BLOCK + "hook_attn_out"),
+        Point("resid_mid", _STREAM, "resid_pre + attn_out", _BLOCK + "hook_resid_mid"),
+        Point("mlp_out", _STREAM, "what the MLP adds to the stream", _BLOCK + "hook_mlp_out"),
+        Point("resid_post", _STREAM, "residual stream as it leaves the block", _BLOCK + "hook_resid_post"),
+        Point(
+            "logits", ("batch", "position", "vocab"), "the model's output for every token", "unembed.hook_out"
+        ),
+    )
+}
+
+_OUTSIDE_LAYERS = {point.lens_name: point.name for point in POINTS.values() if not point.per_layer}
+_IN_LAYER = {point.lens_name.removeprefix(_BLOCK): point.name for point in POINTS.values() if point.per_layer}
+_LENS_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+
+
+def lens_name(key: PointKey) -> str:
+    """TransformerLens's name of a point.
+
+    >>> lens_name(("pattern", 3))
+    'blocks.3.attn.hook_pattern'
+    """
+    name, layer = key
+    return POINTS[name].lens_name.format(layer=layer)
+
+
+def parse(name: PointName) -> PointKey:
+    """A user's name for a point as (name, layer); layer None stands for all layers, or for none.
+
+    Raises `InputError` for a name that is not in the table, with the nearest one that is.
+    """
+    if isinstance(name, tuple):
+        if len(name) != 2 or not isinstance(name[0], str) or isinstance(name[1], bool):
+            raise InputError(
+                f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.'
+            )
+        base, layer = name
+        point = POINTS.get(base)
+        if point is None:
+            raise InputError(_unknown(base))
+        if not isinstance(layer, int):
+            raise InputError(f"the layer of point {base!r} must be an int; got {layer!r}.")
+        if not point.per_layer:
+            raise InputError(
+                f"point {base!r} stands outside the layers: ask for {base!r} alone; got {name!r}."
+            )
+        return base, layer
+    if not isinstance(name, str):
+        raise InputError(f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.')
+    if name in POINTS:
+        return name, None
+    if name in _OUTSIDE_LAYERS:
+        return _OUTSIDE_LAYERS[name], None
+    block = _LENS_BLOCK.fullmatch(name)
+    if block and block[2] in _IN_LAYER:
+        return _IN_LAYER[block[2]], int(block[1])
+    raise InputError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name.rsplit("hook_", 1)[-1], POINTS, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return f"there is no point {name!r}{hint} The points are: {', '.join(POINTS)}."

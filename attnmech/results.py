@@ -1,0 +1,162 @@
+"""What every result shares: a frame, a file, a page, and where it came from."""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import pandas as pd
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import InputError, OutputError
+
+_PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a result was computed from: enough to know whether two results may be compared."""
+
+    model: str
+    weights: str
+    """SHA-256 of the model's parameters."""
+    tokens: tuple[tuple[str, ...], ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(
+        default_factory=lambda: (
+            {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
+        )
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "model": self.model,
+            "weights": self.weights,
+            "tokens": [list(row) for row in self.tokens],
+            "options": dict(self.options),
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The reverse of `to_dict`."""
+        tokens = tuple(tuple(row) for row in values["tokens"])
+        return cls(values["model"], values["weights"], tokens, values["options"], values["versions"])
+
+
+class Result:
+    """Base of all results. A subclass gives `to_frame`, and its tensors and facts for `save`."""
+
+    provenance: Provenance
+
+    def to_frame(self) -> pd.DataFrame:
+        """The numbers as a tidy table, a row a head."""
+        raise NotImplementedError
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything numeric that `load` needs."""
+        raise NotImplementedError
+
+    def _facts(self) -> dict[str, Any]:
+        """Everything else that `load` needs, as JSON values."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_saved(
+        cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance
+    ) -> Self:
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the result to one safetensors file (tensors, and JSON in its header); never pickle."""
+        tensors, same_as = _without_repeats(self._tensors())
+        header = {
+            "kind": type(self).__name__,
+            "facts": self._facts(),
+            "provenance": self.provenance.to_dict(),
+            "same_as": same_as,
+        }
+        target = Path(path)
+        with writing(target) as draft:
+            save_file(tensors, draft, metadata={"attnmech": json.dumps(header)})
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a result that `save` wrote; needs no model."""
+        source = Path(path)
+        if not source.is_file():
+            raise InputError(f"there is no file {source}.")
+        try:
+            with safe_open(source, framework="pt") as file:
+                header = json.loads((file.metadata() or {})["attnmech"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+        except Exception as error:
+            raise InputError(f"{source} is not a result that attnmech saved ({error}).") from error
+        if header["kind"] != cls.__name__:
+            raise InputError(f"{source} holds a {header['kind']}; load it with {header['kind']}.load.")
+        tensors |= {name: tensors[first] for name, first in header["same_as"].items()}
+        return cls._from_saved(tensors, header["facts"], Provenance.from_dict(header["provenance"]))
+
+    def _repr_html_(self) -> str:
+        frame = self.to_frame()
+        return frame.to_html(index=False, escape=True, max_rows=40, float_format=lambda x: f"{x:.4g}")
+
+
+def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors ready to be written, each once; and, for those that are the same memory, as which they stand."""
+    once: dict[str, Tensor] = {}
+    same_as: dict[str, str] = {}
+    first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
+    for name, value in tensors.items():
+        key = (value.data_ptr(), tuple(value.shape), value.stride())
+        if value.numel() and key in first:
+            same_as[name] = first[key]
+            continue
+        first[key] = name
+        once[name] = value.detach().cpu().contiguous()
+    return once, same_as
+
+
+class writing:
+    """Writes a file whole or not at all: a draft beside it, put in its place when the block ends well.
+
+    >>> with writing(Path("report.html")) as draft:      # doctest: +SKIP
+    ...     draft.write_text("...")
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._draft = target.with_name(f".{target.name}.part")
+
+    def __enter__(self) -> Path:
+        check_writable(self._target)
+        return self._draft
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if kind is None:
+            self._draft.replace(self._target)
+            return
+        self._draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OutputError(f"cannot write {self._target}: {error.strerror or error}.") from error
+
+
+def check_writable(target: Path) -> None:
+    """Raises `OutputError` if a file cannot be written there; leaves nothing behind."""
+    if target.is_dir():
+        raise OutputError(f"cannot write {target}: it is a folder; name a file in it.")
+    if not target.parent.is_dir():
+        raise OutputError(f"cannot write {target}: there is no folder {target.parent}.")
+    probe = target.with_name(f".{target.name}.part")
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or error}.") from error
