@@ -8,6 +8,6 @@ The public names stand in `__init__.pyi`, one line each; each is imported when f
 `attnmech --help` need not wait for torch.
 """
 
-import lazy_loader
+import lazy_loader  # type: ignore[import-untyped]
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

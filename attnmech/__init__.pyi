@@ -11,7 +11,7 @@ from .errors import UnsupportedModelError as UnsupportedModelError
 from .errors import WeightsError as WeightsError
 from .methods.decomposition import ScoreDecomposition as ScoreDecomposition
 from .methods.decomposition import decompose_scores as decompose_scores
-from .model.certify import Certificate as Certificate
+from .model.certificate import Certificate as Certificate
 from .model.certify import certify as certify
 from .model.hooked import HookedModel as HookedModel
 from .model.load import load as load

@@ -73,9 +73,7 @@ POINTS: Final = {
         Point("resid_mid", _STREAM, "resid_pre + attn_out", _BLOCK + "hook_resid_mid"),
         Point("mlp_out", _STREAM, "what the MLP adds to the stream", _BLOCK + "hook_mlp_out"),
         Point("resid_post", _STREAM, "residual stream as it leaves the block", _BLOCK + "hook_resid_post"),
-        Point(
-            "logits", ("batch", "position", "vocab"), "the model's output for every token", "unembed.hook_out"
-        ),
+        Point("logits", ("batch", "position", "vocab"), "the model's output for every token", "unembed.hook_out"),
     )
 }
 
@@ -101,9 +99,7 @@ def parse(name: PointName) -> PointKey:
     """
     if isinstance(name, tuple):
         if len(name) != 2 or not isinstance(name[0], str) or isinstance(name[1], bool):
-            raise InputError(
-                f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.'
-            )
+            raise InputError(f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.')
         base, layer = name
         point = POINTS.get(base)
         if point is None:
@@ -111,9 +107,7 @@ def parse(name: PointName) -> PointKey:
         if not isinstance(layer, int):
             raise InputError(f"the layer of point {base!r} must be an int; got {layer!r}.")
         if not point.per_layer:
-            raise InputError(
-                f"point {base!r} stands outside the layers: ask for {base!r} alone; got {name!r}."
-            )
+            raise InputError(f"point {base!r} stands outside the layers: ask for {base!r} alone; got {name!r}.")
         return base, layer
     if not isinstance(name, str):
         raise InputError(f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.')

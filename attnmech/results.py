@@ -28,9 +28,7 @@ class Provenance:
     tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(
-        default_factory=lambda: (
-            {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
-        )
+        default_factory=lambda: {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,9 +66,7 @@ class Result:
         raise NotImplementedError
 
     @classmethod
-    def _from_saved(
-        cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance
-    ) -> Self:
+    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
         raise NotImplementedError
 
     def save(self, path: str | Path) -> Path:
@@ -96,7 +92,7 @@ class Result:
         try:
             with safe_open(source, framework="pt") as file:
                 header = json.loads((file.metadata() or {})["attnmech"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
         except Exception as error:
             raise InputError(f"{source} is not a result that attnmech saved ({error}).") from error
         if header["kind"] != cls.__name__:

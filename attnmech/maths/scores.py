@@ -140,9 +140,7 @@ def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]
     if query.ndim == 2:
         return rearrange(einsum(query, key, "head d, batch head key d -> batch head key"), "b h k -> b h 1 k")
     if key.ndim == 2:
-        return rearrange(
-            einsum(query, key, "batch head query d, head d -> batch head query"), "b h q -> b h q 1"
-        )
+        return rearrange(einsum(query, key, "batch head query d, head d -> batch head query"), "b h q -> b h q 1")
     return einsum(query, key, "batch head query d, batch head key d -> batch head query key")
 
 
@@ -155,8 +153,8 @@ def rounding_floor(
 
     A score can be tiny by cancellation, while its rounding error stays that of the products in it.
     """
-    longest = query.norm(dim=-1).amax() * key.norm(dim=-1).amax()
-    return 8 * torch.finfo(query.dtype).eps * abs(scale) * longest
+    longest: Tensor = torch.linalg.vector_norm(query, dim=-1).amax() * torch.linalg.vector_norm(key, dim=-1).amax()
+    return longest * (8 * torch.finfo(query.dtype).eps * abs(scale))
 
 
 def rank_keys(
@@ -166,11 +164,7 @@ def rank_keys(
 
     Of equal scores the earlier key comes first.
     """
-    order = (
-        scores.masked_fill(~visible, -torch.inf)
-        .sort(dim=-1, descending=True, stable=True)
-        .indices[..., :ranks]
-    )
+    order = scores.masked_fill(~visible, -torch.inf).sort(dim=-1, descending=True, stable=True).indices[..., :ranks]
     seen = visible.sum(dim=-1, keepdim=True)
     return order.masked_fill(torch.arange(order.shape[-1], device=order.device) >= seen, -1)
 
@@ -188,9 +182,9 @@ def term_shares(
     """
     shifted = {}
     for name, term in terms.items():
-        term = term.expand(torch.broadcast_shapes(term.shape, visible.shape))
-        least = term.masked_fill(~visible, torch.inf).amin(dim=-1, keepdim=True)
-        at_key = term.gather(-1, keys.clamp(min=0).expand(*term.shape[:-1], keys.shape[-1]))
+        cells = term.expand(*keys.shape[:-1], visible.shape[-1])
+        least = cells.masked_fill(~visible, torch.inf).amin(dim=-1, keepdim=True)
+        at_key = cells.gather(-1, keys.clamp(min=0))
         shifted[name] = at_key - least
     total = torch.stack(list(shifted.values())).sum(dim=0)
     valid = (keys >= 0) & (visible.sum(dim=-1, keepdim=True) > 1) & (total > 0)

@@ -93,9 +93,7 @@ class _Audit:
             attn_in = values["attn_in", layer]
             visible = self._visible_of(block)
             self.parts[layer] = parts_of(self.model, block, attn_in, visible, fold_norm=self.fold_norm)
-            self.residual[layer] = self.largest[layer] = attn_in.new_zeros(
-                self.model.n_heads, dtype=torch.float64
-            )
+            self.residual[layer] = self.largest[layer] = attn_in.new_zeros(self.model.n_heads, dtype=torch.float64)
         rows = slice(block.rows.start, block.rows.stop)
         keep = block.visible & self.batch.mask[:, None, rows, None]
         scores = block.scores.to(self.parts[layer].query_from_input.dtype)
@@ -125,8 +123,9 @@ class _Audit:
                 head = int(torch.where(residual <= allowed, -1.0, residual).argmax())
                 raise ExactnessError(
                     f"the terms of layer {layer}, head {head} differ from the model's scores by "
-                    f"{float(residual[head]):.2e}; at most {allowed:.2e} is allowed ({tolerance:g} of the layer's largest "
-                    "score). Is a hook active that changes q, k or the scores? am.certify(model) says what else is wrong."
+                    f"{float(residual[head]):.2e}; at most {allowed:.2e} is allowed ({tolerance:g} of the layer's "
+                    "largest score). Is a hook active that changes q, k or the scores? am.certify(model) says what "
+                    "else is wrong."
                 )
 
 
@@ -205,9 +204,7 @@ class ScoreDecomposition(Result):
                 raise InputError(f"`{name}` must be a position from 0 to {length - 1}; got {position!r}.")
         both = self.visible[:, :, 0, query, [key_a, key_b]].all(dim=-1)
         if not both.any():
-            raise InputError(
-                f"token {query} cannot see both key {key_a} and key {key_b}; choose keys it may look at."
-            )
+            raise InputError(f"token {query} cannot see both key {key_a} and key {key_b}; choose keys it may look at.")
         rows = slice(query, query + 1)
         batch = self.real.shape[0]
         differences: dict[str, list[Tensor]] = {}
@@ -226,7 +223,8 @@ class ScoreDecomposition(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """A row a head: layer, head, residual, largest_score, and the mean share of each term in each row's
-        highest score (row 0 left out)."""
+        highest score (row 0 left out).
+        """
         shares = self.shares(0)
         rows = []
         for index, layer in enumerate(self.layers):
@@ -270,14 +268,10 @@ class ScoreDecomposition(Result):
             pattern=torch.stack(patterns).float().cpu().numpy(),
             ranked_key=torch.stack(keys).int().cpu().numpy(),
             ranked_share={
-                name: torch.stack([share[name] for share in shares]).float().cpu().numpy()
-                for name in shares[0]
+                name: torch.stack([share[name] for share in shares]).float().cpu().numpy() for name in shares[0]
             },
             key_terms={
-                name: torch.stack([term[name].expand(heads, length) for term in key_terms])
-                .float()
-                .cpu()
-                .numpy()
+                name: torch.stack([term[name].expand(heads, length) for term in key_terms]).float().cpu().numpy()
                 for name in key_terms[0]
             },
             notes=_notes(self.parts[0]),
@@ -307,13 +301,9 @@ class ScoreDecomposition(Result):
         if figure == "key_terms":
             return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.tokens)
         if figure != "score_shares":
-            raise InputError(
-                f'`figure` must be "attention_map", "score_shares" or "key_terms"; got {figure!r}.'
-            )
+            raise InputError(f'`figure` must be "attention_map", "score_shares" or "key_terms"; got {figure!r}.')
         if rank >= view.ranked_key.shape[-1]:
-            raise InputError(
-                f"`rank` must be from 0 to {view.ranked_key.shape[-1] - 1} for this text; got {rank}."
-            )
+            raise InputError(f"`rank` must be from 0 to {view.ranked_key.shape[-1] - 1} for this text; got {rank}.")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
         return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank)
 
@@ -346,17 +336,13 @@ class ScoreDecomposition(Result):
 
     def _index(self, layer: int) -> int:
         if layer not in self.layers:
-            raise InputError(
-                f"`layer` must be one of the layers decomposed, {list(self.layers)}; got {layer!r}."
-            )
+            raise InputError(f"`layer` must be one of the layers decomposed, {list(self.layers)}; got {layer!r}.")
         return self.layers.index(layer)
 
     def _check_sequence(self, sequence: int) -> None:
         count = self.real.shape[0]
         if isinstance(sequence, bool) or not isinstance(sequence, int) or not 0 <= sequence < count:
-            raise InputError(
-                f"`sequence` must be from 0 to {count - 1} ({count} texts were run); got {sequence!r}."
-            )
+            raise InputError(f"`sequence` must be from 0 to {count - 1} ({count} texts were run); got {sequence!r}.")
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"residual": self.residual, "largest": self.largest, "real": self.real}
@@ -375,9 +361,7 @@ class ScoreDecomposition(Result):
         }
 
     @classmethod
-    def _from_saved(
-        cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance
-    ) -> Self:
+    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
         parts = tuple(
             ScoreParts(**{name: tensors.get(f"{index}.{name}") for name in _PART_TENSORS}, scale=scale)  # type: ignore[arg-type]
             for index, scale in enumerate(facts["scales"])
@@ -405,7 +389,8 @@ _PART_TENSORS: Final = (
 
 class Terms(Mapping[str, Tensor]):
     """The terms of a decomposition by name: `[batch layer head query key]`, length 1 along axes where a term
-    does not change. Made when asked for."""
+    does not change. Made when asked for.
+    """
 
     def __init__(self, split: ScoreDecomposition) -> None:
         self._split = split
@@ -426,8 +411,8 @@ class Terms(Mapping[str, Tensor]):
         if size > MAX_TERM_BYTES:
             raise InputError(
                 f"the term {name!r} of {len(split.parts)} layers takes {size / 2**30:.1f} GiB; at most "
-                f"{MAX_TERM_BYTES / 2**30:.0f} GiB is made at once. Ask for fewer: decompose_scores(..., layers=[0]), or "
-                ".select(layers=[0]).terms[...]."
+                f"{MAX_TERM_BYTES / 2**30:.0f} GiB is made at once. Ask for fewer: decompose_scores(..., layers=[0]), "
+                "or .select(layers=[0]).terms[...]."
             )
         return torch.stack([parts.term(name) for parts in split.parts], dim=1)
 
@@ -581,9 +566,7 @@ def _notes(parts: ScoreParts) -> tuple[str, ...]:
     if parts.query_from_bias is None:
         notes.append("This model's queries have no bias, so its scores have no key_bias term.")
     elif parts.query_from_bias.ndim == 4:
-        notes.append(
-            "Rotary: key_bias depends on the distance between query and key too, so figure 3 leaves it out."
-        )
+        notes.append("Rotary: key_bias depends on the distance between query and key too, so figure 3 leaves it out.")
     return tuple(notes)
 
 

@@ -59,9 +59,7 @@ class Architecture:
 
 def _bloom_refuses(config: PreTrainedConfig) -> str | None:
     if getattr(config, "apply_residual_connection_post_layernorm", False):
-        return (
-            "apply_residual_connection_post_layernorm=True (the stream itself is normalised in every block)"
-        )
+        return "apply_residual_connection_post_layernorm=True (the stream itself is normalised in every block)"
     return None
 
 
@@ -142,9 +140,7 @@ def architecture_of(model: nn.Module) -> Architecture:
     if not isinstance(model, PreTrainedModel):
         attends = any(isinstance(part, nn.MultiheadAttention) for part in model.modules())
         what = "a module with nn.MultiheadAttention" if attends else "a module without attention"
-        raise UnsupportedModelError(
-            f"expected a transformers model ({known}); got {type(model).__name__}, {what}."
-        )
+        raise UnsupportedModelError(f"expected a transformers model ({known}); got {type(model).__name__}, {what}.")
     entry = ARCHITECTURES.get(model.config.model_type)
     if entry is None:
         raise UnsupportedModelError(

@@ -45,9 +45,7 @@ class MaskRule:
         key = torch.arange(self.keys, device=self.device) + self.key_offset
         sequence = torch.arange(self.batch, device=self.device)
         head = torch.zeros(1, dtype=torch.long, device=self.device)
-        seen = self.allows(
-            sequence[:, None, None, None], head[None, :, None, None], row[:, None], key[None, :]
-        )
+        seen = self.allows(sequence[:, None, None, None], head[None, :, None, None], row[:, None], key[None, :])
         seen = torch.as_tensor(seen, device=self.device)
         if self.padding is not None:
             seen = seen & self.padding[:, None, None, self.key_offset : self.key_offset + self.keys]
@@ -141,9 +139,7 @@ def attend(
         pattern = tap.visit("pattern", layer, pattern, owned=True)
         if tap.under_way.observers:
             rotary = tap.under_way.rotary
-            block = RowBlock(
-                layer, rows, queries, k, v, scale, position, mask, rotary, visible, scores, pattern
-            )
+            block = RowBlock(layer, rows, queries, k, v, scale, position, mask, rotary, visible, scores, pattern)
             for observe in tap.under_way.observers:
                 observe(block, tap.under_way.values)
         blocks.append(torch.matmul(pattern, values))
@@ -197,9 +193,7 @@ def attention_of_site(
             "not compute yet, so its scores would be wrong."
         )
     if dropout:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} drops attention at random although it is in eval mode."
-        )
+        raise UnsupportedModelError(f"{type(module).__name__} drops attention at random although it is in eval mode.")
     site: Site = module.attnmech_site  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     z = attend(
@@ -256,6 +250,4 @@ class BloomAttention(nn.Module):
             tap=self.attnmech_site.tap,
             layer=self.attnmech_site.layer,
         )
-        return residual + self.dense(
-            rearrange(z, "batch query head d_head -> batch query (head d_head)")
-        ), None
+        return residual + self.dense(rearrange(z, "batch query head d_head -> batch query (head d_head)")), None

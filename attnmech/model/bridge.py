@@ -17,9 +17,7 @@ def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge
     copied.config._attn_implementation = "eager"
     name = type(original).__name__
     try:
-        return build_bridge_from_module(
-            copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer)
-        )
+        return build_bridge_from_module(copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedModelError(f"TransformerLens has no bridge for {name}: {reason}") from error

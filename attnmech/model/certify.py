@@ -5,11 +5,9 @@ TransformerLens's bridge. What must be equal is compared, and every comparison s
 its residual. A point whose meaning is not proven is refused.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-import pandas as pd
 import torch
 from einops import einsum, rearrange, repeat
 from torch import Tensor
@@ -20,123 +18,17 @@ from ..maths.precision import pass_tolerance, step_tolerance, table_tolerance
 from ..maths.scores import rounding_floor
 from ..points import POINTS, PointKey, lens_name
 from .attention import RowBlock
+from .certificate import Certificate, Check, LensHook
 from .hooked import HookedModel, call
 from .ledger import parts_of
 from .position import alibi_slopes, rotary_tables
-from .weights import matrix_of
+from .tap import Edit
 
 _PROBE_LENGTH: Final = 8
 _PROBED_LAYERS: Final = 6
 _SEED: Final = 20
 
 _EVERY_POINT: Final = tuple(POINTS)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One statement about the model, and how far it is from true."""
-
-    name: str
-    statement: str
-    """What must hold, in the names of the points."""
-    points: tuple[str, ...]
-    """The points that are refused if it does not."""
-    passed: bool | None
-    """None where the statement does not apply to this model, or could not be tried; `detail` says why."""
-    residual: float | None = None
-    """Largest difference found, relative to the largest value compared."""
-    tolerance: float | None = None
-    detail: str = ""
-
-    @property
-    def status(self) -> str:
-        """holds, FAILS, or not checked."""
-        return {True: "holds", False: "FAILS", None: "not checked"}[self.passed]
-
-
-@dataclass(frozen=True)
-class LensHook:
-    """How TransformerLens's hook of the same name compares with a point of ours."""
-
-    point: str
-    hook: str
-    verdict: str
-    """"agrees", "differs" or "absent"."""
-    residual: float | None
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What was proven of a model: every check with its residual, and which points may be trusted.
-
-    `model.run` returns attnmech's own values, whose meaning these checks prove; `lens` says which hooks of
-    TransformerLens (`model.bridge`) hold the same values.
-    """
-
-    model: str
-    checks: tuple[Check, ...]
-    lens: tuple[LensHook, ...]
-    layers: tuple[int, ...]
-    """The layers that were probed: all, or of a deep model some."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether no check failed."""
-        return not self.failed
-
-    @property
-    def failed(self) -> tuple[Check, ...]:
-        """The checks that failed."""
-        return tuple(check for check in self.checks if check.passed is False)
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """The points whose meaning is not proven, each with the first check that fails."""
-        reasons: dict[str, str] = {}
-        for check in self.failed:
-            for point in check.points:
-                reasons.setdefault(point, f"{check.statement} does not hold ({check.detail})")
-        return reasons
-
-    @property
-    def verdict(self) -> str:
-        """One sentence."""
-        tried = sum(check.passed is not None for check in self.checks)
-        if self.ok:
-            return f"certified: {tried} checks hold"
-        first = self.failed[0]
-        return (
-            f"NOT certified: {len(self.failed)} of {tried} checks fail, first {first.name!r} ({first.detail})"
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row a check: check, status, residual, tolerance, statement, detail."""
-        return pd.DataFrame(
-            [(c.name, c.status, c.residual, c.tolerance, c.statement, c.detail) for c in self.checks],
-            columns=["check", "status", "residual", "tolerance", "statement", "detail"],
-        )
-
-    def lens_frame(self) -> pd.DataFrame:
-        """A row a TransformerLens hook: point, hook, verdict, residual."""
-        return pd.DataFrame(
-            [(h.point, h.hook, h.verdict, h.residual) for h in self.lens],
-            columns=["point", "hook", "verdict", "residual"],
-        )
-
-    def __repr__(self) -> str:
-        lines = [
-            f"Certificate({self.model!r}: {self.verdict}; layers probed: {', '.join(map(str, self.layers))})"
-        ]
-        for check in self.checks:
-            residual = "" if check.residual is None else f"  {check.residual:.1e} ≤ {check.tolerance:.1e}"
-            if check.passed is False and check.residual is not None:
-                residual = residual.replace("≤", "not ≤")
-            detail = f"  ({check.detail})" if check.detail else ""
-            lines.append(f"  {check.status:<11}  {check.name:<16}{residual}  {check.statement}{detail}")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        return self.to_frame().to_html(index=False, escape=True)
 
 
 def certify(model: HookedModel) -> Certificate:
@@ -184,27 +76,19 @@ class _Probe:
         yield self._padding()
         yield self._look_ahead()
         yield self._by_layer("attn_in", *_ATTN_IN, self._attn_in())
-        yield self._by_layer(
-            "projections", "q, k, v = attn_in W + b", ("attn_in", "q", "k", "v"), self._projections()
-        )
+        yield self._by_layer("projections", "q, k, v = attn_in W + b", ("attn_in", "q", "k", "v"), self._projections())
         if self.model.architecture.rotate is not None:
             yield self._by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary())
             yield self._rotary_tables()
         if self.model.architecture.position == "alibi":
             yield self._alibi()
-        yield self._by_layer(
-            "ledger", "scores = Σ terms of the score ledger", ("q", "k", "scores"), self._ledger()
-        )
+        yield self._by_layer("ledger", "scores = Σ terms of the score ledger", ("q", "k", "scores"), self._ledger())
         yield self._by_layer(
             "softmax", "pattern = softmax(scores); rows sum to 1", ("scores", "pattern"), self._softmax()
         )
-        yield self._by_layer(
-            "mask", "pattern = 0 where a key is hidden", ("scores", "pattern"), self._hidden()
-        )
+        yield self._by_layer("mask", "pattern = 0 where a key is hidden", ("scores", "pattern"), self._hidden())
         yield self._by_layer("z", "z = pattern v", ("pattern", "v", "z"), self._z())
-        yield self._by_layer(
-            "heads", "Σ_h z W_O + b_O = attn_raw", ("z", "result", "attn_raw"), self._heads()
-        )
+        yield self._by_layer("heads", "Σ_h z W_O + b_O = attn_raw", ("z", "result", "attn_raw"), self._heads())
         yield self._attn_out()
         yield self._stream()
         yield self._by_layer("mlp", *self._mlp_statement(), self._mlp())
@@ -225,9 +109,11 @@ class _Probe:
         statement = "every point is reached in a forward pass"
         names = [name for name, point in self.model.points.items() if point.absent is None]
         keys = self.model.points.resolve(names, self.layers)
-        following = [("resid_pre", layer + 1) for layer in self.layers if layer + 1 < self.model.n_layers]
+        following: list[PointKey] = [
+            ("resid_pre", layer + 1) for layer in self.layers if layer + 1 < self.model.n_layers
+        ]
         try:
-            self.values = self._run(list(dict.fromkeys(keys + following)))
+            self.values = self._run([*dict.fromkeys(keys + following)])
         except (AttnmechError, TypeError, AttributeError, IndexError) as error:
             return Check("points", statement, _EVERY_POINT, False, detail=_first_line(error))
         missing = [layer for layer in self.layers if layer not in self.blocks]
@@ -255,24 +141,18 @@ class _Probe:
         statement = "every weight is finite"
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
-                return Check(
-                    "weights", statement, _EVERY_POINT, False, detail=f"{name} holds NaN or infinity"
-                )
+                return Check("weights", statement, _EVERY_POINT, False, detail=f"{name} holds NaN or infinity")
         return Check("weights", statement, (), True)
 
     def _transformers(self) -> Check:
         ours, theirs = self._output(), _plain_output(self.model, self.batch)
-        return self._compare(
-            "transformers", "output = output of plain transformers", _EVERY_POINT, ours, theirs
-        )
+        return self._compare("transformers", "output = output of plain transformers", _EVERY_POINT, ours, theirs)
 
     def _bridge(self) -> Check:
         statement = "output = output of TransformerLens's bridge"
         try:
             theirs, cache = _bridge_run(self.model, self.batch)
-        except (
-            Exception
-        ) as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
+        except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
             return Check("bridge", statement, (), None, detail=_first_line(error))
         self.lens_hooks = tuple(self._lens_hooks(cache))
         check = self._compare("bridge", statement, (), self._output(), theirs)
@@ -289,7 +169,7 @@ class _Probe:
             if key not in self.values:
                 continue
             hook, ours = lens_name(key), self.values[key]
-            theirs = cache[hook] if hook in cache else None
+            theirs = cache.get(hook)
             if theirs is None or theirs.shape != ours.shape:
                 yield LensHook(name, hook, "absent" if theirs is None else "differs", None)
                 continue
@@ -350,9 +230,7 @@ class _Probe:
         for layer in self.layers:
             tables = self.blocks[layer].rotary
             assert tables is not None
-            cos, sin = (
-                rearrange(table, "batch position d_head -> batch position 1 d_head") for table in tables
-            )
+            cos, sin = (rearrange(table, "batch position d_head -> batch position 1 d_head") for table in tables)
             for name in ("q", "k"):
                 expected = rotate(self._at(name, layer), cos, sin)
                 yield layer, self._at(f"{name}_rot", layer)[self.real], expected[self.real]
@@ -364,9 +242,7 @@ class _Probe:
         expected = rotary_tables(parameters, self.model.d_head, positions)
         if expected is None:
             kind = parameters.get("rope_type", "of an unknown kind")
-            return Check(
-                "rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here"
-            )
+            return Check("rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here")
 
         def pairs() -> Iterator[tuple[int, Tensor, Tensor]]:
             for layer in self.layers:
@@ -388,9 +264,7 @@ class _Probe:
                 found = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)
                 yield layer, found, expected
 
-        return self._by_layer(
-            "alibi", "position term = slope · key position", ("scores",), pairs(), self.tables
-        )
+        return self._by_layer("alibi", "position term = slope · key position", ("scores",), pairs(), self.tables)
 
     def _ledger(self) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         for layer in self.layers:
@@ -534,7 +408,7 @@ class _Probe:
                     "batch head query key, batch key head d, head d d_model -> batch query d_model",
                 )
                 expected = expected if weights.b_O is None else expected + weights.b_O
-                with self.model.editing({("pattern", layer): lambda _, edited=edited: edited}):
+                with self.model.editing({("pattern", layer): _always(edited)}):
                     moved = self.model.forward(self.batch, captures=[("attn_raw", layer)])["attn_raw", layer]
                     output = self._output()
                 yield layer, moved[self.real], expected[self.real]
@@ -553,13 +427,9 @@ class _Probe:
         def pairs() -> Iterator[tuple[int, Tensor, Tensor]]:
             for layer in self.layers:
                 middle = self._at("resid_mid", layer)
-                edited = middle + torch.randn(middle.shape, generator=generator, dtype=torch.float32).to(
-                    middle
-                )
-                with self.model.editing({("resid_mid", layer): lambda _, edited=edited: edited}):
-                    found = self.model.forward(
-                        self.batch, captures=[("mlp_out", layer), ("resid_post", layer)]
-                    )
+                edited = middle + torch.randn(middle.shape, generator=generator, dtype=torch.float32).to(middle)
+                with self.model.editing({("resid_mid", layer): _always(edited)}):
+                    found = self.model.forward(self.batch, captures=[("mlp_out", layer), ("resid_post", layer)])
                 expected = self._block_end(layer, edited, found["mlp_out", layer])
                 yield layer, found["resid_post", layer][self.real], expected[self.real]
                 if torch.equal(found["mlp_out", layer], self._at("mlp_out", layer)):
@@ -616,6 +486,10 @@ _ATTN_IN: Final = (
 )
 
 
+def _always(value: Tensor) -> Edit:
+    return lambda _: value
+
+
 def _relative(ours: Tensor, theirs: Tensor) -> float:
     """max |ours − theirs| / max |theirs|; NaN where either holds NaN, which no tolerance admits."""
     if ours.numel() == 0:
@@ -664,11 +538,11 @@ def _plain_output(model: HookedModel, batch: Batch) -> Tensor:
 
 
 def _bridge_run(model: HookedModel, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-    mask = {"attention_mask": batch.mask.long()} if batch.padded else {}
+    mask = batch.mask.long() if batch.padded else None
     with torch.no_grad():
-        logits, cache = model.bridge.run_with_cache(batch.ids, **mask)
+        logits, cache = model.bridge.run_with_cache(batch.ids, attention_mask=mask)
     assert isinstance(logits, torch.Tensor)
-    return logits, cache
+    return logits, dict(cache.items())  # type: ignore[no-untyped-call]
 
 
 def _first_line(error: BaseException) -> str:

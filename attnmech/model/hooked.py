@@ -26,7 +26,7 @@ from .weights import AttentionWeights, attention_weights, bias_of, weights_hash
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
-    from .certify import Certificate
+    from .certificate import Certificate
 
 Measure = Callable[..., Tensor]
 """`f(logits)` or `f(logits, batch)` -> one number, or one for each sequence."""
@@ -47,9 +47,7 @@ class HookedModel:
     certificate: "Certificate"
     """What was proven of this model when it was loaded."""
 
-    def __init__(
-        self, original: PreTrainedModel, tokenizer: Any = None, *, name: str, bos: bool | None = None
-    ) -> None:
+    def __init__(self, original: PreTrainedModel, tokenizer: Any = None, *, name: str, bos: bool | None = None) -> None:
         self.name = name
         self.architecture: Architecture = architecture_of(original)
         self.config = original.config
@@ -115,10 +113,10 @@ class HookedModel:
         this model lacks, and `CertificateError` for one whose meaning could not be proven.
         """
         batch = self.encode(inputs, bos=bos)
-        asked = list(points) if not isinstance(points, str) else [points]
+        asked: list[PointName] = [points] if isinstance(points, str) else list(points)
         if not asked:
-            lacks = self.points["logits"].absent is not None
-            asked = [("resid_post", self.n_layers - 1)] if lacks else ["logits"]
+            headless = self.points["logits"].absent is not None
+            asked = [("resid_post", self.n_layers - 1)] if headless else ["logits"]
         keys = self.points.resolve(asked, layers, self.refused)
         if gradients_of is None:
             return Activations(batch, self.forward(batch, captures=keys))
@@ -329,9 +327,7 @@ class HookedModel:
             def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
                 if not tap.wants(name, layer):
                     return None
-                by_head = rearrange(
-                    output, "batch position (head d_head) -> batch position head d_head", head=heads
-                )
+                by_head = rearrange(output, "batch position (head d_head) -> batch position head d_head", head=heads)
                 visited = tap.visit(name, layer, by_head)
                 return rearrange(visited, "batch position head d_head -> batch position (head d_head)")
 
@@ -351,9 +347,7 @@ class HookedModel:
         def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             if tap.wants("result", layer):
                 weights = self.weights(layer)
-                z = rearrange(
-                    args[0], "batch position (head d_head) -> batch position head d_head", head=self.n_heads
-                )
+                z = rearrange(args[0], "batch position (head d_head) -> batch position head d_head", head=self.n_heads)
                 result = einsum(
                     z,
                     weights.W_O,
@@ -416,7 +410,7 @@ def copy_of(
     `parameter` says what stands in for each parameter where they are not to be shared.
     """
     try:
-        copied = copy.deepcopy(model, {id(each): parameter(each) for each in model.parameters()})
+        copied: PreTrainedModel = copy.deepcopy(model, {id(each): parameter(each) for each in model.parameters()})
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be copied ({error}), so attnmech cannot work without changing it. "
@@ -425,7 +419,8 @@ def copy_of(
     for buffer_owner in copied.modules():
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
-    return copied.eval()
+    copied.eval()  # type: ignore[no-untyped-call]
+    return copied
 
 
 def call(model: nn.Module, batch: Batch) -> Any:

@@ -80,9 +80,7 @@ class Encoder:
         if any(not row for row in rows):
             raise InputError("the tokenizer made no token of this text; give at least one word it knows.")
         longest = max(map(len, rows))
-        pad = next(
-            (i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if i is not None), 0
-        )
+        pad = next((i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if i is not None), 0)
         ids = torch.full((len(rows), longest), pad, dtype=torch.long)
         mask = torch.zeros_like(ids, dtype=torch.bool)
         for number, row in enumerate(rows):
@@ -143,28 +141,25 @@ class Encoder:
                 )
             mask = mask.to(torch.bool)
             if not mask.any(dim=1).all():
-                raise InputError(
-                    "every sequence must hold at least one real token; attention_mask hides a whole one."
-                )
+                raise InputError("every sequence must hold at least one real token; attention_mask hides a whole one.")
         return self._batch(ids.long(), mask, extra)
 
     def _batch(self, ids: Tensor, mask: Tensor, extra: Mapping[str, Tensor]) -> Batch:
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
-            raise InputError(
-                f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}."
-            )
+            raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
         length = ids.shape[1]
         if self.position_limit is not None and length > self.position_limit:
             raise InputError(
-                f"this model has {self.position_limit} positions; the text has {length} tokens. Shorten it, or split it."
+                f"this model has {self.position_limit} positions; the text has {length} tokens. Shorten or split it."
             )
         ids, mask = ids.to(self.device), mask.to(self.device)
-        bos = None if self._bos_id is None else bool(self._starts_with_bos(ids, mask))
+        bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
         return Batch(ids, mask, tokens, bos, {name: x.to(self.device) for name, x in extra.items()})
 
-    def _starts_with_bos(self, ids: Tensor, mask: Tensor) -> Tensor:
+    @staticmethod
+    def _starts_with(token: int, ids: Tensor, mask: Tensor) -> bool:
         first = ids.gather(1, mask.int().argmax(dim=1, keepdim=True))
-        return (first == self._bos_id).all()
+        return bool(torch.eq(first, token).all())

@@ -69,7 +69,7 @@ def load(
     except RuntimeError as error:
         if "not implemented for" in str(error):
             raise WeightsError(
-                f"{kind or model.dtype} cannot be computed on {model.device} ({error}); use torch.float32 or torch.bfloat16."
+                f"{kind or model.dtype} cannot be computed on {model.device} ({error}); use torch.float32."
             ) from error
         raise
     if not model.certificate.ok:
@@ -83,9 +83,7 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     else:
         found = getattr(torch, dtype, None)
     if dtype is not None and (not isinstance(found, torch.dtype) or not found.is_floating_point):
-        raise InputError(
-            f'dtype must be a floating-point type such as torch.float32 or "float32"; got {dtype!r}.'
-        )
+        raise InputError(f'dtype must be a floating-point type such as torch.float32 or "float32"; got {dtype!r}.')
     return found
 
 
@@ -96,9 +94,7 @@ def _from_object(
     assert isinstance(source, PreTrainedModel)
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):
-        raise WeightsError(
-            "the model's weights are on the meta device, that is, not loaded; load them first."
-        )
+        raise WeightsError("the model's weights are on the meta device, that is, not loaded; load them first.")
     if len(places) > 1:
         raise WeightsError(
             f"the model's weights must be on one device; they are on {', '.join(sorted(map(str, places)))}. "
@@ -127,7 +123,7 @@ def _from_files(
         folder, name = _folder_of(source), str(source)
     else:
         raise InputError(
-            f"a model is given as a hub name, a folder, a transformers model, or not at all; got {type(source).__name__}."
+            f"a model is a hub name, a folder, a transformers model, or left out; got {type(source).__name__}."
         )
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"folder {folder} holds no config.json, so it is not a model's folder.")
@@ -139,7 +135,7 @@ def _from_files(
         )
     model = _read_model(folder, dtype)
     if device is not None:
-        model = model.to(torch.device(device))
+        model.to(device=torch.device(device))  # type: ignore[call-arg]
     if tokenizer is None and (any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     return model, tokenizer, name
@@ -183,14 +179,14 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 def _quiet() -> Iterator[None]:
     """Without transformers' bar and table; what they would say is in our errors."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         logging.set_verbosity(level)
         if shown:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _folder_of(source: str | Path) -> Path:
@@ -208,9 +204,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, local_files_only=True, allow_patterns=wanted))
     except HFValidationError as error:
-        raise ModelNotFoundError(
-            f"{name!r} is neither a folder nor a hub name: {_first_line(error)}"
-        ) from error
+        raise ModelNotFoundError(f"{name!r} is neither a folder nor a hub name: {_first_line(error)}") from error
     except LocalEntryNotFoundError:
         pass
     unreachable = f"{name!r} is not a folder and not in the local cache, and the hub cannot be reached"
@@ -220,9 +214,7 @@ def _from_hub(name: str) -> Path:
         HfApi().model_info(name, timeout=_ANSWER_WITHIN)
         return Path(snapshot_download(name, allow_patterns=wanted))
     except HfHubHTTPError as error:
-        raise ModelNotFoundError(
-            f"the hub has no model {name!r} that you may read: {_first_line(error)}"
-        ) from error
+        raise ModelNotFoundError(f"the hub has no model {name!r} that you may read: {_first_line(error)}") from error
     except Exception as error:  # which one depends on the hub library's own choice of http client
         raise ModelNotFoundError(f"{unreachable} ({_first_line(error)}).") from error
 

@@ -69,7 +69,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
         """The layers chosen, all of them for None; `InputError` where one is out of range."""
         if layers is None:
             return list(range(self._n_layers))
-        chosen = [layers] if isinstance(layers, int) else list(layers)
+        chosen: list[int] = [layers] if isinstance(layers, int) else list(layers)
         for layer in chosen:
             if isinstance(layer, bool) or not isinstance(layer, int):
                 raise InputError(f"`layers` must be a list of ints; got {layer!r}.")
@@ -101,9 +101,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
         return self.to_frame().to_html(index=False, escape=True)
 
 
-def points_of(
-    architecture: Architecture, sizes: Mapping[str, int], n_layers: int, has_logits: bool
-) -> ModelPoints:
+def points_of(architecture: Architecture, sizes: Mapping[str, int], n_layers: int, has_logits: bool) -> ModelPoints:
     """The points of a model of this architecture, with its sizes by axis name."""
     absent: dict[str, str] = {}
     if architecture.rotate is None:

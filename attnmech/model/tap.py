@@ -114,8 +114,7 @@ def _apply(edit: Edit, key: PointKey, value: Tensor) -> Tensor:
         )
     if edited.shape != value.shape:
         raise InputError(
-            f"the hook at {_shown(key)} must keep the shape {tuple(value.shape)}; it returned "
-            f"{tuple(edited.shape)}."
+            f"the hook at {_shown(key)} must keep the shape {tuple(value.shape)}; it returned {tuple(edited.shape)}."
         )
     return edited.to(value)
 

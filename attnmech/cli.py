@@ -1,0 +1,196 @@
+"""The command line: `attnmech report` and `attnmech check`.
+
+Neither torch nor transformers is imported until a command needs it.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .errors import AttnmechError, InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .model.certificate import Certificate
+    from .model.hooked import HookedModel
+
+app = typer.Typer(
+    name="attnmech",
+    help="Where each attention head looks, why it looks there, what it writes, and whether that matters.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="Hub name or folder; the demo model if left out.")
+]
+TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to look at.")]
+FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file that holds the text.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")]
+
+
+@app.callback()
+def about() -> None:
+    """Where each attention head looks, why it looks there, what it writes, and whether that matters."""
+
+
+@app.command()
+def report(
+    model: ModelOption = None,
+    text: TextOption = None,
+    file: FileOption = None,
+    out: OutOption = Path("report.html"),
+) -> None:
+    """Writes one offline page about one text: every attention score as a sum of its terms."""
+    console = Console()
+    from .results import check_writable
+
+    check_writable(out)
+    wanted = _text(text, file)
+    with _stages("importing torch and transformers", total=4) as step:
+        from .model.load import load
+        from .report import report as make_report
+
+        step("loading and certifying the model")
+        hooked = load(model)
+        step("decomposing the scores")
+        made = make_report(hooked, wanted if wanted is not None else _own_paragraph())
+        step("writing the page")
+        made.save(out)
+    _print_report(console, hooked, made.to_frame(), made.notes)
+    console.print(f"\n[bold]{out.resolve()}[/bold]  ({out.stat().st_size / 1e6:.1f} MB, opens offline)", soft_wrap=True)
+
+
+@app.command()
+def check(
+    model: Annotated[str | None, typer.Argument(help="Hub name or folder; the demo model if left out.")] = None,
+) -> None:
+    """Proves that every activation point of a model means what its name says; exits with 1 where one does not."""
+    with _stages("importing torch and transformers", total=2) as step:
+        from .model.load import load
+
+        step("loading and certifying the model")
+        hooked = load(model)
+    _print_certificate(Console(), hooked, hooked.certificate)
+    if not hooked.certificate.ok:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """The entry point: a user's mistake is one line on stderr and exit status 2."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a user must know is in the output
+            app()
+    except AttnmechError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {_plain(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped; nothing was written.")
+        sys.exit(130)
+
+
+def _text(text: str | None, file: Path | None) -> str | None:
+    if text is not None and file is not None:
+        raise InputError("give either --text or --file, not both.")
+    if file is None:
+        return text
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read {file}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from error
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror or error}.") from error
+
+
+def _own_paragraph() -> str:
+    from .demo.text import PARAGRAPH
+
+    return PARAGRAPH
+
+
+@contextmanager
+def _stages(first: str, total: int) -> Iterator["Step"]:
+    """A bar on stderr that names what is being done; gone when done."""
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        yield Step(bar, first, total)
+
+
+class Step:
+    """Call it with the name of the next stage."""
+
+    def __init__(self, bar: Progress, first: str, total: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task(first, total=total)
+
+    def __call__(self, description: str) -> None:
+        self._bar.update(self._task, advance=1, description=description)
+
+
+def _print_report(console: Console, model: "HookedModel", frame: "pd.DataFrame", notes: tuple[str, ...]) -> None:
+    console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
+    shares = [str(name) for name in frame.filter(like="_share")]
+    table = Table(title="What each row's highest score is made of (mean over heads)", title_justify="left")
+    table.add_column("layer", justify="right")
+    for name in shares:
+        table.add_column(name.removesuffix("_share"), justify="right")
+    table.add_column("residual", justify="right")
+    for row in frame.to_dict("records"):
+        cells = [f"{row[name]:.0%}" for name in shares]
+        table.add_row(str(int(row["layer"])), *cells, f"{row['residual']:.1e}")
+    console.print(table)
+    for note in notes:
+        console.print(note)
+
+
+def _print_certificate(console: Console, model: "HookedModel", certificate: "Certificate") -> None:
+    console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
+    table = Table(title=f"layers probed: {', '.join(map(str, certificate.layers))}", title_justify="left")
+    for column in ("check", "", "statement", "evidence"):
+        table.add_column(column, overflow="fold")
+    for item in certificate.checks:
+        style = {True: "green", False: "bold red", None: "dim"}[item.passed]
+        table.add_row(item.name, f"[{style}]{item.status}[/{style}]", _plain(item.statement), _plain(item.evidence))
+    console.print(table)
+    differing = [hook for hook in certificate.lens if hook.verdict == "differs"]
+    if differing:
+        console.print(
+            "TransformerLens hooks that mean something else on this model (attnmech gives the right value): "
+            + ", ".join(f"{hook.hook} ≠ {hook.point}" for hook in differing),
+            highlight=False,
+        )
+    points = Table(title="points", title_justify="left")
+    for column in ("point", "shape", "meaning"):
+        points.add_column(column, overflow="fold")
+    for point in model.points.values():
+        refused = certificate.refused.get(point.name)
+        about_point = point.meaning if point.absent is None else f"absent: {point.absent}"
+        points.add_row(
+            point.name, _plain(point.shape), _plain(about_point if refused is None else f"REFUSED: {refused}")
+        )
+    console.print(points)
+    console.print(_plain(certificate.verdict), style="green" if certificate.ok else "bold red", highlight=False)
+
+
+def _plain(text: str) -> str:
+    """Text without rich's markup: a model's name is anybody's text."""
+    return text.replace("[", "\\[")

@@ -1,0 +1,111 @@
+"""The certificate of a model: what was checked, how far each statement is from true, which points may be trusted."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Check:
+    """One statement about the model, and how far it is from true."""
+
+    name: str
+    statement: str
+    """What must hold, in the names of the points."""
+    points: tuple[str, ...]
+    """The points that are refused if it does not."""
+    passed: bool | None
+    """None where the statement does not apply to this model, or could not be tried; `detail` says why."""
+    residual: float | None = None
+    """Largest difference found, relative to the largest value compared."""
+    tolerance: float | None = None
+    detail: str = ""
+
+    @property
+    def status(self) -> str:
+        """holds, FAILS, or not checked."""
+        return {True: "holds", False: "FAILS", None: "not checked"}[self.passed]
+
+    @property
+    def evidence(self) -> str:
+        """The residual beside its tolerance, and the detail: "1.9e-07 ≤ 1.0e-05"."""
+        sign = "≤" if self.passed else "not ≤"
+        measured = "" if self.residual is None else f"{self.residual:.1e} {sign} {self.tolerance:.1e}"
+        return "; ".join(part for part in (measured, self.detail) if part)
+
+
+@dataclass(frozen=True)
+class LensHook:
+    """How TransformerLens's hook of the same name compares with a point of ours."""
+
+    point: str
+    hook: str
+    verdict: str
+    """"agrees", "differs" or "absent"."""
+    residual: float | None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was proven of a model: every check with its residual, and which points may be trusted.
+
+    `model.run` returns attnmech's own values, whose meaning these checks prove; `lens` says which hooks of
+    TransformerLens (`model.bridge`) hold the same values.
+    """
+
+    model: str
+    checks: tuple[Check, ...]
+    lens: tuple[LensHook, ...]
+    layers: tuple[int, ...]
+    """The layers that were probed: all, or of a deep model some."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return not self.failed
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.passed is False)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The points whose meaning is not proven, each with the first check that fails."""
+        reasons: dict[str, str] = {}
+        for check in self.failed:
+            for point in check.points:
+                reasons.setdefault(point, f"{check.statement} does not hold ({check.detail})")
+        return reasons
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        tried = sum(check.passed is not None for check in self.checks)
+        if self.ok:
+            return f"certified: {tried} checks hold"
+        first = self.failed[0]
+        return f"NOT certified: {len(self.failed)} of {tried} checks fail, first {first.name!r} ({first.detail})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a check: check, status, residual, tolerance, statement, detail."""
+        return pd.DataFrame(
+            [(c.name, c.status, c.residual, c.tolerance, c.statement, c.detail) for c in self.checks],
+            columns=["check", "status", "residual", "tolerance", "statement", "detail"],
+        )
+
+    def lens_frame(self) -> pd.DataFrame:
+        """A row a TransformerLens hook: point, hook, verdict, residual."""
+        return pd.DataFrame(
+            [(h.point, h.hook, h.verdict, h.residual) for h in self.lens],
+            columns=["point", "hook", "verdict", "residual"],
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"Certificate({self.model!r}: {self.verdict}; layers probed: {', '.join(map(str, self.layers))})"]
+        for check in self.checks:
+            lines.append(f"  {check.status:<11}  {check.name:<14}  {check.statement}  [{check.evidence}]")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(index=False, escape=True)

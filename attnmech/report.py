@@ -1,0 +1,157 @@
+"""Several results of one text on one page: what `attnmech report` shows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import pandas as pd
+
+from .draw.page import render_page
+from .draw.view import Fact, ScoreView
+from .errors import InputError
+from .methods.decomposition import ScoreDecomposition, decompose_scores
+from .model.certificate import Certificate
+from .model.hooked import HookedModel
+from .model.inputs import Inputs
+from .results import check_writable, writing
+
+MAX_TOKENS: Final = 192
+"""A page shows at most this many tokens of a text."""
+
+MAX_CELLS: Final = 2_250_000
+"""A page holds at most this many scores, about 12 MB; of larger models it shows some layers."""
+
+
+_STATUS: Final[dict[bool | None, Literal["ok", "fail"] | None]] = {True: "ok", False: "fail", None: None}
+
+
+@dataclass(frozen=True)
+class Report:
+    """One text on one model: its score ledger, the model's certificate, and the page that shows both."""
+
+    scores: ScoreDecomposition
+    certificate: Certificate
+    notes: tuple[str, ...]
+    """What the page leaves out, and why."""
+    call: str
+    """The Python that makes the page's numbers again."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a layer: the largest residual, and the mean share of each term in the rows' highest scores."""
+        return self.scores.to_frame().groupby("layer", as_index=False).mean().drop(columns="head")
+
+    def to_html(self) -> str:
+        """The page: one file that opens without a network."""
+        view = self.scores.view()
+        view = ScoreView(**{**vars(view), "notes": (*self.notes, *view.notes)})
+        provenance = self.scores.provenance
+        return render_page(
+            title=f"Where the attention of “{provenance.model}” looks, and why",
+            lead=self.lead,
+            view=view,
+            facts=self._facts(view),
+            checks=[
+                Fact(
+                    check.name,
+                    check.statement,
+                    _STATUS[check.passed],
+                    check.evidence,
+                )
+                for check in self.certificate.checks
+            ],
+            provenance={
+                "model": provenance.model,
+                "weights (SHA-256)": provenance.weights,
+                **{name: str(value) for name, value in provenance.options.items()},
+                **provenance.versions,
+            },
+            call=self.call,
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page, whole or not at all."""
+        target = Path(path)
+        check_writable(target)
+        with writing(target) as draft:
+            draft.write_text(self.to_html(), encoding="utf-8")
+        return target
+
+    @property
+    def lead(self) -> str:
+        """One sentence that the numbers support."""
+        frame = self.scores.to_frame()
+        shares = frame.filter(like="_share").mean()
+        first = str(shares.idxmax()).removesuffix("_share")
+        return (
+            f"In each row's strongest score, {first} contributes most: {shares.max():.0%} on average over "
+            f"{len(frame)} heads; every score is the sum of its terms to within {float(frame.residual.max()):.0e}."
+        )
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(index=False, escape=True, float_format=lambda x: f"{x:.3g}")
+
+    def _facts(self, view: ScoreView) -> list[Fact]:
+        largest = float(self.scores.largest.max())
+        residual = float(self.scores.residual.max())
+        terms = ", ".join(name for name in self.scores.terms if name != "mask")
+        return [
+            Fact("tokens", str(len(view.tokens))),
+            Fact("layers shown", ", ".join(map(str, view.layers))),
+            Fact("heads in each", str(view.scores.shape[1])),
+            Fact("terms of a score", terms),
+            Fact(
+                "largest residual",
+                f"{residual:.1e}",
+                "ok",
+                f"max |Σ terms − score|, where the largest score is {largest:.3g}",
+            ),
+            Fact(
+                "certificate",
+                self.certificate.verdict,
+                "ok" if self.certificate.ok else "fail",
+                "see the checks below",
+            ),
+        ]
+
+
+def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Report:
+    """Decomposes the scores of one text and gathers what a page about it shows.
+
+    >>> am.report(am.load(), "The keys to the cabinet are here.").save("report.html")    # doctest: +SKIP
+
+    Of a text longer than 192 tokens the beginning is run and shown; of a model with very many heads, some
+    layers. The page says so.
+    """
+    batch = model.encode(inputs, bos=bos)
+    if len(batch.ids) > 1:
+        raise InputError(f"a report shows one text; got {len(batch.ids)}. Make one for each.")
+    notes: list[str] = []
+    given = {"input_ids": batch.ids, "attention_mask": batch.mask, **batch.extra}
+    length = batch.ids.shape[1]
+    if length > MAX_TOKENS:
+        given = {name: value[:, :MAX_TOKENS] for name, value in given.items()}
+        notes.append(f"The text has {length} tokens; the first {MAX_TOKENS} were run and are shown.")
+        length = MAX_TOKENS
+    fits = max(1, MAX_CELLS // (model.n_heads * length**2))
+    layers = _spread(model.n_layers, fits)
+    if len(layers) < model.n_layers:
+        notes.append(f"The model has {model.n_layers} layers; {len(layers)} of them are shown.")
+    scores = decompose_scores(model, given, layers=layers)
+    return Report(scores, model.certificate, tuple(notes), _call(model))
+
+
+def _spread(count: int, at_most: int) -> list[int]:
+    """At most so many of the layers, evenly from the first to the last."""
+    if count <= at_most:
+        return list(range(count))
+    if at_most == 1:
+        return [0]
+    return sorted({round(i * (count - 1) / (at_most - 1)) for i in range(at_most)})
+
+
+def _call(model: HookedModel) -> str:
+    source = "" if model.name == "demo" else repr(model.name)
+    return (
+        f"am.decompose_scores(am.load({source}), text)"
+        '.plot("{figure}", layer={layer}, head={head}, rank={rank})'
+    )
