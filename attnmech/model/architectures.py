@@ -138,14 +138,14 @@ def architecture_of(model: nn.Module) -> Architecture:
     """The table's entry for a model; `UnsupportedModelError` names what cannot be taken, and why."""
     known = ", ".join(entry.name for entry in ARCHITECTURES.values())
     if not isinstance(model, PreTrainedModel):
-        attends = any(isinstance(part, nn.MultiheadAttention) for part in model.modules())
-        what = "a module with nn.MultiheadAttention" if attends else "a module without attention"
+        what = "not a transformers model" if _attends(model) else "a model without attention"
         raise UnsupportedModelError(f"expected a transformers model ({known}); got {type(model).__name__}, {what}.")
     entry = ARCHITECTURES.get(model.config.model_type)
     if entry is None:
+        what = "which attnmech does not know yet" if _attends(model) else "a model without attention"
         raise UnsupportedModelError(
             f"expected a model of one of these families: {known}; got {type(model).__name__} "
-            f"(model_type {model.config.model_type!r}), {_without_entry(model)}."
+            f"(model_type {model.config.model_type!r}), {what}."
         )
     reason = entry.refuses(model.config)
     if reason is not None:
@@ -153,9 +153,8 @@ def architecture_of(model: nn.Module) -> Architecture:
     return entry
 
 
-def _without_entry(model: nn.Module) -> str:
-    attends = any("attention" in type(part).__name__.lower() for part in model.modules())
-    return "which attnmech does not know yet" if attends else "a model without attention"
+def _attends(model: nn.Module) -> bool:
+    return any("attention" in type(part).__name__.lower() for part in model.modules())
 
 
 def submodule(root: nn.Module, path: str) -> nn.Module:

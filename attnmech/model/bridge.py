@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import torch
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import PreTrainedModel
@@ -17,7 +18,9 @@ def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge
     copied.config._attn_implementation = "eager"
     name = type(original).__name__
     try:
-        return build_bridge_from_module(copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer))
+        # TransformerLens makes layers and then fills them: that must not move the caller's random numbers.
+        with torch.random.fork_rng(devices=[]):
+            return build_bridge_from_module(copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedModelError(f"TransformerLens has no bridge for {name}: {reason}") from error

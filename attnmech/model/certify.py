@@ -72,6 +72,7 @@ class _Probe:
         if not reached.passed:
             return
         yield self._transformers()
+        yield from self._eager()
         yield self._bridge()
         yield self._padding()
         yield self._look_ahead()
@@ -147,6 +148,39 @@ class _Probe:
     def _transformers(self) -> Check:
         ours, theirs = self._output(), _plain_output(self.model, self.batch)
         return self._compare("transformers", "output = output of plain transformers", _EVERY_POINT, ours, theirs)
+
+    def _eager(self) -> Iterator[Check]:
+        """Compares streams and patterns with those that transformers hands out in eager attention."""
+        streams = "resid_pre = hidden states of plain transformers"
+        patterns = "pattern = attentions of plain transformers (eager)"
+        try:
+            with torch.no_grad():
+                theirs = call(self.model.plain_eager, self.batch, output_hidden_states=True, output_attentions=True)
+            states, attentions = theirs.hidden_states, theirs.attentions
+            assert states is not None
+            assert attentions is not None
+        except Exception as error:
+            yield Check("streams", streams, (), None, detail=_first_line(error))
+            yield Check("attentions", patterns, (), None, detail=_first_line(error))
+            return
+        real_rows = self.real[:, None, :, None]
+        yield self._by_layer(
+            "streams",
+            streams,
+            ("resid_pre", "resid_post"),
+            ((layer, self._at("resid_pre", layer)[self.real], states[layer][self.real]) for layer in self.layers),
+            self.whole,
+        )
+        yield self._by_layer(
+            "attentions",
+            patterns,
+            ("pattern",),
+            (
+                (layer, self._at("pattern", layer) * real_rows, attentions[layer].to(self.model.dtype) * real_rows)
+                for layer in self.layers
+            ),
+            self.whole,
+        )
 
     def _bridge(self) -> Check:
         statement = "output = output of TransformerLens's bridge"

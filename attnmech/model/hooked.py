@@ -222,6 +222,13 @@ class HookedModel:
         """The caller's model as transformers itself runs it, on a further copy in eval mode."""
         return copy_of(self._original)
 
+    @cached_property
+    def plain_eager(self) -> PreTrainedModel:
+        """`plain` in transformers' eager attention, which alone hands out its patterns."""
+        copied = copy_of(self._original)
+        copied.config._attn_implementation = "eager"
+        return copied
+
     def plain_module(self, layer: int, path: str) -> nn.Module:
         """A module of one block of `plain`, by its dotted path."""
         return submodule(submodule(self.plain.base_model, self.architecture.blocks), f"{layer}.{path}")
@@ -423,10 +430,10 @@ def copy_of(
     return copied
 
 
-def call(model: nn.Module, batch: Batch) -> Any:
+def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     """One forward pass of a transformers model on a batch, without a cache."""
     mask = {"attention_mask": batch.mask.long()} if batch.padded else {}
-    return model(input_ids=batch.ids, **mask, **batch.extra, use_cache=False, return_dict=True)
+    return model(input_ids=batch.ids, **mask, **batch.extra, **options, use_cache=False, return_dict=True)
 
 
 def _with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:

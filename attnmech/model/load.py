@@ -57,11 +57,11 @@ def load(
     exactly), `WeightsError` (not finite, or a precision this device lacks). Warns with `UnprovenWarning` where
     a check of the certificate failed; the points concerned are then refused.
     """
-    kind = _dtype(dtype)
+    kind, place = _dtype(dtype), _device(device)
     if isinstance(source, nn.Module):
-        original, name = _from_object(source, device, kind)
+        original, name = _from_object(source, place, kind)
     else:
-        original, tokenizer, name = _from_files(source, tokenizer, device, kind)
+        original, tokenizer, name = _from_files(source, tokenizer, place, kind)
     check_finite(original)
     model = HookedModel(original, tokenizer, name=name, bos=bos)
     try:
@@ -87,8 +87,19 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
+def _device(device: str | torch.device | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f'device {str(device)!r} cannot be used here ({_first_line(error)}); try "cpu".') from error
+    return place
+
+
 def _from_object(
-    source: nn.Module, device: str | torch.device | None, dtype: torch.dtype | None
+    source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, str]:
     architecture_of(source)
     assert isinstance(source, PreTrainedModel)
@@ -101,12 +112,11 @@ def _from_object(
             "Move it: model.to(device)."
         )
     name = getattr(source.config, "name_or_path", "") or type(source).__name__
-    place = torch.device(device) if device is not None else None
     weights = next(source.parameters())
-    if (place in (None, weights.device)) and dtype in (None, weights.dtype):
+    if (device in (None, weights.device)) and dtype in (None, weights.dtype):
         return source, name
     # Moving or casting a copy that shares its parameters would move or cast the caller's.
-    return copy_of(source, lambda parameter: _moved(parameter, place, dtype)), name
+    return copy_of(source, lambda parameter: _moved(parameter, device, dtype)), name
 
 
 def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dtype | None) -> nn.Parameter:
@@ -115,7 +125,7 @@ def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dt
 
 
 def _from_files(
-    source: str | Path | None, tokenizer: Any, device: str | torch.device | None, dtype: torch.dtype | None
+    source: str | Path | None, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, Any, str]:
     if source is None:
         folder, name = model_folder(), "demo"
@@ -135,7 +145,7 @@ def _from_files(
         )
     model = _read_model(folder, dtype)
     if device is not None:
-        model.to(device=torch.device(device))  # type: ignore[call-arg]
+        model.to(device=device)  # type: ignore[call-arg]
     if tokenizer is None and (any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     return model, tokenizer, name
