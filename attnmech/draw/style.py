@@ -1,0 +1,88 @@
+"""The colours, symbols and words of the figures, fixed once.
+
+The hues come from the Okabe-Ito palette (safe for colour-blind readers), moved where needed so that each reads
+on a white and on a near-black background; every mark also has a symbol and every line a dash of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True)
+class TermStyle:
+    """How one term of the score is drawn."""
+
+    label: str
+    colour: str
+    dash: str
+    symbol: str
+
+
+TERMS: Final = {
+    "position": TermStyle("position", "#2b8cc4", "solid", "circle"),
+    "key_bias": TermStyle("key bias", "#e69f00", "dash", "square"),
+    "query_key": TermStyle("query-key", "#cc79a7", "dot", "diamond"),
+}
+"""The three terms of formulas.md §1 that can move attention between keys, in the order of the stacked bars."""
+
+
+def term_style(name: str) -> TermStyle:
+    """The style of a term; one that only some architectures have is grey.
+
+    >>> term_style("softcap").label
+    'softcap'
+    """
+    return TERMS.get(name) or TermStyle(name.replace("_", " "), "#8c8c8c", "dashdot", "x")
+
+
+@dataclass(frozen=True)
+class MarkStyle:
+    """How a key is drawn by where it stands: `symbol` is plotly's name, `sign` the same shape as a character."""
+
+    label: str
+    colour: str
+    symbol: str
+    sign: str
+
+
+MARKS: Final = {
+    "self": MarkStyle("itself", "#009e73", "circle", "●"),
+    "first": MarkStyle("the first token", "#9a5fd6", "diamond", "◆"),
+    "other": MarkStyle("another token", "#d55e00", "square", "■"),
+}
+
+SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]
+"""Low to high scores: one hue of falling lightness, both ends apart from white and from near black."""
+
+NEUTRAL: Final = "#757575"
+"""Text and outlines, with the same contrast on white and on near black."""
+
+FIGURE_STYLE: Final = go.layout.Template(
+    layout={
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": NEUTRAL},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 10, "r": 10, "t": 10, "b": 10},
+        "xaxis": {"automargin": True, "gridcolor": "rgba(128,128,128,0.25)", "zeroline": False},
+        "yaxis": {"automargin": True, "gridcolor": "rgba(128,128,128,0.25)", "zeroline": False},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "title": {"side": "top"},
+            "itemsizing": "constant",
+        },
+        "ternary": {
+            "bgcolor": "rgba(0,0,0,0)",
+            **{
+                axis: {"gridcolor": "rgba(128,128,128,0.25)", "linecolor": NEUTRAL}
+                for axis in ("aaxis", "baxis", "caxis")
+            },
+        },
+    }
+)
+"""Transparent paper, light grid, a legend above the figure."""

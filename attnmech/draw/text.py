@@ -1,0 +1,62 @@
+"""How text that nobody vouches for is shown: the one home of escaping.
+
+Tokens, titles and facts may hold anything, markup and invisible characters included.
+
+>>> html_text("<script>"), plotly_text("<b>$x$</b>")
+('&lt;script&gt;', '&lt;b&gt;&#36;x&#36;&lt;/b&gt;')
+"""
+
+import html
+import json
+from collections.abc import Iterable
+from typing import Final
+
+from attnmech.axes import token_text
+
+LONGEST_LABEL: Final = 14
+"""Characters of a token that a tick label shows; the rest becomes an ellipsis."""
+
+_MARKUP_IN_JSON: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+
+
+def visible_token(token: str) -> str:
+    r"""A token as a reader sees it; characters that would not print stand as their code point.
+
+    >>> visible_token(" the"), visible_token("\u202e")
+    ('·the', '⟨202E⟩')
+    """
+    return "".join(
+        character if character.isprintable() else f"⟨{ord(character):04X}⟩" for character in token_text(token)
+    )
+
+
+def token_labels(tokens: Iterable[str]) -> list[str]:
+    """One label a token for plotly axes and hover boxes: its position, which keeps labels apart, and its text.
+
+    >>> token_labels(["What", " <b>"])
+    ['0 What', '1 ·&lt;b&gt;']
+    """
+    return [f"{position} {plotly_text(_shorten(visible_token(token)))}" for position, token in enumerate(tokens)]
+
+
+def plotly_text(text: str) -> str:
+    """Text for a plotly string, where tags, entities and `$…$` would be interpreted, but `&quot;` would not."""
+    return html.escape(text, quote=False).replace("$", "&#36;")
+
+
+def html_text(text: str) -> str:
+    """Text for an HTML element or a quoted attribute; a lone surrogate becomes a question mark."""
+    return html.escape(text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def json_for_script(value: object) -> str:
+    r"""JSON that can stand inside a `<script>` element: ASCII only, and no character that HTML knows.
+
+    >>> json_for_script("</script>")
+    '"\\u003c/script\\u003e"'
+    """
+    return json.dumps(value, ensure_ascii=True, allow_nan=False).translate(_MARKUP_IN_JSON)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"

@@ -1,0 +1,109 @@
+"""A small view whose numbers all differ, with hostile tokens, and its page opened in a real browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnmech.draw.page import render_page
+from attnmech.draw.view import Fact, ScoreView
+
+CHROMIUM = Path("/usr/bin/chromium")
+TOKENS = (
+    "</script><script>window.owned=1</script>",
+    "<img src=x onerror=window.owned=1>",
+    '<a href="javascript:window.owned=1">',
+    " the",
+    "\n$x$",
+    " &amp;",
+    " the",
+)
+HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\u2028"
+
+
+@pytest.fixture(scope="session")
+def view() -> ScoreView:
+    """2 layers × 3 heads × 7 tokens of a causal model without a position term, ranks 0 to 4."""
+    layers, heads, count, ranks = 2, 3, len(TOKENS), 5
+    generator = np.random.default_rng(0)
+    key_bias = generator.normal(size=(layers, heads, 1, count))
+    query_key = generator.normal(size=(layers, heads, count, count))
+    hidden = np.triu(np.ones((count, count), dtype=bool), k=1)
+    scores = np.where(hidden, np.nan, key_bias + query_key).astype(np.float32)
+    exponential = np.where(hidden, 0, np.exp(np.nan_to_num(scores)))
+    ranked_key = np.full((layers, heads, count, ranks), -1, dtype=np.int32)
+    share = generator.uniform(size=(layers, heads, count, ranks)).astype(np.float32)
+    for query in range(count):
+        order = np.argsort(-scores[:, :, query, : query + 1], axis=-1)[..., :ranks]
+        ranked_key[:, :, query, : order.shape[-1]] = order
+    share[:, :, 0] = np.nan
+    share[ranked_key < 0] = np.nan
+    return ScoreView(
+        tokens=TOKENS,
+        layers=(2, 5),
+        scores=scores,
+        pattern=(exponential / exponential.sum(axis=-1, keepdims=True)).astype(np.float32),
+        ranked_key=ranked_key,
+        ranked_share={"key_bias": share, "query_key": 1 - share},
+        key_terms={"key_bias": key_bias[:, :, 0].astype(np.float32)},
+        notes=(f"This model has no position term. {HOSTILE}",),
+    )
+
+
+@pytest.fixture(scope="session")
+def page_html(view: ScoreView) -> str:
+    return render_page(
+        title=f"Title {HOSTILE}",
+        lead=f"Lead {HOSTILE}",
+        view=view,
+        facts=[Fact("layers", "2"), Fact(HOSTILE, HOSTILE, detail=HOSTILE)],
+        checks=[Fact("rows sum to 1", "1e-7", "ok"), Fact("causal", "0.3", "fail", "looks ahead")],
+        provenance={"model": HOSTILE},
+        call='scores.plot("{figure}", layer={layer}, head={head}, rank={rank})  # </script>',
+    )
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=str(CHROMIUM),
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                "--disable-component-update",
+            ],
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Any, page_html: str, tmp_path: Path) -> Iterator[Any]:
+    """The page in an offline browser; fails where it logs an error, throws, or asks for anything but itself."""
+    path = tmp_path / "page.html"
+    path.write_text(page_html, "utf-8")
+    complaints: list[str] = []
+    context = chromium.new_context(offline=True)
+
+    def only_the_file(route: Any) -> None:
+        if route.request.url.startswith(path.as_uri()):
+            route.continue_()
+        else:
+            complaints.append(f"request for {route.request.url}")
+            route.abort()
+
+    context.route("**/*", only_the_file)
+    page = context.new_page()
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(path.as_uri())
+    yield page
+    context.close()
+    assert complaints == []

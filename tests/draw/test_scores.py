@@ -1,0 +1,164 @@
+"""The figures hold the numbers they were given, and mark self, first and other where they are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnmech.draw.scores import (
+    attention_map,
+    highest_key,
+    key_terms,
+    score_shares,
+    share_bars,
+    share_triangle,
+)
+from attnmech.draw.style import MARKS, TERMS
+from attnmech.draw.text import token_labels
+from attnmech.draw.view import ScoreView
+from attnmech.errors import InputError
+
+NAN = np.nan
+TOKENS = ["What", " does", " it", " do"]
+LABELS = ["0 What", "1 ·does", "2 ·it", "3 ·do"]
+# The highest score: row 0 has one key, row 1 itself, row 2 the first token, row 3 key 1.
+SCORES = np.array([[9.0, NAN, NAN, NAN], [0.1, 0.3, NAN, NAN], [2.0, 1.0, -5.0, NAN], [-4.0, -1.0, -2.0, -3.0]])
+SHARES = {
+    "query_key": np.array([NAN, 0.7, 0.1, 0.25]),
+    "key_bias": np.array([NAN, 0.2, 0.3, 0.5]),
+    "position": np.array([NAN, 0.1, 0.6, 0.25]),
+}
+KEYS = np.array([0, 1, 0, 1])
+
+
+def by_meta(figure: Any) -> dict[str, Any]:
+    return {trace.meta: trace for trace in figure.data}
+
+
+def test_the_map_holds_the_scores_and_leaves_hidden_cells_blank() -> None:
+    heatmap = by_meta(attention_map(SCORES, TOKENS))["scores"]
+    np.testing.assert_array_equal(heatmap.z, SCORES)
+    assert list(heatmap.x) == list(heatmap.y) == LABELS
+
+
+def test_each_row_with_a_choice_is_marked_once() -> None:
+    traces = by_meta(attention_map(SCORES, TOKENS))
+    marks = {mark: list(zip(traces[mark].y, traces[mark].x, strict=True)) for mark in MARKS}
+    assert marks == {
+        "self": [("1 ·does", "1 ·does")],
+        "first": [("2 ·it", "0 What")],
+        "other": [("3 ·do", "1 ·does")],
+    }
+
+
+def test_marks_agree_with_a_loop_over_rows(view: ScoreView) -> None:
+    for scores in view.scores.reshape(-1, 7, 7):
+        expected = [-1] + [max(range(row + 1), key=lambda key, row=row: scores[row, key]) for row in range(1, 7)]
+        assert highest_key(scores).tolist() == expected
+
+
+def test_row_0_of_a_bidirectional_model_has_a_choice_and_counts_itself_before_the_first_token() -> None:
+    traces = by_meta(attention_map(np.array([[2.0, 1.0], [0.0, 1.0]]), ["a", "b"]))
+    assert list(traces["self"].y) == ["0 a", "1 b"]
+    assert list(traces["first"].y) == []
+
+
+def test_marks_differ_in_colour_and_shape() -> None:
+    assert len({style.colour for style in MARKS.values()}) == len({style.symbol for style in MARKS.values()}) == 3
+
+
+def test_the_frame_is_drawn_around_the_row_asked_for() -> None:
+    assert not attention_map(SCORES, TOKENS).layout.shapes
+    (frame,) = attention_map(SCORES, TOKENS, outlined=2).layout.shapes
+    assert (frame.y0, frame.y1) == (1.5, 2.5)
+
+
+def test_the_triangle_holds_the_shares_by_where_the_key_stands() -> None:
+    traces = by_meta(share_triangle(SHARES, KEYS, TOKENS))
+    corners = {mark: [list(traces[mark][corner]) for corner in "abc"] for mark in MARKS}
+    assert corners == {
+        "self": [[0.1], [0.2], [0.7]],
+        "first": [[0.6], [0.3], [0.1]],
+        "other": [[0.25], [0.5], [0.25]],
+    }
+    assert list(traces["other"].customdata[0]) == ["3 ·do", "1 ·does"]
+
+
+def test_a_term_that_the_model_lacks_has_share_0_and_its_corner_says_so() -> None:
+    shares = {name: share for name, share in SHARES.items() if name != "position"}
+    figure = share_triangle(shares, KEYS, TOKENS)
+    assert all(value == 0 for trace in figure.data for value in trace.a)
+    assert "not in this model" in figure.layout.ternary.aaxis.title.text
+    assert "not in this model" not in figure.layout.ternary.baxis.title.text
+
+
+def test_bars_hold_every_share_in_one_order() -> None:
+    figure = share_bars(SHARES | {"softcap": np.zeros(4)}, KEYS, TOKENS)
+    assert [trace.meta for trace in figure.data] == [*TERMS, "softcap"]
+    for name, share in SHARES.items():
+        np.testing.assert_array_equal(by_meta(figure)[name].x, share)
+    assert list(figure.data[0].y) == LABELS
+    assert list(figure.data[0].customdata) == ["0 What", "1 ·does", "0 What", "1 ·does"]
+
+
+def test_rows_without_a_key_of_this_rank_are_left_out() -> None:
+    keys, shares = np.array([-1, -1, 1, 2]), {"query_key": np.array([NAN, NAN, 1.0, 1.0])}
+    assert [len(trace.a) for trace in share_triangle(shares, keys, TOKENS).data] == [0, 0, 2]
+    assert list(share_bars(shares, keys, TOKENS).data[0].customdata) == ["", "", "1 ·does", "2 ·it"]
+
+
+def test_both_halves_of_figure_2_stand_in_one_figure() -> None:
+    figure = score_shares(SHARES, KEYS, TOKENS, rank=2)
+    halves = share_triangle(SHARES, KEYS, TOKENS).data + share_bars(SHARES, KEYS, TOKENS).data
+    assert [(trace.type, trace.meta) for trace in figure.data] == [(trace.type, trace.meta) for trace in halves]
+    assert figure.layout.legend.title.text == "the key of rank 2 is"
+
+
+def test_key_terms_are_shown_minus_their_mean() -> None:
+    terms = {"position": np.array([0.0, 1.0, 2.0, 5.0]), "key_bias": np.array([3.0, 3.0, 3.0, 7.0])}
+    traces = by_meta(key_terms(terms, TOKENS))
+    assert traces["position"].y.tolist() == [-2, -1, 0, 3]
+    assert traces["key_bias"].y.tolist() == [-1, -1, -1, 3]
+
+
+def test_without_key_terms_the_figure_says_so() -> None:
+    figure = key_terms({}, TOKENS)
+    assert not figure.data
+    assert "depends on the key alone" in figure.layout.annotations[0].text
+
+
+def test_every_figure_escapes_the_tokens(view: ScoreView) -> None:
+    scores, keys = view.scores[0, 0], view.ranked_key[0, 0, :, 0]
+    shares = {name: share[0, 0, :, 0] for name, share in view.ranked_share.items()}
+    terms = {name: term[0, 0] for name, term in view.key_terms.items()}
+    for figure in (
+        attention_map(scores, view.tokens),
+        score_shares(shares, keys, view.tokens, rank=0),
+        key_terms(terms, view.tokens),
+    ):
+        written = figure.to_json()
+        assert not any(tag in written for tag in ("<img", "<a ", "u003cimg"))
+        assert "img" in written
+
+
+def test_labels_stand_for_the_tokens_of_the_axis(view: ScoreView) -> None:
+    assert list(attention_map(view.scores[0, 0], view.tokens).layout.xaxis.categoryarray) == token_labels(view.tokens)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: attention_map(SCORES, TOKENS[:3]),
+        lambda: share_triangle(SHARES, KEYS, TOKENS[:3]),
+        lambda: share_bars(SHARES, KEYS, TOKENS[:3]),
+        lambda: key_terms({"position": np.zeros(4)}, TOKENS[:3]),
+    ],
+)
+def test_tokens_of_another_text_are_refused(draw: Any) -> None:
+    with pytest.raises(InputError, match="one entry for each of the 3 tokens; got 4"):
+        draw()
+
+
+def test_shares_of_no_term_are_refused() -> None:
+    with pytest.raises(InputError, match="at least one term"):
+        share_bars({}, KEYS, TOKENS)
