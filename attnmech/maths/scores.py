@@ -66,8 +66,9 @@ class ScoreParts:
     def term(self, name: str, rows: slice = slice(None)) -> Float[Tensor, "#batch #head #row #key"]:
         """One term for a block of query rows; axes along which it does not change have length 1."""
         if name == "mask":
-            hidden = torch.finfo(self.query_from_input.dtype).min
-            return torch.where(self.visible[:, :, rows], 0.0, hidden).to(self.query_from_input.dtype)
+            dtype = self.query_from_input.dtype
+            seen = self.visible[:, :, rows]
+            return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
         if name == "position":
             assert self.position is not None
             return self.position if self.position.shape[2] == 1 else self.position[:, :, rows]

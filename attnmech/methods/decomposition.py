@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pandas as pd
 import torch
@@ -48,7 +48,8 @@ def decompose_scores(
     `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the model's own position tensors;
     none is a remainder. Their sum is compared with the scores that the model really used, over every visible
     pair of real tokens: where they differ by more than 1e-5 of the layer's largest visible score (float32;
-    1e-12 in float64), `ExactnessError` is raised and nothing is returned.
+    1e-12 in float64), `ExactnessError` is raised and nothing is returned. `CertificateError` is raised for a
+    model whose certificate does not prove `attn_in` and `scores`.
 
     >>> split = am.decompose_scores(model, "The keys are here.")          # doctest: +SKIP
     >>> split.terms["key_bias"].shape        # [batch layer head query key], 1 where it does not change
@@ -59,9 +60,11 @@ def decompose_scores(
     Memory grows with the length of the text, not with its square, until a term is asked for.
     """
     chosen = model.points.check_layers(layers)
+    captures = model.points.resolve(["attn_in"], chosen, model.refused)
+    model.points.resolve(["scores"], chosen, model.refused)
     batch = model.encode(inputs, bos=bos)
     audit = _Audit(model, batch, chosen, fold_norm)
-    model.forward(batch, captures=[("attn_in", layer) for layer in chosen], observers=[audit])
+    model.forward(batch, captures=captures, observers=[audit])
     audit.require_exact()
     options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm}
     return ScoreDecomposition(
@@ -279,7 +282,7 @@ class ScoreDecomposition(Result):
 
     def plot(
         self,
-        figure: Literal["attention_map", "score_shares", "key_terms"] = "score_shares",
+        figure: str = "score_shares",
         *,
         layer: int | None = None,
         head: int = 0,
@@ -465,6 +468,8 @@ class Contrast(Mapping[str, Tensor]):
         heads = self.total.shape[2]
         if not 0 <= head < heads:
             raise InputError(f"`head` must be from 0 to {heads - 1}; got {head!r}.")
+        if not 0 <= sequence < len(self.words):
+            raise InputError(f"`sequence` must be from 0 to {len(self.words) - 1}; got {sequence!r}.")
         total = float(self.total[sequence, index, head])
         query, a, b = self.words[sequence]
         if math.isnan(total):

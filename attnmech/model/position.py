@@ -48,10 +48,10 @@ def rotary_tables(
 
 
 def rotate_halves(
-    x: Float[Tensor, "... position d_head"],
-    cos: Float[Tensor, "... position d_head"],
-    sin: Float[Tensor, "... position d_head"],
-) -> Float[Tensor, "... position d_head"]:
+    x: Float[Tensor, "*axes d_head"],
+    cos: Float[Tensor, "*#axes d_head"],
+    sin: Float[Tensor, "*#axes d_head"],
+) -> Float[Tensor, "*axes d_head"]:
     """Rotary position embedding in Llama's layout: dimension i turns with dimension i + d/2.
 
     (x_i, x_{i+d/2}) ↦ (x_i cos − x_{i+d/2} sin, x_{i+d/2} cos + x_i sin), with the model's own tables, which
