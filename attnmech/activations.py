@@ -26,7 +26,7 @@ class Batch:
     """Further inputs of the model, such as token types."""
 
     @property
-    def lengths(self) -> Int[Tensor, "batch"]:
+    def lengths(self) -> Int[Tensor, " batch"]:
         """Number of real tokens of every sequence."""
         return self.mask.sum(dim=1)
 

@@ -164,7 +164,10 @@ def _print_report(console: Console, model: "HookedModel", frame: "pd.DataFrame",
 
 def _print_certificate(console: Console, model: "HookedModel", certificate: "Certificate") -> None:
     console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
-    table = Table(title=f"layers probed: {', '.join(map(str, certificate.layers))}", title_justify="left")
+    table = Table(
+        title=f"every layer checked; edits tried in layers {', '.join(map(str, certificate.edited))}",
+        title_justify="left",
+    )
     for column in ("check", "", "statement", "evidence"):
         table.add_column(column, overflow="fold")
     for item in certificate.checks:

@@ -2,7 +2,9 @@
 
 score_ij = scale · (R_i q_i)·(R_j k_j) + position_ij + mask_ij,   q_i = x_i W_Q + b_Q,   k_j = x_j W_K + b_K
 
-with R the rotation of rotary models (none elsewhere). Multiplied out:
+with R the rotation of rotary models (none elsewhere). Where the model normalises queries and keys (qk-norm), the
+norm's multipliers are frozen at their values and stand with R; the bias terms then depend on query and key. Where
+it caps scores softly at c, what the cap changes is a term of its own. Multiplied out:
 
 | term         | formula                           | depends on            |
 |--------------|-----------------------------------|-----------------------|
@@ -11,6 +13,7 @@ with R the rotation of rotary models (none elsewhere). Multiplied out:
 | `query_bias` | scale · (x_i W_Q) R_{j−i} b_K       | query; with rotary also distance |
 | `constant`   | scale · b_Q R_{j−i} b_K             | nothing; with rotary distance |
 | `position`   | the model's own position term     | distance              |
+| `softcap`    | c · tanh(Σ/c) − Σ, Σ the sum of the terms above | query and key |
 | `mask`       | 0 where j is visible, else the lowest finite number | query and key |
 """
 
@@ -41,6 +44,7 @@ class ScoreParts:
     scale: float
     position: Float[Tensor, "#batch #head #query key"] | None
     visible: Bool[Tensor, "batch 1 query key"]
+    softcap: float | None = None
 
     def names(self) -> tuple[str, ...]:
         """The terms that these scores have, in the order of the table."""
@@ -50,6 +54,7 @@ class ScoreParts:
             "query_bias": self.key_from_bias is not None,
             "constant": self.query_from_bias is not None and self.key_from_bias is not None,
             "position": self.position is not None,
+            "softcap": self.softcap is not None,
             "mask": True,
         }
         return tuple(name for name, present in has.items() if present)
@@ -72,6 +77,10 @@ class ScoreParts:
         if name == "position":
             assert self.position is not None
             return self.position if self.position.shape[2] == 1 else self.position[:, :, rows]
+        if name == "softcap":
+            assert self.softcap is not None
+            uncapped = self._sum(rows)
+            return self.softcap * torch.tanh(uncapped / self.softcap) - uncapped
         query = self.query_from_bias if name in ("key_bias", "constant") else self.query_from_input
         key = self.key_from_bias if name in ("query_bias", "constant") else self.key_from_input
         assert query is not None and key is not None
@@ -79,9 +88,13 @@ class ScoreParts:
 
     def total(self, rows: slice = slice(None)) -> Float[Tensor, "batch head row key"]:
         """Σ terms without the mask: what the score would be if every key were visible."""
+        total = self._sum(rows)
+        return total if self.softcap is None else self.softcap * torch.tanh(total / self.softcap)
+
+    def _sum(self, rows: slice) -> Float[Tensor, "batch head row key"]:
         total = self.term("query_key", rows)
         for name in self.names():
-            if name not in ("query_key", "mask"):
+            if name not in ("query_key", "softcap", "mask"):
                 total = total + self.term(name, rows)
         return total
 
@@ -97,7 +110,10 @@ def score_parts(
     position: Float[Tensor, "#batch #head #query key"] | None,
     visible: Bool[Tensor, "batch 1 query key"],
     rotate: Rotation | None = None,
-    shift: Float[Tensor, "d_model"] | None = None,
+    query_norm: Float[Tensor, "batch head position d_head"] | None = None,
+    key_norm: Float[Tensor, "batch kv_head position d_head"] | None = None,
+    softcap: float | None = None,
+    shift: Float[Tensor, " d_model"] | None = None,
 ) -> ScoreParts:
     """Splits q and k of one layer into input and bias parts.
 
@@ -107,15 +123,28 @@ def score_parts(
     group = W_Q.shape[0] // W_K.shape[0]
     query, query_bias = _split(x, W_Q, b_Q, shift)
     key, key_bias = _split(x, W_K, b_K, shift)
+    query, query_bias = _as_scored(query, query_bias, rotate, query_norm)
+    key, key_bias = _as_scored(key, key_bias, rotate, key_norm)
     key = repeat(key, "batch kv key d_head -> batch (kv group) key d_head", group=group)
     if key_bias is not None:
-        key_bias = repeat(key_bias, "kv d_head -> (kv group) d_head", group=group)
-    if rotate is not None:
-        query, key = rotate(query), rotate(key)
-        batch, positions = x.shape[:2]
-        query_bias = _rotated_bias(query_bias, rotate, batch, positions)
-        key_bias = _rotated_bias(key_bias, rotate, batch, positions)
-    return ScoreParts(query, key, query_bias, key_bias, scale, position, visible)
+        kv = "kv" if key_bias.ndim == 2 else "batch kv key"
+        key_bias = repeat(key_bias, f"{kv} d_head -> {kv.replace('kv', '(kv group)')} d_head", group=group)
+    return ScoreParts(query, key, query_bias, key_bias, scale, position, visible, softcap)
+
+
+def _as_scored(
+    from_input: Tensor, from_bias: Tensor | None, rotate: Rotation | None, norm: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Input and bias part after the norm's multipliers and the rotation; the bias at every position if need be."""
+    if from_bias is not None and (rotate is not None or norm is not None):
+        batch, _, positions, _ = from_input.shape
+        from_bias = repeat(from_bias, "head d_head -> batch head position d_head", batch=batch, position=positions)
+
+    def scored(part: Tensor) -> Tensor:
+        part = part if norm is None else part * norm
+        return part if rotate is None else rotate(part)
+
+    return scored(from_input), None if from_bias is None else scored(from_bias)
 
 
 def _split(
@@ -125,13 +154,6 @@ def _split(
         from_shift = einsum(shift, W, "d_model, head d_model d_head -> head d_head")
         x, b = x - shift, from_shift if b is None else from_shift + b
     return einsum(x, W, "batch position d_model, head d_model d_head -> batch head position d_head"), b
-
-
-def _rotated_bias(bias: Tensor | None, rotate: Rotation, batch: int, positions: int) -> Tensor | None:
-    if bias is None:
-        return None
-    everywhere = repeat(bias, "head d_head -> batch head position d_head", batch=batch, position=positions)
-    return rotate(everywhere)
 
 
 def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]:

@@ -132,7 +132,7 @@ class _Audit:
                 )
 
 
-def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, "head"]:
+def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
     """max |value| over the kept cells, a head; NaN where one of them is NaN."""
     return value.double().abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3))
 
@@ -360,14 +360,19 @@ class ScoreDecomposition(Result):
         return {
             "layers": list(self.layers),
             "scales": [parts.scale for parts in self.parts],
+            "softcaps": [parts.softcap for parts in self.parts],
             "tokens": [list(row) for row in self.tokens],
         }
 
     @classmethod
     def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
         parts = tuple(
-            ScoreParts(**{name: tensors.get(f"{index}.{name}") for name in _PART_TENSORS}, scale=scale)  # type: ignore[arg-type]
-            for index, scale in enumerate(facts["scales"])
+            ScoreParts(
+                **{name: tensors.get(f"{index}.{name}") for name in _PART_TENSORS},  # type: ignore[arg-type]
+                scale=scale,
+                softcap=softcap,
+            )
+            for index, (scale, softcap) in enumerate(zip(facts["scales"], facts["softcaps"], strict=True))
         )
         return cls(
             tuple(facts["layers"]),
@@ -521,7 +526,7 @@ def _shares_of(parts: ScoreParts, ranks: int, real: Tensor) -> tuple[Tensor, dic
     return keys, term_shares(terms, visible, keys)
 
 
-def _one_sequence(parts: ScoreParts, sequence: int, here: Int[Tensor, "position"]) -> ScoreParts:
+def _one_sequence(parts: ScoreParts, sequence: int, here: Int[Tensor, " position"]) -> ScoreParts:
     """The parts of one text at its real tokens."""
 
     def cut(value: Tensor | None) -> Tensor | None:
@@ -539,6 +544,7 @@ def _one_sequence(parts: ScoreParts, sequence: int, here: Int[Tensor, "position"
         parts.scale,
         position,
         parts.visible[sequence][None, :, here][..., here],
+        parts.softcap,
     )
 
 
@@ -553,7 +559,7 @@ def _key_terms(parts: ScoreParts, length: int) -> dict[str, Tensor]:
 
 def _changes_along_rows(parts: ScoreParts, name: str) -> bool:
     """Whether a term differs between queries."""
-    if name == "mask":
+    if name in ("mask", "softcap"):
         return True
     if name == "position":
         return parts.position is not None and parts.position.shape[2] > 1

@@ -1,156 +1,340 @@
-"""All differences between architectures: one table of where things stand and how the block is built.
+"""All differences between architectures: one table of where things stand and how the blocks are built.
 
 Adding an architecture is one entry here and one line in the tests' list. Everything else in attnmech reads
 this table and never asks which architecture it has.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
-from .attention import BloomAttention
-from .position import rotate_halves
-from .weights import Fused, Separate
+from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
+from .stand_ins import BloomAttention, FalconAttention, GPTJAttention, MptAttention
+from .weights import Fused, Grouped, Layout, Separate
+
+Config: TypeAlias = Any
+"""A transformers config; which entries it has depends on the family."""
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """How a family adds ALiBi, for the closed form that the certificate checks.
+
+    position_hj = slope_h · factor · place_j, with place_j counted from the first real token, or from the end.
+    """
+
+    slopes: Callable[[int], Tensor] = alibi_slopes
+    factor: float = 1.0
+    from_end: bool = False
+    rounded_to: torch.dtype = torch.float32
+    """The precision in which the family computes slope · place, whatever the model's."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Where one family of models keeps its parts, and how its blocks put them together.
+    """Where a model keeps its parts, and how its blocks put them together.
 
     Paths are dotted. `blocks` and `embed_norm` start at the base model; `attention`, `out`, `attn_out`,
-    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv` at the attention module.
+    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv` and `qk_norm` at the
+    attention module.
     """
 
     name: str
     blocks: str
     attention: str
     """The module that is given `attn_in`."""
-    qkv: Fused | Separate
+    qkv: Layout
     out: str
     """The projection whose output is `attn_raw`."""
-    attn_out: str
-    """The module whose output is added to the stream."""
     mid_norm: str | None
-    """The norm whose input is `resid_mid`."""
+    """The norm whose input is `resid_mid`; None where attention and MLP are added in one step."""
     mlp_out: str
     """The module whose output the MLP adds to the stream."""
-    norm: Literal["pre", "post"]
+    n_heads: int = 0
+    """0 where the config says it in the usual places; likewise the heads of keys and values."""
+    n_kv_heads: int = 0
+    attn_out: str = ""
+    """The module whose output is added to the stream, where that is not `out`."""
+    norm: Literal["pre", "post"] = "pre"
     """Whether norms stand before attention and MLP, or after the sums."""
     attn_norm: str | None = None
     """Pre-norm only: the norm whose output is `attn_in`."""
     post_norm: str | None = None
     """Post-norm only: the norm whose output is `resid_post`."""
     embed_norm: str | None = None
-    position: Literal["alibi", "rotary", "learned"] = "learned"
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    own_attention: Callable[[nn.Module], nn.Module] | None = None
+    embed_scale: float = 1.0
+    """By what rows of the token embedding are multiplied."""
+    alibi: Alibi | None = None
+    rotary: Rotary | None = None
+    qk_norm: tuple[str, str] | None = None
+    """Norms of the queries and keys of each head, which multiply by one number a token and dimension."""
+    query_scale: float = 1.0
+    """By what the model multiplies q before its attention is called."""
+    stand_in: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
-    position_limit: str | None = None
-    """The entry of the config that says how many positions were learned; None where any number works."""
-    causal: Callable[[PreTrainedConfig], bool] = lambda config: True
-    refuses: Callable[[PreTrainedConfig], str | None] = lambda config: None
-    """Why a model of this family cannot be taken, from its config; None where it can."""
+    position_limit: int | None = None
+    """How many positions there are; None where any number works."""
+    causal: bool = True
+    trusted: Literal["eager", "sdpa"] | None = None
+    """The attention of transformers that computes what was trained, where the other does not."""
 
 
-def _bloom_refuses(config: PreTrainedConfig) -> str | None:
-    if getattr(config, "apply_residual_connection_post_layernorm", False):
-        return "apply_residual_connection_post_layernorm=True (the stream itself is normalised in every block)"
-    return None
+def _refuse(reason: str) -> NoReturn:
+    raise UnsupportedModelError(f"a model with {reason} is not supported.")
 
 
-def _cross_attention_refused(config: PreTrainedConfig) -> str | None:
-    if getattr(config, "add_cross_attention", False):
-        return "add_cross_attention=True (cross-attention to another model's states)"
-    return None
-
-
-ARCHITECTURES: Final[dict[str, Architecture]] = {
-    "bloom": Architecture(
+def _bloom(config: Config) -> Architecture:
+    if config.apply_residual_connection_post_layernorm:
+        _refuse("apply_residual_connection_post_layernorm=True (the stream itself is normalised in every block)")
+    return Architecture(
         name="BLOOM",
         blocks="h",
         attention="self_attention",
         qkv=Fused("query_key_value", "head qkv d_head"),
         out="self_attention.dense",
-        attn_out="self_attention.dense",
         attn_norm="input_layernorm",
         mid_norm="post_attention_layernorm",
         mlp_out="mlp.dense_4h_to_h",
-        norm="pre",
         embed_norm="word_embeddings_layernorm",
-        position="alibi",
-        own_attention=BloomAttention,
-        refuses=_bloom_refuses,
-    ),
-    "gpt2": Architecture(
+        alibi=Alibi(),
+        stand_in=BloomAttention,
+    )
+
+
+def _mpt(config: Config) -> Architecture:
+    if config.attn_config.clip_qkv:
+        _refuse("clip_qkv (queries and keys that are clipped are no sum of terms)")
+    return Architecture(
+        name="MPT",
+        blocks="blocks",
+        attention="attn",
+        qkv=Fused("Wqkv", "qkv head d_head"),
+        out="attn.out_proj",
+        attn_norm="norm_1",
+        mid_norm="norm_2",
+        mlp_out="ffn.down_proj",
+        alibi=Alibi(alibi_slopes_mpt, from_end=True),
+        stand_in=MptAttention,
+        position_limit=config.max_seq_len,
+    )
+
+
+def _falcon(config: Config) -> Architecture:
+    heads = int(config.num_attention_heads)
+    shared = config.new_decoder_architecture or not config.multi_query
+    two_norms = config.new_decoder_architecture and config.num_ln_in_parallel_attn in (None, 2)
+    serial = not (config.parallel_attn or config.new_decoder_architecture)
+    d_head = config.hidden_size // heads
+    return Architecture(
+        name="Falcon",
+        blocks="h",
+        attention="self_attention",
+        qkv=Grouped("query_key_value"),
+        out="self_attention.dense",
+        attn_norm="ln_attn" if two_norms else "input_layernorm",
+        mid_norm="post_attention_layernorm" if serial else None,
+        mlp_out="mlp",
+        alibi=Alibi(factor=d_head**-0.5, rounded_to=torch.bfloat16) if config.alibi else None,
+        rotary=None if config.alibi else HALVES,
+        stand_in=FalconAttention,
+        trusted="sdpa" if config.alibi else None,
+        n_heads=heads,
+        n_kv_heads=int(config.num_kv_heads) if shared else 1,
+    )
+
+
+def _gpt2(config: Config) -> Architecture:
+    if config.add_cross_attention:
+        _refuse("add_cross_attention=True (cross-attention to another model's states)")
+    return Architecture(
         name="GPT-2",
         blocks="h",
         attention="attn",
         qkv=Fused("c_attn", "qkv head d_head"),
         out="attn.c_proj",
-        attn_out="attn.c_proj",
         attn_norm="ln_1",
         mid_norm="ln_2",
         mlp_out="mlp",
-        norm="pre",
-        position_limit="n_positions",
-        refuses=_cross_attention_refused,
-    ),
-    "llama": Architecture(
-        name="Llama",
+        position_limit=config.n_positions,
+    )
+
+
+def _gptj(config: Config) -> Architecture:
+    d_head = config.hidden_size // config.num_attention_heads
+    return Architecture(
+        name="GPT-J",
+        blocks="h",
+        attention="attn",
+        qkv=GPTJAttention.layout,
+        out="attn.out_proj",
+        attn_norm="ln_1",
+        mid_norm=None,
+        mlp_out="mlp",
+        rotary=replace(PAIRS, share=(config.rotary_dim or d_head) / d_head, theta=10_000.0),
+        stand_in=GPTJAttention,
+        position_limit=config.n_positions,
+    )
+
+
+def _gpt_neox(config: Config) -> Architecture:
+    return Architecture(
+        name="GPT-NeoX",
+        blocks="layers",
+        attention="attention",
+        qkv=Fused("query_key_value", "head qkv d_head"),
+        out="attention.dense",
+        attn_norm="input_layernorm",
+        mid_norm=None if config.use_parallel_residual else "post_attention_layernorm",
+        mlp_out="mlp",
+        rotary=replace(HALVES, share=config.rope_parameters.get("partial_rotary_factor", 1.0)),
+    )
+
+
+def _opt(config: Config) -> Architecture:
+    pre = config.do_layer_norm_before
+    return Architecture(
+        name="OPT",
+        blocks="decoder.layers",
+        attention="self_attn",
+        qkv=Separate("q_proj", "k_proj", "v_proj"),
+        out="self_attn.out_proj",
+        norm="pre" if pre else "post",
+        attn_norm="self_attn_layer_norm" if pre else None,
+        mid_norm="final_layer_norm" if pre else "self_attn_layer_norm",
+        post_norm=None if pre else "final_layer_norm",
+        mlp_out="fc2",
+        query_scale=(config.hidden_size // config.num_attention_heads) ** -0.5,
+        position_limit=config.max_position_embeddings,
+    )
+
+
+def _llama(config: Config, name: str = "Llama") -> Architecture:
+    return Architecture(
+        name=name,
         blocks="layers",
         attention="self_attn",
         qkv=Separate("q_proj", "k_proj", "v_proj"),
         out="self_attn.o_proj",
-        attn_out="self_attn.o_proj",
         attn_norm="input_layernorm",
         mid_norm="post_attention_layernorm",
         mlp_out="mlp",
-        norm="pre",
-        position="rotary",
-        rotate=rotate_halves,
-    ),
-    "bert": Architecture(
-        name="BERT",
+        rotary=HALVES,
+    )
+
+
+def _mistral(config: Config) -> Architecture:
+    return _llama(config, "Mistral")
+
+
+def _qwen2(config: Config) -> Architecture:
+    return _llama(config, "Qwen2")
+
+
+def _qwen3(config: Config) -> Architecture:
+    return replace(_llama(config, "Qwen3"), qk_norm=("q_norm", "k_norm"))
+
+
+def _gpt_oss(config: Config) -> Architecture:
+    return replace(_llama(config, "gpt-oss"), rotary=HALVES_ONCE)
+
+
+def _gemma2(config: Config) -> Architecture:
+    if getattr(config, "use_bidirectional_attention", False):
+        _refuse("use_bidirectional_attention=True")
+    return replace(
+        _llama(config, "Gemma 2"),
+        attn_out="post_attention_layernorm",
+        mid_norm="pre_feedforward_layernorm",
+        mlp_out="post_feedforward_layernorm",
+        embed_scale=config.hidden_size**0.5,
+    )
+
+
+def _bert(config: Config, name: str = "BERT") -> Architecture:
+    if config.add_cross_attention:
+        _refuse("add_cross_attention=True (cross-attention to another model's states)")
+    return Architecture(
+        name=name,
         blocks="encoder.layer",
         attention="attention.self",
         qkv=Separate("query", "key", "value"),
         out="attention.output.dense",
-        attn_out="attention.output.dense",
         mid_norm="attention.output.LayerNorm",
         mlp_out="output.dense",
         norm="post",
         post_norm="output.LayerNorm",
         embed_norm="embeddings.LayerNorm",
-        position_limit="max_position_embeddings",
-        causal=lambda config: bool(getattr(config, "is_decoder", False)),
-        refuses=_cross_attention_refused,
-    ),
+        position_limit=config.max_position_embeddings,
+        causal=bool(config.is_decoder),
+    )
+
+
+def _roberta(config: Config) -> Architecture:
+    # Positions are counted from padding_idx + 1, so the table holds fewer tokens than it has rows.
+    limit = config.max_position_embeddings - config.pad_token_id - 1
+    return replace(_bert(config, "RoBERTa"), position_limit=limit)
+
+
+ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture]]] = {
+    "bert": _bert,
+    "bloom": _bloom,
+    "falcon": _falcon,
+    "gemma2": _gemma2,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "gpt_oss": _gpt_oss,
+    "gptj": _gptj,
+    "llama": _llama,
+    "mistral": _mistral,
+    "mpt": _mpt,
+    "opt": _opt,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "roberta": _roberta,
+    "xlm-roberta": _roberta,
 }
 """By transformers' `config.model_type`."""
+
+_RECURRENT: Final = "a model without attention: its layers carry a state from token to token"
+_SPARSE: Final = (
+    "whose attention is sparse, or local and global with projections of its own; take a model with full attention"
+)
+_LATENT: Final = "whose keys and values come from a shared latent vector, which the score ledger does not split"
+
+REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
+    **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v4"), _LATENT),
+}
+"""Families that cannot be taken, each with the reason."""
 
 
 def architecture_of(model: nn.Module) -> Architecture:
     """The table's entry for a model; `UnsupportedModelError` names what cannot be taken, and why."""
-    known = ", ".join(entry.name for entry in ARCHITECTURES.values())
+    known = ", ".join(sorted(ARCHITECTURES))
     if not isinstance(model, PreTrainedModel):
         what = "not a transformers model" if _attends(model) else "a model without attention"
         raise UnsupportedModelError(f"expected a transformers model ({known}); got {type(model).__name__}, {what}.")
-    entry = ARCHITECTURES.get(model.config.model_type)
-    if entry is None:
+    kind = model.config.model_type
+    if kind in REFUSED:
+        what = REFUSED[kind]
+    else:
         what = "which attnmech does not know yet" if _attends(model) else "a model without attention"
+    entry = ARCHITECTURES.get(kind)
+    if entry is None:
         raise UnsupportedModelError(
             f"expected a model of one of these families: {known}; got {type(model).__name__} "
-            f"(model_type {model.config.model_type!r}), {what}."
+            f"(model_type {kind!r}), {what}."
         )
-    reason = entry.refuses(model.config)
-    if reason is not None:
-        raise UnsupportedModelError(f"{type(model).__name__} with {reason} is not supported.")
-    return entry
+    plan = entry(model.config)
+    heads = plan.n_heads or int(model.config.num_attention_heads)
+    kv_heads = plan.n_kv_heads or int(getattr(model.config, "num_key_value_heads", None) or heads)
+    return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
 
 
 def _attends(model: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 Every score, pattern and z that attnmech reports, edits or reduces comes from `attend`. Models reach it
 through transformers' attention interface, or through a module of ours that stands in for theirs
-(`BloomAttention`). The mask arrives as a rule (`MaskRule`) and is evaluated a block of rows at a time,
+(`attnmech.model.stand_ins`). The mask arrives as a rule (`MaskRule`) and is evaluated a block of rows at a time,
 so that no [query key] mask need exist.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..errors import UnsupportedModelError
-from .tap import Tap
+from .tap import Notes, Tap
 
 IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
@@ -38,6 +38,13 @@ class MaskRule:
     allows: Callable[..., Tensor]
     padding: Bool[Tensor, "batch key"] | None
     device: torch.device
+
+    ndim = 0
+    """Models that would look into a mask tensor (Falcon) find that this is none."""
+
+    def to(self, *_: Any) -> "MaskRule":
+        """Itself: a rule has no type to be cast to (MPT asks)."""
+        return self
 
     def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
         """True where the query of that row may look at the key."""
@@ -87,6 +94,8 @@ class RowBlock:
     hold the lowest finite number. `position` is the model's own position term, None where scores have none.
     """
 
+    stack: str
+    """The label of the stack, empty where the model has one."""
     layer: int
     rows: range
     q: Float[Tensor, "batch head row d_head"]
@@ -95,8 +104,10 @@ class RowBlock:
     scale: float
     position: Float[Tensor, "#batch #head #query key"] | None
     mask: MaskRule
-    rotary: tuple[Tensor, Tensor] | None
-    """Cosine and sine tables that the model rotated q and k with."""
+    softcap: float | None
+    sink: Float[Tensor, " head"] | None
+    notes: Notes
+    """Rotary tables and norm scales of this layer's queries and keys."""
     visible: Bool[Tensor, "batch 1 row key"]
     scores: Float[Tensor, "batch head row key"]
     pattern: Float[Tensor, "batch head row key"]
@@ -110,20 +121,23 @@ def attend(
     scale: float,
     position: Float[Tensor, "#batch #head #query key"] | None,
     mask: MaskRule,
-    tap: Tap,
-    layer: int,
+    site: "Site",
+    softcap: float | None = None,
+    sink: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch query head d_head"]:
     """Attention of one layer, a block of rows at a time.
 
-    score_ij = scale · q_i·k_j + position_ij where the mask lets i see j, else the lowest finite number;
-    pattern_i = softmax_j(score_ij); z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups
-    of head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
+    score_ij = scale · q_i·k_j + position_ij, soft-capped to c·tanh(score/c) where the model does so, where the
+    mask lets i see j, else the lowest finite number; pattern_i = softmax_j(score_ij), with a sink as one more
+    logit in the normaliser; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of
+    head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
     eager attention. The softmax is taken in float32 or, in a float64 model, in float64.
     """
-    q, k = (_visit_by_position(tap, name, layer, value) for name, value in (("q_rot", q), ("k_rot", k)))
+    tap, layer = site.tap, site.layer
+    q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
     group = q.shape[1] // k.shape[1]
     keys, values = (repeat(x, "batch kv key d -> batch (kv group) key d", group=group) for x in (k, v))
-    whole = any(tap.wants(name, layer) for name in ("scores", "pattern"))
+    whole = any(tap.wants(site.point(name), layer) for name in ("scores", "pattern"))
     blocks = []
     for rows in _row_blocks(q, keys, whole):
         visible = mask.visible(rows)
@@ -132,26 +146,38 @@ def attend(
         scores = torch.matmul(queries, keys.transpose(-1, -2)) * scale
         if place is not None:
             scores = scores + place
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        scores = tap.visit("scores", layer, scores, owned=True)
+        scores = tap.visit(site.point("scores"), layer, scores, owned=True)
         precision = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        pattern = torch.softmax(scores, dim=-1, dtype=precision).to(scores.dtype)
-        pattern = tap.visit("pattern", layer, pattern, owned=True)
+        pattern = _softmax(scores.to(precision), sink).to(scores.dtype)
+        pattern = tap.visit(site.point("pattern"), layer, pattern, owned=True)
         if tap.under_way.observers:
-            rotary = tap.under_way.rotary
-            block = RowBlock(layer, rows, queries, k, v, scale, position, mask, rotary, visible, scores, pattern)
+            notes = tap.under_way.notes
+            block = RowBlock(
+                site.stack, layer, rows, queries, k, v, scale, position, mask, softcap, sink, notes,
+                visible, scores, pattern,
+            )  # fmt: skip
             for observe in tap.under_way.observers:
                 observe(block, tap.under_way.values)
         blocks.append(torch.matmul(pattern, values))
     z = rearrange(torch.cat(blocks, dim=2), "batch head query d_head -> batch query head d_head")
-    return tap.visit("z", layer, z)
+    return tap.visit(site.point("z"), layer, z)
 
 
-def _visit_by_position(tap: Tap, name: str, layer: int, value: Tensor) -> Tensor:
-    if not tap.wants(name, layer):
+def _softmax(scores: Tensor, sink: Tensor | None) -> Tensor:
+    if sink is None:
+        return torch.softmax(scores, dim=-1)
+    column = sink.to(scores)[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
+
+
+def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
+    if not site.tap.wants(site.point(name), site.layer):
         return value
     swapped = rearrange(value, "batch head position d_head -> batch position head d_head")
-    visited = tap.visit(name, layer, swapped)
+    visited = site.tap.visit(site.point(name), site.layer, swapped)
     return rearrange(visited, "batch position head d_head -> batch head position d_head")
 
 
@@ -169,10 +195,15 @@ def _row_blocks(q: Tensor, keys: Tensor, whole: bool) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where in the model an attention module stands: which tap it reports to, and as which layer."""
+    """Where in the model an attention module stands: which tap it reports to, and as which layer of which stack."""
 
     tap: Tap
     layer: int
+    stack: str = ""
+
+    def point(self, name: str) -> str:
+        """The full name of a point of this stack: "pattern", or "cross.pattern" where there are several."""
+        return f"{self.stack}.{name}" if self.stack else name
 
 
 def attention_of_site(
@@ -183,6 +214,9 @@ def attention_of_site(
     attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in place of its own attention; the arguments are transformers' own."""
@@ -201,53 +235,16 @@ def attention_of_site(
         key,
         value,
         scale=scale,
-        position=None,
+        position=position_bias,
         mask=attention_mask,
-        tap=site.tap,
-        layer=site.layer,
+        site=site,
+        softcap=softcap,
+        sink=s_aux,
     )
     return z, None
 
 
-_CHANGES_THE_SCORES: Final = ("softcap", "s_aux", "position_bias", "head_mask", "sliding_window")
+_CHANGES_THE_SCORES: Final = ("head_mask", "attn_bias", "alibi")
 
 AttentionInterface.register(IMPLEMENTATION, attention_of_site)
 AttentionMaskInterface.register(IMPLEMENTATION, mask_rule)
-
-
-class BloomAttention(nn.Module):
-    """Stands in for transformers' BloomAttention, which has attention code of its own.
-
-    It uses the projections of the module it replaces, and the ALiBi tensor that the model hands down.
-    """
-
-    attnmech_site: Site
-
-    def __init__(self, original: nn.Module) -> None:
-        super().__init__()
-        self.query_key_value: nn.Module = original.query_key_value  # type: ignore[assignment]
-        self.dense: nn.Module = original.dense  # type: ignore[assignment]
-        self.num_heads = int(original.num_heads)  # type: ignore[arg-type]
-        self.scale = float(original.inv_norm_factor)  # type: ignore[arg-type]
-
-    def forward(
-        self, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: MaskRule, **_: Any
-    ) -> tuple[Tensor, None]:
-        """transformers' signature: the new residual stream, and no weights."""
-        q, k, v = rearrange(
-            self.query_key_value(hidden_states),
-            "batch position (head qkv d_head) -> qkv batch head position d_head",
-            head=self.num_heads,
-            qkv=3,
-        )
-        z = attend(
-            q,
-            k,
-            v,
-            scale=self.scale,
-            position=rearrange(alibi, "(batch head) query key -> batch head query key", head=self.num_heads),
-            mask=attention_mask,
-            tap=self.attnmech_site.tap,
-            layer=self.attnmech_site.layer,
-        )
-        return residual + self.dense(rearrange(z, "batch query head d_head -> batch query (head d_head)")), None

@@ -56,8 +56,8 @@ class Certificate:
     model: str
     checks: tuple[Check, ...]
     lens: tuple[LensHook, ...]
-    layers: tuple[int, ...]
-    """The layers that were probed: all, or of a deep model some."""
+    edited: tuple[int, ...]
+    """The layers in which edits were tried: all, or of a deep model some. All else was checked in every layer."""
 
     @property
     def ok(self) -> bool:
@@ -66,8 +66,13 @@ class Certificate:
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that failed."""
-        return tuple(check for check in self.checks if check.passed is False)
+        """The checks that failed and leave points unproven."""
+        return tuple(check for check in self.checks if check.passed is False and check.points)
+
+    @property
+    def remarks(self) -> tuple[Check, ...]:
+        """The checks that failed through no fault of these points: another implementation computes something else."""
+        return tuple(check for check in self.checks if check.passed is False and not check.points)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -83,7 +88,8 @@ class Certificate:
         """One sentence."""
         tried = sum(check.passed is not None for check in self.checks)
         if self.ok:
-            return f"certified: {tried} checks hold"
+            remarks = f" ({', '.join(f'{check.name} differs' for check in self.remarks)})" if self.remarks else ""
+            return f"certified: {tried - len(self.remarks)} checks hold{remarks}"
         first = self.failed[0]
         return f"NOT certified: {len(self.failed)} of {tried} checks fail, first {first.name!r} ({first.detail})"
 
@@ -102,7 +108,9 @@ class Certificate:
         )
 
     def __repr__(self) -> str:
-        lines = [f"Certificate({self.model!r}: {self.verdict}; layers probed: {', '.join(map(str, self.layers))})"]
+        lines = [
+            f"Certificate({self.model!r}: {self.verdict}; edits tried in layers {', '.join(map(str, self.edited))})"
+        ]
         for check in self.checks:
             lines.append(f"  {check.status:<11}  {check.name:<14}  {check.statement}  [{check.evidence}]")
         return "\n".join(lines)

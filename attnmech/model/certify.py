@@ -5,28 +5,39 @@ TransformerLens's bridge. What must be equal is compared, and every comparison s
 its residual. A point whose meaning is not proven is refused.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, Final
 
 import torch
-from einops import einsum, rearrange, repeat
+from einops import einsum
 from torch import Tensor
 
-from ..activations import Batch
-from ..errors import AttnmechError
-from ..maths.precision import pass_tolerance, step_tolerance, table_tolerance
+from ..errors import WeightsError
+from ..maths.precision import table_tolerance
 from ..maths.scores import rounding_floor
 from ..points import POINTS, PointKey, lens_name
-from .attention import RowBlock
 from .certificate import Certificate, Check, LensHook
-from .hooked import HookedModel, call
+from .hooked import HookedModel
 from .ledger import parts_of
-from .position import alibi_slopes, rotary_tables
-from .tap import Edit
-
-_PROBE_LENGTH: Final = 8
-_PROBED_LAYERS: Final = 6
-_SEED: Final = 20
+from .position import rotary_tables
+from .probe import (
+    SEED,
+    Compared,
+    Probe,
+    always,
+    attempt,
+    bridge_run,
+    cut,
+    first_line,
+    output_of,
+    plain_output,
+    plain_run,
+    probe_batch,
+    relative,
+    with_last_token_changed,
+)
 
 _EVERY_POINT: Final = tuple(POINTS)
 
@@ -37,71 +48,101 @@ def certify(model: HookedModel) -> Certificate:
     Runs at load; run it again after changing weights, or inside `model.hooks` to see what an edit breaks.
     Never raises for a faulty model: the faults stand in the certificate.
     """
-    layers = _probed_layers(model.n_layers)
-    probe = _Probe(model, layers)
+    probe = _Statements(model)
     checks = tuple(probe.checks())
-    return Certificate(model.name, checks, probe.lens_hooks, tuple(layers))
+    return Certificate(model.name, checks, probe.lens_hooks, tuple(probe.edited))
 
 
-def _probed_layers(n_layers: int) -> list[int]:
-    if n_layers <= _PROBED_LAYERS:
-        return list(range(n_layers))
-    steps = torch.linspace(0, n_layers - 1, _PROBED_LAYERS)
-    return sorted({round(float(step)) for step in steps})
+def check_runs(model: HookedModel) -> None:
+    """Raises `WeightsError` where transformers itself cannot run the model in its precision on its device."""
+    try:
+        plain_output(model, probe_batch(model))
+    except (RuntimeError, NotImplementedError) as error:
+        kind = str(model.dtype).removeprefix("torch.")
+        raise WeightsError(
+            f"transformers cannot run {type(model.plain).__name__} in {kind} on {model.device}: {first_line(error)}. "
+            "Try dtype=torch.float32."
+        ) from error
 
 
-class _Probe:
-    """The runs that the checks compare."""
-
-    def __init__(self, model: HookedModel, layers: list[int]) -> None:
-        self.model = model
-        self.layers = layers
-        self.local = step_tolerance(model.dtype)
-        self.whole = pass_tolerance(model.dtype)
-        self.tables = table_tolerance(model.dtype)
-        self.batch = _probe_batch(model)
-        self.real = self.batch.mask
-        self.lens_hooks: tuple[LensHook, ...] = ()
-        self.blocks: dict[int, RowBlock] = {}
-        self.values: dict[PointKey, Tensor] = {}
+class _Statements(Probe):
+    """What must hold of every model, statement by statement."""
 
     def checks(self) -> Iterator[Check]:
+        """Every check; one that cannot even be computed on a broken model counts as failed."""
         yield self._finite()
         reached = self._reached()
         yield reached
         if not reached.passed:
             return
-        yield self._transformers()
-        yield from self._eager()
-        yield self._bridge()
-        yield self._padding()
-        yield self._look_ahead()
-        yield self._by_layer("attn_in", *_ATTN_IN, self._attn_in())
-        yield self._by_layer("projections", "q, k, v = attn_in W + b", ("attn_in", "q", "k", "v"), self._projections())
-        if self.model.architecture.rotate is not None:
-            yield self._by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary())
-            yield self._rotary_tables()
-        if self.model.architecture.position == "alibi":
-            yield self._alibi()
-        yield self._by_layer("ledger", "scores = Σ terms of the score ledger", ("q", "k", "scores"), self._ledger())
-        yield self._by_layer(
-            "softmax", "pattern = softmax(scores); rows sum to 1", ("scores", "pattern"), self._softmax()
-        )
-        yield self._by_layer("mask", "pattern = 0 where a key is hidden", ("scores", "pattern"), self._hidden())
-        yield self._by_layer("z", "z = pattern v", ("pattern", "v", "z"), self._z())
-        yield self._by_layer("heads", "Σ_h z W_O + b_O = attn_raw", ("z", "result", "attn_raw"), self._heads())
-        yield self._attn_out()
-        yield self._stream()
-        yield self._by_layer("mlp", *self._mlp_statement(), self._mlp())
-        yield self._by_layer(
-            "chain",
-            "resid_post of a layer = resid_pre of the next",
-            ("resid_pre", "resid_post"),
-            self._chain(),
-        )
-        yield self._embed()
-        yield self._pattern_edit()
-        yield self._resid_mid_edit()
+        for make in (*self._whole_passes(), *self._layerby_layer(), self._pattern_edit, self._resid_mid_edit):
+            try:
+                yield make()
+            except Exception as error:
+                name = make.args[0] if isinstance(make, partial) else make.__name__.strip("_")
+                yield Check(name, f"{name} can be checked", _EVERY_POINT, False, detail=first_line(error))
+
+    def _whole_passes(self) -> list[Callable[[], Check]]:
+        return [
+            self._transformers,
+            *([self._implementations] if self.model.architecture.trusted else []),
+            self._streams,
+            self._attentions,
+            self._bridge,
+            self._padding,
+            self._look_ahead,
+        ]
+
+    def _layerby_layer(self) -> list[Callable[[], Check]]:
+        plan = self.model.architecture
+        alibi: list[Callable[[], Check]] = [self._alibi] if plan.alibi is not None else []
+        rotary: list[Callable[[], Check]] = [self._rotation, self._rotary_tables] if plan.rotary is not None else []
+        return [
+            partial(
+                self.by_layer,
+                "attn_in",
+                "attn_in = the input norm of resid_pre, or resid_pre where there is none",
+                ("resid_pre", "attn_in"),
+                self._attn_in(),
+            ),
+            partial(
+                self.by_layer,
+                "projections",
+                "q, k, v = attn_in W + b",
+                ("attn_in", "q", "k", "v"),
+                self._projections(),
+            ),
+            *rotary,
+            *alibi,
+            partial(
+                self.by_layer,
+                "ledger",
+                "scores = Σ terms of the score ledger",
+                ("q", "k", "scores"),
+                self._ledger(),
+            ),
+            partial(
+                self.by_layer,
+                "softmax",
+                "pattern = softmax(scores); rows sum to 1, less a sink's mass",
+                ("scores", "pattern"),
+                self._softmax(),
+            ),
+            partial(self.by_layer, "mask", "pattern = 0 where a key is hidden", ("scores", "pattern"), self._hidden()),
+            partial(self.by_layer, "z", "z = pattern v", ("pattern", "v", "z"), self._z()),
+            partial(self.by_layer, "heads", "Σ_h z W_O + b_O = attn_raw", ("z", "result", "attn_raw"), self._heads()),
+            self._attn_out,
+            self._stream,
+            partial(self.by_layer, "mlp", *self._mlp_statement(), self._mlp()),
+            partial(
+                self.by_layer,
+                "chain",
+                "resid_post of a layer = resid_pre of the next",
+                ("resid_pre", "resid_post"),
+                self._chain(),
+            ),
+            self._embed,
+        ]
 
     # -- the runs ------------------------------------------------------------------------------------------
 
@@ -110,31 +151,15 @@ class _Probe:
         statement = "every point is reached in a forward pass"
         names = [name for name, point in self.model.points.items() if point.absent is None]
         keys = self.model.points.resolve(names, self.layers)
-        following: list[PointKey] = [
-            ("resid_pre", layer + 1) for layer in self.layers if layer + 1 < self.model.n_layers
-        ]
         try:
-            self.values = self._run([*dict.fromkeys(keys + following)])
-        except (AttnmechError, TypeError, AttributeError, IndexError) as error:
-            return Check("points", statement, _EVERY_POINT, False, detail=_first_line(error))
+            self.values = self.run(keys)
+        except Exception as error:  # whatever a broken model raises is what the certificate has to say
+            return Check("points", statement, _EVERY_POINT, False, detail=first_line(error))
         missing = [layer for layer in self.layers if layer not in self.blocks]
         if missing:
             detail = f"the attention of layer {missing[0]} does not go through attnmech's softmax"
             return Check("points", statement, _EVERY_POINT, False, detail=detail)
         return Check("points", statement, _EVERY_POINT, True)
-
-    def _run(self, captures: Sequence[PointKey]) -> dict[PointKey, Tensor]:
-        def keep(block: RowBlock, values: Mapping[PointKey, Tensor]) -> None:
-            self.blocks.setdefault(block.layer, block)
-
-        return self.model.forward(self.batch, captures=captures, observers=[keep])
-
-    def _output(self, batch: Batch | None = None) -> Tensor:
-        """What our model puts out: logits or, without a head, the last stream after the final norm."""
-        return _output_of(self.model.output(batch or self.batch))
-
-    def _at(self, name: str, layer: int) -> Tensor:
-        return self.values[name, layer]
 
     # -- whole passes --------------------------------------------------------------------------------------
 
@@ -146,50 +171,62 @@ class _Probe:
         return Check("weights", statement, (), True)
 
     def _transformers(self) -> Check:
-        ours, theirs = self._output(), _plain_output(self.model, self.batch)
-        return self._compare("transformers", "output = output of plain transformers", _EVERY_POINT, ours, theirs)
+        ours, theirs = self.output(), plain_output(self.model, self.batch)
+        return self.compare("transformers", "output = output of plain transformers", _EVERY_POINT, ours, theirs)
 
-    def _eager(self) -> Iterator[Check]:
-        """Compares streams and patterns with those that transformers hands out in eager attention."""
-        streams = "resid_pre = hidden states of plain transformers"
-        patterns = "pattern = attentions of plain transformers (eager)"
-        try:
-            with torch.no_grad():
-                theirs = call(self.model.plain_eager, self.batch, output_hidden_states=True, output_attentions=True)
-            states, attentions = theirs.hidden_states, theirs.attentions
-            assert states is not None
-            assert attentions is not None
-        except Exception as error:
-            yield Check("streams", streams, (), None, detail=_first_line(error))
-            yield Check("attentions", patterns, (), None, detail=_first_line(error))
-            return
-        real_rows = self.real[:, None, :, None]
-        yield self._by_layer(
-            "streams",
-            streams,
-            ("resid_pre", "resid_post"),
-            ((layer, self._at("resid_pre", layer)[self.real], states[layer][self.real]) for layer in self.layers),
-            self.whole,
+    @cached_property
+    def _eager_run(self) -> Any:
+        return attempt(lambda: plain_run(self.model, self.batch, "eager", output_attentions=True))
+
+    def _streams(self) -> Check:
+        trusted = self.model.architecture.trusted == "sdpa"
+        theirs = attempt(lambda: plain_run(self.model, self.batch, "sdpa")) if trusted else self._eager_run
+        return self._against("streams", "resid_pre = hidden states of plain transformers", theirs)
+
+    def _attentions(self) -> Check:
+        statement = "pattern = attentions of plain transformers (eager)"
+        if self.model.architecture.trusted == "sdpa":
+            return Check("attentions", statement, (), None, detail="eager attention computes something else here")
+        return self._against("attentions", statement, self._eager_run)
+
+    def _against(self, name: str, statement: str, theirs: Any) -> Check:
+        handed = getattr(theirs, {"streams": "hidden_states", "attentions": "attentions"}[name], None)
+        if not handed or len(handed) < self.model.n_layers or any(value is None for value in handed):
+            return Check(
+                name, statement, (), None, detail=str(theirs) if isinstance(theirs, Exception) else "not given"
+            )
+        if name == "streams":
+            pairs = ((n, self.at("resid_pre", n)[self.real], handed[n][self.real]) for n in self.layers)
+            return self.by_layer(name, statement, ("resid_pre", "resid_post"), pairs, self.whole)
+        padding = ~self.real[:, None, :, None]
+        pairs = (
+            (n, self.at("pattern", n).masked_fill(padding, 0), handed[n].to(self.model.dtype).masked_fill(padding, 0))
+            for n in self.layers
         )
-        yield self._by_layer(
-            "attentions",
-            patterns,
-            ("pattern",),
-            (
-                (layer, self._at("pattern", layer) * real_rows, attentions[layer].to(self.model.dtype) * real_rows)
-                for layer in self.layers
-            ),
-            self.whole,
+        return self.by_layer(name, statement, ("pattern",), pairs, self.whole)
+
+    def _implementations(self) -> Check:
+        """Says where transformers' two implementations of a family disagree, and which one is followed."""
+        statement = "eager and sdpa attention of transformers agree"
+        eager = self._eager_run
+        if isinstance(eager, Exception):
+            return Check("implementations", statement, (), None, detail=str(eager))
+        check = self.compare("implementations", statement, (), output_of(eager), plain_output(self.model, self.batch))
+        if check.passed:
+            return check
+        followed = (
+            f"{check.detail}; attnmech follows {self.model.architecture.trusted}, which computes what was trained"
         )
+        return replace(check, detail=followed)
 
     def _bridge(self) -> Check:
         statement = "output = output of TransformerLens's bridge"
         try:
-            theirs, cache = _bridge_run(self.model, self.batch)
+            theirs, cache = bridge_run(self.model, self.batch)
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
-            return Check("bridge", statement, (), None, detail=_first_line(error))
+            return Check("bridge", statement, (), None, detail=first_line(error))
         self.lens_hooks = tuple(self._lens_hooks(cache))
-        check = self._compare("bridge", statement, (), self._output(), theirs)
+        check = self.compare("bridge", statement, (), self.output(), theirs)
         wrong = [hook.point for hook in self.lens_hooks if hook.verdict == "differs"]
         if wrong and check.passed:
             detail = f"hooks that mean something else, given their right value here: {', '.join(wrong)}"
@@ -207,25 +244,18 @@ class _Probe:
             if theirs is None or theirs.shape != ours.shape:
                 yield LensHook(name, hook, "absent" if theirs is None else "differs", None)
                 continue
-            keep = self._comparable(name, ours)
-            residual = _relative(ours[keep], theirs[keep])
+            keep = self.comparable(name, ours)
+            residual = relative(ours[keep], theirs[keep])
             yield LensHook(name, hook, "agrees" if residual <= self.whole else "differs", residual)
-
-    def _comparable(self, name: str, value: Tensor) -> Tensor:
-        """Where two models must agree: at real tokens, and of scores at visible pairs."""
-        if name in ("scores", "pattern"):
-            visible = next(iter(self.blocks.values())).visible & self.real[:, None, :, None]
-            return visible.expand_as(value)
-        return self.real
 
     def _padding(self) -> Check:
         statement = "padding changes no output"
         if not self.batch.padded:
             return Check("padding", statement, (), None, detail="the probe is too short to pad")
         length = int(self.batch.lengths.min())
-        alone = _cut(self.batch, slice(1, 2), length)
-        ours = self._output()[1:2, :length]
-        return self._compare("padding", statement, _EVERY_POINT, ours, self._output(alone), real=alone.mask)
+        alone = cut(self.batch, slice(1, 2), length)
+        ours = self.output()[1:2, :length]
+        return self.compare("padding", statement, _EVERY_POINT, ours, self.output(alone), real=alone.mask)
 
     def _look_ahead(self) -> Check:
         statement = "no token sees a later one"
@@ -233,141 +263,156 @@ class _Probe:
             return Check("causal", statement, (), None, detail="an encoder: every token sees every other")
         if self.batch.ids.shape[1] < 2:
             return Check("causal", statement, (), None, detail="the probe has one token")
-        first = _cut(self.batch, slice(0, 1), self.batch.ids.shape[1])
-        changed = _with_last_token_changed(first, self.model.n_vocab)
-        before = torch.cat((self._output(first)[:, :-1], _plain_output(self.model, first)[:, :-1]))
-        after = torch.cat((self._output(changed)[:, :-1], _plain_output(self.model, changed)[:, :-1]))
+        first = cut(self.batch, slice(0, 1), self.batch.ids.shape[1])
+        changed = with_last_token_changed(first, self.model.n_vocab)
+        before = torch.cat((self.output(first)[:, :-1], plain_output(self.model, first)[:, :-1]))
+        after = torch.cat((self.output(changed)[:, :-1], plain_output(self.model, changed)[:, :-1]))
         real = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device)
-        return self._compare("causal", statement, ("scores", "pattern", "z"), before, after, real=real)
+        return self.compare("causal", statement, ("scores", "pattern", "z"), before, after, real=real)
 
     # -- one layer at a time -------------------------------------------------------------------------------
 
-    def _attn_in(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _attn_in(self) -> Iterator[Compared]:
         norm = self.model.architecture.attn_norm
         for layer in self.layers:
-            stream = self._at("resid_pre", layer)
+            stream = self.at("resid_pre", layer)
             expected = stream if norm is None else self.model.plain_module(layer, norm)(stream)
-            yield layer, self._at("attn_in", layer)[self.real], expected[self.real]
+            yield layer, self.at("attn_in", layer)[self.real], expected[self.real]
 
-    def _projections(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _projections(self) -> Iterator[Compared]:
         pattern = "batch position d_model, head d_model d_head -> batch position head d_head"
         for layer in self.layers:
-            w, x = self.model.weights(layer), self._at("attn_in", layer)
+            w, x = self.model.weights(layer), self.at("attn_in", layer)
             for name, W, b in (("q", w.W_Q, w.b_Q), ("k", w.W_K, w.b_K), ("v", w.W_V, w.b_V)):
                 expected = einsum(x, W, pattern)
                 expected = expected if b is None else expected + b
-                yield layer, self._at(name, layer)[self.real], expected[self.real]
+                yield layer, self.at(name, layer)[self.real], expected[self.real]
 
-    def _rotary(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        rotate = self.model.architecture.rotate
-        assert rotate is not None
+    def _rotation(self) -> Check:
+        return self.by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary())
+
+    def _rotary(self) -> Iterator[Compared]:
+        rotary = self.model.architecture.rotary
+        assert rotary is not None
         for layer in self.layers:
-            tables = self.blocks[layer].rotary
-            assert tables is not None
-            cos, sin = (rearrange(table, "batch position d_head -> batch position 1 d_head") for table in tables)
-            for name in ("q", "k"):
-                expected = rotate(self._at(name, layer), cos, sin)
-                yield layer, self._at(f"{name}_rot", layer)[self.real], expected[self.real]
+            notes = self.blocks[layer].notes
+            assert notes.rotary is not None
+            cos, sin = (table[:, :, None] for table in notes.rotary)
+            for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
+                value = self.at(name, layer)
+                expected = rotary.rotate(value if norm is None else value * norm, cos, sin)
+                yield layer, self.at(f"{name}_rot", layer)[self.real], expected[self.real]
 
     def _rotary_tables(self) -> Check:
         statement = "rotary tables = cos, sin of position · θ^(−2i/d)"
+        rotary = self.model.architecture.rotary
+        assert rotary is not None
         positions = torch.arange(self.batch.ids.shape[1], device=self.model.device)
-        parameters = getattr(self.model.config, "rope_parameters", None) or {}
-        expected = rotary_tables(parameters, self.model.d_head, positions)
+        parameters = dict(getattr(self.model.config, "rope_parameters", None) or {})
+        if rotary.theta is not None:
+            parameters["rope_theta"] = rotary.theta
+        expected = rotary_tables(parameters, int(self.model.d_head * rotary.share), positions)
         if expected is None:
-            kind = parameters.get("rope_type", "of an unknown kind")
+            kind = parameters.get("rope_type", "that differs between layers")
             return Check("rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here")
 
-        def pairs() -> Iterator[tuple[int, Tensor, Tensor]]:
+        def pairs() -> Iterator[Compared]:
             for layer in self.layers:
-                tables = self.blocks[layer].rotary
+                tables = self.blocks[layer].notes.rotary
                 assert tables is not None
                 for table, closed in zip(tables, expected, strict=True):
-                    yield layer, table[0].double(), torch.cat((closed, closed), dim=-1)
+                    yield layer, table[0].double(), rotary.spread(closed)
 
-        return self._by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), pairs(), self.tables)
+        return self.by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), pairs(), self.tables)
 
     def _alibi(self) -> Check:
-        slopes = alibi_slopes(self.model.n_heads).to(self.model.device)
+        alibi = self.model.architecture.alibi
+        assert alibi is not None
+        slopes = alibi.slopes(self.model.n_heads).to(self.model.device) * alibi.factor
         place = (self.real.cumsum(dim=1) - 1) * self.real
+        if alibi.from_end:
+            length = self.real.shape[1]
+            place = torch.arange(1 - length, 1, device=self.model.device).expand(self.real.shape)
         expected = einsum(slopes, place.to(slopes.dtype), "head, batch key -> batch head key")
 
-        def pairs() -> Iterator[tuple[int, Tensor, Tensor]]:
+        def pairs() -> Iterator[Compared]:
             for layer in self.layers:
                 position = self.blocks[layer].position
                 found = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)
-                yield layer, found, expected
+                yield layer, found.expand_as(expected), expected
 
-        return self._by_layer("alibi", "position term = slope · key position", ("scores",), pairs(), self.tables)
+        tolerance = max(self.tables, table_tolerance(alibi.rounded_to))
+        return self.by_layer("alibi", "position term = slope · key position", ("scores",), pairs(), tolerance)
 
-    def _ledger(self) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    def _ledger(self) -> Iterator[Compared]:
         for layer in self.layers:
             block = self.blocks[layer]
-            total = parts_of(self.model, block, self._at("attn_in", layer), block.visible).total()
-            keep = self._comparable("scores", total)
+            total = parts_of(self.model, block, self.at("attn_in", layer), block.visible).total()
+            keep = self.comparable("scores", total)
             yield (
                 layer,
-                self._at("scores", layer)[keep],
+                self.at("scores", layer)[keep],
                 total[keep],
                 rounding_floor(block.q, block.k, block.scale),
             )
 
-    def _softmax(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _softmax(self) -> Iterator[Compared]:
         for layer in self.layers:
-            scores, pattern = self._at("scores", layer), self._at("pattern", layer)
-            yield layer, pattern, torch.softmax(scores.double(), dim=-1).to(pattern)
-            yield layer, pattern.double().sum(dim=-1), torch.ones_like(pattern[..., 0]).double()
+            scores, pattern = self.at("scores", layer).double(), self.at("pattern", layer).double()
+            sink = self.blocks[layer].sink
+            odds = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+            total = odds.sum(dim=-1, keepdim=True)
+            if sink is not None:
+                total = total + (sink.double()[:, None, None] - scores.amax(dim=-1, keepdim=True)).exp()
+            yield layer, pattern, odds / total
+            yield layer, pattern.sum(dim=-1, keepdim=True), odds.sum(dim=-1, keepdim=True) / total
 
-    def _hidden(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _hidden(self) -> Iterator[Compared]:
         for layer in self.layers:
-            pattern, seen = self._at("pattern", layer), self.blocks[layer].visible
-            hidden = ~seen & self.real[:, None, :, None]
+            pattern, seen = self.at("pattern", layer), self.blocks[layer].visible
+            hidden = ~seen | ~self.real[:, None, None, :]
             if self.model.causal:
-                later = torch.ones(pattern.shape[-2:], dtype=torch.bool, device=pattern.device).triu(1)
-                hidden = hidden | (later & self.real[:, None, :, None])
-            leaked = pattern.masked_fill(~hidden.expand_as(pattern), 0.0)
+                hidden = hidden | torch.ones(pattern.shape[-2:], dtype=torch.bool, device=pattern.device).triu(1)
+            # A row that sees nothing is uniform, as in transformers, and nobody's.
+            leaked = pattern.masked_fill(~hidden | ~seen.any(dim=-1, keepdim=True), 0.0)
             # Beside 1, the sum of a row, so that the residual is the probability that leaks.
             one = torch.ones_like(leaked[..., :1])
             yield layer, torch.cat((leaked, one), -1), torch.cat((torch.zeros_like(leaked), one), -1)
 
-    def _z(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _z(self) -> Iterator[Compared]:
         for layer in self.layers:
-            values = self._heads_of(self._at("v", layer))
+            values = self.by_head(self.at("v", layer))
             yield (
                 layer,
-                self._at("z", layer),
+                self.at("z", layer),
                 einsum(
-                    self._at("pattern", layer),
+                    self.at("pattern", layer),
                     values,
                     "batch head query key, batch key head d -> batch query head d",
                 ),
             )
 
-    def _heads_of(self, value: Tensor) -> Tensor:
-        group = self.model.n_heads // self.model.n_kv_heads
-        return repeat(value, "batch position kv d_head -> batch position (kv group) d_head", group=group)
-
-    def _heads(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _heads(self) -> Iterator[Compared]:
         for layer in self.layers:
             weights = self.model.weights(layer)
             result = einsum(
-                self._at("z", layer),
+                self.at("z", layer),
                 weights.W_O,
                 "batch position head d_head, head d_head d_model -> batch position head d_model",
             )
-            yield layer, self._at("result", layer)[self.real], result[self.real]
+            yield layer, self.at("result", layer)[self.real], result[self.real]
             total = result.sum(dim=2) if weights.b_O is None else result.sum(dim=2) + weights.b_O
-            yield layer, self._at("attn_raw", layer)[self.real], total[self.real]
+            yield layer, self.at("attn_raw", layer)[self.real], total[self.real]
 
     def _attn_out(self) -> Check:
         statement, architecture = "attn_out = attn_raw", self.model.architecture
-        if architecture.attn_out != architecture.out:
+        if architecture.attn_out not in ("", architecture.out):
             return Check("attn_out", statement, (), None, detail="a norm stands between them")
         pairs = (
-            (layer, self._at("attn_out", layer)[self.real], self._at("attn_raw", layer)[self.real])
+            (layer, self.at("attn_out", layer)[self.real], self.at("attn_raw", layer)[self.real])
             for layer in self.layers
         )
-        return self._by_layer("attn_out", statement, ("attn_raw", "attn_out"), pairs)
+        return self.by_layer("attn_out", statement, ("attn_raw", "attn_out"), pairs)
 
     def _stream(self) -> Check:
         statement = "resid_pre + attn_out = resid_mid"
@@ -376,26 +421,30 @@ class _Probe:
         pairs = (
             (
                 layer,
-                self._at("resid_mid", layer)[self.real],
-                (self._at("resid_pre", layer) + self._at("attn_out", layer))[self.real],
+                self.at("resid_mid", layer)[self.real],
+                (self.at("resid_pre", layer) + self.at("attn_out", layer))[self.real],
             )
             for layer in self.layers
         )
-        return self._by_layer("stream", statement, ("resid_pre", "attn_out", "resid_mid"), pairs)
+        return self.by_layer("stream", statement, ("resid_pre", "attn_out", "resid_mid"), pairs)
 
     def _mlp_statement(self) -> tuple[str, tuple[str, ...]]:
-        if self.model.architecture.norm == "post":
-            return "resid_post = N(N(resid_mid) + mlp_out)", ("resid_mid", "mlp_out", "resid_post")
-        return "resid_post = resid_mid + mlp_out", ("resid_mid", "mlp_out", "resid_post")
+        plan = self.model.architecture
+        if plan.mid_norm is None:
+            return "resid_post = resid_pre + attn_out + mlp_out", ("resid_pre", "attn_out", "mlp_out", "resid_post")
+        points = ("resid_mid", "mlp_out", "resid_post")
+        return (
+            "resid_post = N(N(resid_mid) + mlp_out)" if plan.norm == "post" else "resid_post = resid_mid + mlp_out"
+        ), points
 
-    def _mlp(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _mlp(self) -> Iterator[Compared]:
         for layer in self.layers:
-            middle, added = self._at("resid_mid", layer), self._at("mlp_out", layer)
-            yield (
-                layer,
-                self._at("resid_post", layer)[self.real],
-                self._block_end(layer, middle, added)[self.real],
+            parallel = self.model.architecture.mid_norm is None
+            middle = (
+                self.at("resid_pre", layer) + self.at("attn_out", layer) if parallel else self.at("resid_mid", layer)
             )
+            ended = self._block_end(layer, middle, self.at("mlp_out", layer))
+            yield layer, self.at("resid_post", layer)[self.real], ended[self.real]
 
     def _block_end(self, layer: int, middle: Tensor, added: Tensor) -> Tensor:
         """resid_post, from resid_mid and mlp_out."""
@@ -408,177 +457,66 @@ class _Probe:
             ended: Tensor = self.model.plain_module(layer, architecture.post_norm)(normed + added)
         return ended
 
-    def _chain(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _chain(self) -> Iterator[Compared]:
         for layer in self.layers:
             if layer + 1 < self.model.n_layers:
                 yield (
                     layer,
-                    self._at("resid_pre", layer + 1)[self.real],
-                    self._at("resid_post", layer)[self.real],
+                    self.at("resid_pre", layer + 1)[self.real],
+                    self.at("resid_post", layer)[self.real],
                 )
 
     def _embed(self) -> Check:
-        statement = "embed = row of the token embedding"
-        expected = self.model.embedding[self.batch.ids]
-        return self._compare("embed", statement, ("embed",), self.values["embed", None], expected, self.local)
+        scale = self.model.architecture.embed_scale
+        statement = "embed = row of the token embedding" + ("" if scale == 1 else f" · {scale:.4g}")
+        expected = self.model.embedding[self.batch.ids] * torch.tensor(scale, dtype=torch.float32).to(self.model.dtype)
+        return self.compare("embed", statement, ("embed",), self.values["embed", None], expected, self.local)
 
     # -- edits ---------------------------------------------------------------------------------------------
 
     def _pattern_edit(self) -> Check:
         """Puts each row's whole attention on the visible key that had the least, in one layer at a time."""
         statement = "an edit of the pattern moves attn_raw as it must, and the output with it"
-        clean = self._output()
+        clean = self.output()
 
-        def pairs() -> Iterator[tuple[int, Tensor, Tensor]]:
-            for layer in self.layers:
+        def pairs() -> Iterator[Compared]:
+            for layer in self.edited:
                 seen = self.blocks[layer].visible
-                least = self._at("pattern", layer).masked_fill(~seen, torch.inf).argmin(dim=-1, keepdim=True)
-                edited = torch.zeros_like(self._at("pattern", layer)).scatter(-1, least, 1.0)
+                least = self.at("pattern", layer).masked_fill(~seen, torch.inf).argmin(dim=-1, keepdim=True)
+                edited = torch.zeros_like(self.at("pattern", layer)).scatter(-1, least, 1.0)
                 weights = self.model.weights(layer)
                 expected = einsum(
                     edited,
-                    self._heads_of(self._at("v", layer)),
+                    self.by_head(self.at("v", layer)),
                     weights.W_O,
                     "batch head query key, batch key head d, head d d_model -> batch query d_model",
                 )
                 expected = expected if weights.b_O is None else expected + weights.b_O
-                with self.model.editing({("pattern", layer): _always(edited)}):
+                with self.model.editing({("pattern", layer): always(edited)}):
                     moved = self.model.forward(self.batch, captures=[("attn_raw", layer)])["attn_raw", layer]
-                    output = self._output()
+                    output = self.output()
                 yield layer, moved[self.real], expected[self.real]
-                shifted = _relative(expected[self.real], self._at("attn_raw", layer)[self.real]) > self.local
+                shifted = relative(expected[self.real], self.at("attn_raw", layer)[self.real]) > self.local
                 if shifted and torch.equal(output[self.real], clean[self.real]):
                     yield layer, torch.zeros(1), torch.ones(1)
 
-        return self._by_layer("pattern edit", statement, ("pattern",), pairs())
+        return self.by_layer("pattern edit", statement, ("pattern",), pairs())
 
     def _resid_mid_edit(self) -> Check:
         statement = "an edit of resid_mid reaches the MLP and the stream"
         if self.model.architecture.mid_norm is None:
             return Check("resid_mid edit", statement, (), None, detail="a parallel block")
-        generator = torch.Generator().manual_seed(_SEED)
+        generator = torch.Generator().manual_seed(SEED)
 
-        def pairs() -> Iterator[tuple[int, Tensor, Tensor]]:
-            for layer in self.layers:
-                middle = self._at("resid_mid", layer)
+        def pairs() -> Iterator[Compared]:
+            for layer in self.edited:
+                middle = self.at("resid_mid", layer)
                 edited = middle + torch.randn(middle.shape, generator=generator, dtype=torch.float32).to(middle)
-                with self.model.editing({("resid_mid", layer): _always(edited)}):
+                with self.model.editing({("resid_mid", layer): always(edited)}):
                     found = self.model.forward(self.batch, captures=[("mlp_out", layer), ("resid_post", layer)])
                 expected = self._block_end(layer, edited, found["mlp_out", layer])
                 yield layer, found["resid_post", layer][self.real], expected[self.real]
-                if torch.equal(found["mlp_out", layer], self._at("mlp_out", layer)):
+                if torch.equal(found["mlp_out", layer], self.at("mlp_out", layer)):
                     yield layer, torch.zeros(1), torch.ones(1)
 
-        return self._by_layer("resid_mid edit", statement, ("resid_mid",), pairs())
-
-    # -- comparing -----------------------------------------------------------------------------------------
-
-    def _by_layer(
-        self,
-        name: str,
-        statement: str,
-        points: tuple[str, ...],
-        pairs: Iterator[tuple[int, Tensor, Tensor]] | Iterator[tuple[int, Tensor, Tensor, Tensor]],
-        tolerance: float | None = None,
-    ) -> Check:
-        """The worst of many comparisons, and the layer it is in; a fourth entry is rounding to be allowed."""
-        limit = self.local if tolerance is None else tolerance
-        worst, where, excess = 0.0, -1, -1.0
-        with torch.no_grad():
-            for layer, ours, theirs, *floor in pairs:
-                residual = _relative(ours, theirs)
-                allowed = float(floor[0] / theirs.abs().amax()) if floor and theirs.abs().amax() > 0 else 0.0
-                over = residual - max(limit, allowed)
-                if where < 0 or not over <= excess:
-                    worst, where, excess = residual, layer, over
-        passed = excess <= 0
-        detail = "" if passed else f"layer {where}: off by {worst:.1e} of the largest value"
-        return Check(name, statement, () if passed else points, passed, worst, limit, detail)
-
-    def _compare(
-        self,
-        name: str,
-        statement: str,
-        points: tuple[str, ...],
-        ours: Tensor,
-        theirs: Tensor,
-        tolerance: float | None = None,
-        real: Tensor | None = None,
-    ) -> Check:
-        """One comparison of two tensors at real tokens."""
-        limit = self.whole if tolerance is None else tolerance
-        keep = self.real if real is None else real
-        residual = _relative(ours[keep], theirs[keep])
-        passed = residual <= limit
-        detail = "" if passed else f"off by {residual:.1e} of the largest value"
-        return Check(name, statement, points, passed, residual, limit, detail)
-
-
-_ATTN_IN: Final = (
-    "attn_in = the input norm of resid_pre, or resid_pre where there is none",
-    ("resid_pre", "attn_in"),
-)
-
-
-def _always(value: Tensor) -> Edit:
-    return lambda _: value
-
-
-def _relative(ours: Tensor, theirs: Tensor) -> float:
-    """max |ours − theirs| / max |theirs|; NaN where either holds NaN, which no tolerance admits."""
-    if ours.numel() == 0:
-        return 0.0
-    wide = torch.float64
-    difference = (ours.to(wide) - theirs.to(wide)).abs().amax()
-    if difference == 0:
-        return 0.0
-    size = theirs.to(wide).abs().amax()
-    return float(difference / size) if size > 0 else float("inf")
-
-
-def _probe_batch(model: HookedModel) -> Batch:
-    """Two sequences of seeded random tokens, the second shorter and padded on the right."""
-    generator = torch.Generator().manual_seed(_SEED)
-    limit = model.position_limit
-    length = _PROBE_LENGTH if limit is None else min(_PROBE_LENGTH, limit)
-    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
-    mask = torch.ones_like(ids)
-    if length > 3:
-        mask[1, -3:] = 0
-    return model.encode({"input_ids": ids, "attention_mask": mask})
-
-
-def _cut(batch: Batch, rows: slice, length: int) -> Batch:
-    ids, mask = batch.ids[rows, :length], batch.mask[rows, :length]
-    return Batch(ids, mask, tuple(row[:length] for row in batch.tokens[rows]), batch.bos)
-
-
-def _with_last_token_changed(batch: Batch, n_vocab: int) -> Batch:
-    ids = batch.ids.clone()
-    ids[:, -1] = (ids[:, -1] + max(1, n_vocab // 2)) % n_vocab
-    return Batch(ids, batch.mask, batch.tokens, batch.bos)
-
-
-def _output_of(output: object) -> Tensor:
-    logits = getattr(output, "logits", None)
-    found = output.last_hidden_state if logits is None else logits  # type: ignore[attr-defined]
-    assert isinstance(found, torch.Tensor)
-    return found
-
-
-def _plain_output(model: HookedModel, batch: Batch) -> Tensor:
-    with torch.no_grad():
-        return _output_of(call(model.plain, batch))
-
-
-def _bridge_run(model: HookedModel, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-    mask = batch.mask.long() if batch.padded else None
-    with torch.no_grad():
-        logits, cache = model.bridge.run_with_cache(batch.ids, attention_mask=mask)
-    assert isinstance(logits, torch.Tensor)
-    return logits, dict(cache.items())  # type: ignore[no-untyped-call]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        return self.by_layer("resid_mid edit", statement, ("resid_mid",), pairs())

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,12 +15,13 @@ from transformers import PreTrainedModel
 from ..activations import Activations, Batch
 from ..errors import InputError, UnsupportedModelError
 from ..points import PointKey, PointName
-from .architectures import Architecture, architecture_of, first_tensor, submodule
-from .attention import IMPLEMENTATION, Site
+from .architectures import Architecture, architecture_of, submodule
+from .attention import IMPLEMENTATION
 from .inputs import Encoder, Inputs
 from .points import ModelPoints, points_of
+from .stack import Stack
 from .tap import Edit, Observer, Pass, Tap
-from .weights import AttentionWeights, attention_weights, bias_of, weights_hash
+from .weights import AttentionWeights, weights_hash
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -55,28 +55,23 @@ class HookedModel:
         self._original = original
         self._tap = Tap()
         self._model = copy_of(original)
+        self._model.config._attn_implementation = IMPLEMENTATION
         base: nn.Module = self._model.base_model
-        found = submodule(base, self.architecture.blocks)
-        assert isinstance(found, nn.ModuleList)
-        self._blocks = found
-        self._use_our_attention()
+        self.stack = Stack(base, self.architecture, self._tap)
         embedding = self._model.get_input_embeddings()
         assert isinstance(embedding, nn.Module)
-        weight = embedding.weight
-        assert isinstance(weight, torch.Tensor)
-        self.n_layers = len(self._blocks)
-        self.n_heads = int(self.config.num_attention_heads)
-        self.n_kv_heads = int(getattr(self.config, "num_key_value_heads", None) or self.n_heads)
-        self.n_vocab, self.d_model = weight.shape
-        self.device, self.dtype = weight.device, weight.dtype
+        embedding.register_forward_hook(self._at_embed)
+        self.n_layers = len(self.stack.blocks)
+        self.n_heads, self.n_kv_heads = self.architecture.n_heads, self.architecture.n_kv_heads
+        self.n_vocab = len(self.embedding)
+        self.device, self.dtype = self.embedding.device, self.embedding.dtype
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer; this one has none.")
-        weights = self.weights(0)
-        self.d_head = weights.W_Q.shape[-1]
+        _, self.d_model, self.d_head = self.weights(0).W_Q.shape
         self._check_tokenizer()
-        limit = self.architecture.position_limit
-        self.position_limit = None if limit is None else int(getattr(self.config, limit))
-        self._encoder = Encoder(tokenizer, self.n_vocab, self.position_limit, bos, self.device)
+        self._encoder = Encoder(
+            tokenizer, self.n_vocab, self.architecture.position_limit, self._further_inputs(), bos, self.device
+        )
         has_logits = base is not self._model
         sizes = {
             "head": self.n_heads,
@@ -85,7 +80,6 @@ class HookedModel:
             "d_model": self.d_model,
         }
         self.points: ModelPoints = points_of(self.architecture, sizes, self.n_layers, has_logits)
-        self._register_points(embedding)
         self._hash: tuple[tuple[int, ...], str] | None = None
 
     # -- what a user calls ---------------------------------------------------------------------------------
@@ -154,15 +148,7 @@ class HookedModel:
 
     def weights(self, layer: int) -> AttentionWeights:
         """The attention weights of a layer, as views of the model's parameters."""
-        block = self._blocks[layer]
-        attention = submodule(block, self.architecture.attention)
-        return attention_weights(
-            [submodule(attention, path) for path in self.architecture.qkv.paths],
-            self.architecture.qkv,
-            submodule(block, self.architecture.out),
-            self.n_heads,
-            self.n_kv_heads,
-        )
+        return self.stack.weights(layer)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -173,7 +159,7 @@ class HookedModel:
     @property
     def causal(self) -> bool:
         """Whether a token may look only at itself and at what stands before it."""
-        return self.architecture.causal(self.config)
+        return self.architecture.causal
 
     @property
     def weights_hash(self) -> str:
@@ -200,14 +186,14 @@ class HookedModel:
         self, batch: Batch, *, captures: Iterable[PointKey] = (), observers: Iterable[Observer] = ()
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients: the captured values, while the observers see every block of rows."""
-        wanted = Pass(frozenset(captures), tuple(observers))
+        wanted = Pass(frozenset(captures), tuple(observers), shape=tuple(batch.ids.shape))
         with torch.no_grad():
             self._pass(batch, wanted)
         return wanted.values
 
     def output(self, batch: Batch) -> Any:
         """What transformers returns for a batch, computed by our attention."""
-        with torch.no_grad(), self._tap.recording(Pass()):
+        with torch.no_grad(), self._tap.recording(Pass(shape=tuple(batch.ids.shape))):
             output = call(self._model, batch)
             if getattr(output, "logits", None) is not None:
                 output.logits = self._tap.visit("logits", None, output.logits)
@@ -219,14 +205,17 @@ class HookedModel:
 
     @cached_property
     def plain(self) -> PreTrainedModel:
-        """The caller's model as transformers itself runs it, on a further copy in eval mode."""
-        return copy_of(self._original)
+        """The caller's model as transformers itself runs it, on a further copy in eval mode.
 
-    @cached_property
-    def plain_eager(self) -> PreTrainedModel:
-        """`plain` in transformers' eager attention, which alone hands out its patterns."""
+        In the attention that the caller chose or, where that does not compute what was trained, in the other.
+        """
+        trusted = self.architecture.trusted
+        return copy_of(self._original) if trusted is None else self.plain_in(trusted)
+
+    def plain_in(self, implementation: str) -> PreTrainedModel:
+        """A plain copy in one of transformers' attention implementations; "eager" alone hands out its patterns."""
         copied = copy_of(self._original)
-        copied.config._attn_implementation = "eager"
+        copied.config._attn_implementation = implementation
         return copied
 
     def plain_module(self, layer: int, path: str) -> nn.Module:
@@ -244,30 +233,16 @@ class HookedModel:
         assert isinstance(weight, torch.Tensor)
         return weight
 
-    def input_shift(self, layer: int) -> Float[Tensor, "d_model"] | None:
-        """The shift β of the norm whose output is `attn_in`; None where that norm has none (RMSNorm).
-
-        In a post-norm model that is the last norm of the layer below or, in layer 0, of the embedding.
-        """
-        architecture = self.architecture
-        if architecture.attn_norm is not None:
-            return bias_of(submodule(self._blocks[layer], architecture.attn_norm))
-        if layer > 0 and architecture.post_norm is not None:
-            return bias_of(submodule(self._blocks[layer - 1], architecture.post_norm))
-        if layer == 0 and architecture.embed_norm is not None:
-            return bias_of(submodule(self._model.base_model, architecture.embed_norm))
-        return None
-
     # -- how it is built -----------------------------------------------------------------------------------
 
-    def _use_our_attention(self) -> None:
-        self._model.config._attn_implementation = IMPLEMENTATION
-        for layer, block in enumerate(self._blocks):
-            attention = submodule(block, self.architecture.attention)
-            if self.architecture.own_attention is not None:
-                attention = self.architecture.own_attention(attention)
-                block.set_submodule(self.architecture.attention, attention)
-            attention.attnmech_site = Site(self._tap, layer)  # type: ignore[assignment]
+    def _further_inputs(self) -> dict[str, int | None]:
+        """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""
+        tables = {
+            "token_type_ids": getattr(self.config, "type_vocab_size", self.n_vocab),
+            "position_ids": self.architecture.position_limit,
+        }
+        taken = inspect.signature(self._model.forward).parameters
+        return {name: size for name, size in tables.items() if name in taken}
 
     def _check_tokenizer(self) -> None:
         if self.tokenizer is not None and len(self.tokenizer) > self.n_vocab:
@@ -276,105 +251,10 @@ class HookedModel:
                 "not belong together. Give the tokenizer that this model was trained with."
             )
 
-    def _register_points(self, embedding: nn.Module) -> None:
-        embedding.register_forward_hook(self._at_embed)
-        for layer, block in enumerate(self._blocks):
-            for hooks in (self._stream_points, self._attention_points, self._output_points):
-                hooks(layer, block)
-
     def _at_embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if self._tap.under_way.gradients and not output.requires_grad:
             output = output.detach().requires_grad_()
         return self._tap.visit("embed", None, output)
-
-    def _stream_points(self, layer: int, block: nn.Module) -> None:
-        tap = self._tap
-
-        def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            return _with_stream(args, kwargs, lambda x: tap.visit("resid_pre", layer, x))
-
-        def at_resid_post(module: nn.Module, args: Any, output: Any) -> Any:
-            if not tap.wants("resid_post", layer):
-                return None
-            visited = tap.visit("resid_post", layer, first_tensor(output))
-            return visited if isinstance(output, torch.Tensor) else (visited, *output[1:])
-
-        def at_resid_mid(module: nn.Module, args: Any) -> None:
-            if tap.wants("resid_mid", layer):
-                value = args[0]
-                visited = tap.visit("resid_mid", layer, value)
-                if visited is not value:
-                    # The block goes on with this very tensor as its stream, so the norm's input alone is not enough.
-                    value.copy_(visited)
-
-        block.register_forward_pre_hook(at_resid_pre, with_kwargs=True)
-        block.register_forward_hook(at_resid_post)
-        if self.architecture.mid_norm is not None:
-            submodule(block, self.architecture.mid_norm).register_forward_pre_hook(at_resid_mid)
-
-    def _attention_points(self, layer: int, block: nn.Module) -> None:
-        tap, layout = self._tap, self.architecture.qkv
-        attention = submodule(block, self.architecture.attention)
-        rotary = self.architecture.rotate is not None
-
-        def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if rotary and "position_embeddings" in kwargs:
-                tap.under_way.rotary = kwargs["position_embeddings"]
-            return _with_stream(args, kwargs, lambda x: tap.visit("attn_in", layer, x))
-
-        def at_fused(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            if not any(tap.wants(name, layer) for name in "qkv"):
-                return None
-            parts = layout.split([output], self.n_heads, self.n_kv_heads, rest="batch position")
-            q, k, v = (tap.visit(name, layer, part) for name, part in zip("qkv", parts, strict=True))
-            changed = tap.under_way.gradients or any(tap.edits(name, layer) for name in "qkv")
-            return layout.join((q, k, v))[0] if changed else None  # type: ignore[union-attr]
-
-        def at_separate(name: str, heads: int) -> Callable[..., Tensor | None]:
-            def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-                if not tap.wants(name, layer):
-                    return None
-                by_head = rearrange(output, "batch position (head d_head) -> batch position head d_head", head=heads)
-                visited = tap.visit(name, layer, by_head)
-                return rearrange(visited, "batch position head d_head -> batch position (head d_head)")
-
-            return at_projection
-
-        attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
-        if len(layout.paths) == 1:
-            submodule(attention, layout.paths[0]).register_forward_hook(at_fused)
-        else:
-            counts = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
-            for path, name, heads in zip(layout.paths, "qkv", counts, strict=True):
-                submodule(attention, path).register_forward_hook(at_separate(name, heads))
-
-    def _output_points(self, layer: int, block: nn.Module) -> None:
-        tap, architecture = self._tap, self.architecture
-
-        def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            if tap.wants("result", layer):
-                weights = self.weights(layer)
-                z = rearrange(args[0], "batch position (head d_head) -> batch position head d_head", head=self.n_heads)
-                result = einsum(
-                    z,
-                    weights.W_O,
-                    "batch position head d_head, head d_head d_model -> batch position head d_model",
-                )
-                visited = tap.visit("result", layer, result, owned=True)
-                if tap.under_way.gradients or tap.edits("result", layer):
-                    output = visited.sum(dim=2)
-                    output = output if weights.b_O is None else output + weights.b_O
-            return tap.visit("attn_raw", layer, output)
-
-        def at_attn_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return tap.visit("attn_out", layer, output)
-
-        def at_mlp_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return tap.visit("mlp_out", layer, output)
-
-        submodule(block, architecture.out).register_forward_hook(at_attn_raw)
-        submodule(block, architecture.attn_out).register_forward_hook(at_attn_out)
-        submodule(block, architecture.mlp_out).register_forward_hook(at_mlp_out)
 
     # -- one pass ------------------------------------------------------------------------------------------
 
@@ -394,7 +274,7 @@ class HookedModel:
         return logits
 
     def _run_with_gradients(self, batch: Batch, keys: list[PointKey], measure: Measure) -> Activations:
-        wanted = Pass(frozenset(keys), gradients=True)
+        wanted = Pass(frozenset(keys), gradients=True, shape=tuple(batch.ids.shape))
         with torch.enable_grad():
             logits = self._pass(batch, wanted)
             if logits is None:
@@ -434,12 +314,6 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     """One forward pass of a transformers model on a batch, without a cache."""
     mask = {"attention_mask": batch.mask.long()} if batch.padded else {}
     return model(input_ids=batch.ids, **mask, **batch.extra, **options, use_cache=False, return_dict=True)
-
-
-def _with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
-    if args:
-        return (change(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
 
 
 def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:

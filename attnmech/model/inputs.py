@@ -1,7 +1,7 @@
 """From what a user gives (a text, texts, token ids, model inputs) to one `Batch`; and what cannot be given."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,18 +12,23 @@ from ..errors import InputError
 Inputs: TypeAlias = str | Sequence[str] | Tensor | Mapping[str, Tensor]
 """A text, a list of texts, token ids `[batch position]` or `[position]`, or a mapping of model inputs."""
 
-_FURTHER_INPUTS: Final = ("token_type_ids", "position_ids")
-
 
 class Encoder:
     """Turns inputs into a batch for one model: its tokenizer, its vocabulary, its number of positions."""
 
     def __init__(
-        self, tokenizer: Any, n_vocab: int, position_limit: int | None, bos: bool | None, device: torch.device
+        self,
+        tokenizer: Any,
+        n_vocab: int,
+        position_limit: int | None,
+        further: Mapping[str, int | None],
+        bos: bool | None,
+        device: torch.device,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
         self.position_limit = position_limit
+        self.further = further
         self.bos = bos
         self.device = device
 
@@ -114,11 +119,26 @@ class Encoder:
         if ids is None:
             raise InputError(f'a mapping of model inputs must hold "input_ids"; got {sorted(inputs)}.')
         mask = given.pop("attention_mask", None)
-        unknown = sorted(set(given) - set(_FURTHER_INPUTS))
+        unknown = sorted(set(given) - set(self.further))
         if unknown:
-            accepted = ("input_ids", "attention_mask", *_FURTHER_INPUTS)
-            raise InputError(f"model inputs may be {', '.join(accepted)}; got also {', '.join(unknown)}.")
-        return self._ids(torch.as_tensor(ids), mask, {name: torch.as_tensor(x) for name, x in given.items()})
+            accepted = ("input_ids", "attention_mask", *self.further)
+            raise InputError(f"inputs of this model may be {', '.join(accepted)}; got also {', '.join(unknown)}.")
+        ids = _tensor("input_ids", ids)
+        return self._ids(ids, mask, {name: self._checked(name, x, ids) for name, x in given.items()})
+
+    def _checked(self, name: str, value: Any, ids: Tensor) -> Tensor:
+        """Positions or token types: whole numbers of the ids' shape, in the range of their table."""
+        found, limit = _tensor(name, value), self.further[name]
+        if found.is_floating_point() or found.dtype == torch.bool or found.shape[-1:] != ids.shape[-1:]:
+            raise InputError(
+                f"{name} must be whole numbers of the shape of the token ids, {tuple(ids.shape)}; got {found.dtype} "
+                f"{tuple(found.shape)}."
+            )
+        low, high = int(found.min()), int(found.max())
+        if low < 0 or (limit is not None and high >= limit):
+            bound = "0 or more" if limit is None else f"from 0 to {limit - 1}"
+            raise InputError(f"{name} must be {bound}; got {low if low < 0 else high}.")
+        return found[None] if found.ndim == 1 else found
 
     def _ids(self, ids: Tensor, mask: Any, extra: Mapping[str, Tensor]) -> Batch:
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -132,13 +152,15 @@ class Encoder:
         if mask is None:
             mask = torch.ones_like(ids, dtype=torch.bool)
         else:
-            mask = torch.as_tensor(mask)
+            mask = _tensor("attention_mask", mask)
             mask = mask[None] if mask.ndim == 1 else mask
             if mask.shape != ids.shape:
                 raise InputError(
                     f"attention_mask must have the shape of the token ids, {tuple(ids.shape)}, with 1 at real tokens; "
                     f"got {tuple(mask.shape)}."
                 )
+            if not ((mask == 0) | (mask == 1)).all():
+                raise InputError("attention_mask must hold 1 at real tokens and 0 at padding, and nothing else.")
             mask = mask.to(torch.bool)
             if not mask.any(dim=1).all():
                 raise InputError("every sequence must hold at least one real token; attention_mask hides a whole one.")
@@ -163,3 +185,10 @@ class Encoder:
     def _starts_with(token: int, ids: Tensor, mask: Tensor) -> bool:
         first = ids.gather(1, mask.int().argmax(dim=1, keepdim=True))
         return bool(torch.eq(first, token).all())
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} must be a tensor of numbers, a row a text of equal length; got {value!r}.") from error

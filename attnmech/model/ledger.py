@@ -1,6 +1,7 @@
 """From a row block of a model's attention to the parts of its score ledger: which weights, which rotation."""
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -35,18 +36,27 @@ def parts_of(
         widen(weights.b_Q),
         weights.W_K.detach().to(wide),
         widen(weights.b_K),
-        scale=block.scale,
+        scale=block.scale * model.architecture.query_scale,
         position=None if block.position is None else block.position.to(wide),
         visible=visible,
         rotate=_rotation(model, block, wide),
-        shift=widen(model.input_shift(block.layer)) if fold_norm else None,
+        query_norm=_by_head(block.notes.query_norm, wide),
+        key_norm=_by_head(block.notes.key_norm, wide),
+        softcap=block.softcap,
+        shift=widen(model.stack.input_shift(block.layer)) if fold_norm else None,
     )
 
 
 def _rotation(model: HookedModel, block: RowBlock, dtype: torch.dtype) -> Rotation | None:
-    rotate = model.architecture.rotate
-    if rotate is None:
+    rotary = model.architecture.rotary
+    if rotary is None:
         return None
-    assert block.rotary is not None
-    cos, sin = (table[:, None].to(dtype) for table in block.rotary)
-    return lambda x: rotate(x, cos, sin)
+    assert block.notes.rotary is not None
+    cos, sin = (table[:, None].to(dtype) for table in block.notes.rotary)
+    return lambda x: rotary.rotate(x, cos, sin)
+
+
+def _by_head(factor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if factor is None:
+        return None
+    return rearrange(factor, "batch position head d_head -> batch head position d_head").to(dtype)

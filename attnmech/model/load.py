@@ -17,7 +17,7 @@ from transformers.utils import logging
 from ..demo import model_folder
 from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
 from .architectures import architecture_of
-from .certify import certify
+from .certify import certify, check_runs
 from .hooked import HookedModel, copy_of
 from .weights import check_finite
 
@@ -64,14 +64,8 @@ def load(
         original, tokenizer, name = _from_files(source, tokenizer, place, kind)
     check_finite(original)
     model = HookedModel(original, tokenizer, name=name, bos=bos)
-    try:
-        model.certificate = certify(model)
-    except RuntimeError as error:
-        if "not implemented for" in str(error):
-            raise WeightsError(
-                f"{kind or model.dtype} cannot be computed on {model.device} ({error}); use torch.float32."
-            ) from error
-        raise
+    check_runs(model)
+    model.certificate = certify(model)
     if not model.certificate.ok:
         warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=2)
     return model
@@ -92,7 +86,7 @@ def _device(device: str | torch.device | None) -> torch.device | None:
         return None
     try:
         place = torch.device(device)
-        torch.empty(0, device=place)
+        torch.zeros(1, device=place).item()
     except (RuntimeError, AssertionError) as error:
         raise InputError(f'device {str(device)!r} cannot be used here ({_first_line(error)}); try "cpu".') from error
     return place
@@ -147,15 +141,22 @@ def _from_files(
     if device is not None:
         model.to(device=device)  # type: ignore[call-arg]
     if tokenizer is None and (any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = _read_tokenizer(folder)
     return model, tokenizer, name
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise InputError(f"folder {folder}: its tokenizer cannot be read: {_first_line(error)}") from error
 
 
 def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        raise UnsupportedModelError(f"folder {folder}: {_first_line(error)}") from error
+    except Exception as error:  # a config is anybody's text; what goes wrong in it has many names
+        raise UnsupportedModelError(f"folder {folder}: its config cannot be read: {_first_line(error)}") from error
     named = (getattr(config, "architectures", None) or [None])[0]
     kind = getattr(transformers, named or "", None)
     if kind is None or not issubclass(kind, PreTrainedModel):
@@ -173,8 +174,8 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise WeightsError(f"folder {folder}: {_first_line(error)}") from error
+    except Exception as error:
+        raise WeightsError(f"folder {folder}: its weights cannot be read: {_first_line(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise WeightsError(

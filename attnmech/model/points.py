@@ -104,7 +104,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
 def points_of(architecture: Architecture, sizes: Mapping[str, int], n_layers: int, has_logits: bool) -> ModelPoints:
     """The points of a model of this architecture, with its sizes by axis name."""
     absent: dict[str, str] = {}
-    if architecture.rotate is None:
+    if architecture.rotary is None:
         reason = f"{architecture.name} does not rotate queries and keys, so the scores use q and k themselves"
         absent |= {"q_rot": reason, "k_rot": reason}
     if architecture.mid_norm is None:

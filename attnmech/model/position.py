@@ -5,8 +5,9 @@ what those ought to be, and how a rotary table is applied.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from einops import rearrange
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def alibi_slopes(heads: int) -> Float[Tensor, "head"]:
+def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
     """Slopes of ALiBi (Press et al. 2022), head 0 the steepest where the number of heads is a power of two.
 
     slope_h = 2^(−8(h+1)/H) for H a power of two. Otherwise the first n = 2^⌊log2 H⌋ heads take the slopes of
@@ -32,8 +33,23 @@ def alibi_slopes(heads: int) -> Float[Tensor, "head"]:
     return torch.tensor(slopes, dtype=torch.float32)
 
 
+def alibi_slopes_mpt(heads: int) -> Float[Tensor, " head"]:
+    """MPT's slopes: those of the next power of two, n ≥ H, every second first, then the others, cut to H.
+
+    slope_h = 2^(−8(h+1)/n); for H a power of two the same as `alibi_slopes`. In float32.
+
+    >>> alibi_slopes_mpt(3).tolist()
+    [0.0625, 0.00390625, 0.25]
+    """
+    whole = 2 ** math.ceil(math.log2(heads))
+    slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    if whole != heads:
+        slopes = (slopes[1::2] + slopes[::2])[:heads]
+    return torch.tensor(slopes, dtype=torch.float32)
+
+
 def rotary_tables(
-    parameters: Mapping[str, Any], d_head: int, positions: Int[Tensor, "position"]
+    parameters: Mapping[str, Any], d_head: int, positions: Int[Tensor, " position"]
 ) -> tuple[Float[Tensor, "position half"], Float[Tensor, "position half"]] | None:
     """Cosine and sine of position · θ^(−2i/d), i < d/2 (Su et al. 2021), in float64.
 
@@ -49,13 +65,57 @@ def rotary_tables(
 
 def rotate_halves(
     x: Float[Tensor, "*axes d_head"],
-    cos: Float[Tensor, "*#axes d_head"],
-    sin: Float[Tensor, "*#axes d_head"],
+    cos: Float[Tensor, "*#axes d_rotary"],
+    sin: Float[Tensor, "*#axes d_rotary"],
 ) -> Float[Tensor, "*axes d_head"]:
     """Rotary position embedding in Llama's layout: dimension i turns with dimension i + d/2.
 
     (x_i, x_{i+d/2}) ↦ (x_i cos − x_{i+d/2} sin, x_{i+d/2} cos + x_i sin), with the model's own tables, which
-    hold every angle twice.
+    hold every angle twice. Tables narrower than the head turn its first dimensions and leave the rest.
     """
-    first, second = rearrange(x, "... (two half) -> two ... half", two=2)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = rearrange(turned, "... (two half) -> two ... half", two=2)
+    return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
+
+
+def rotate_halves_once(
+    x: Float[Tensor, "*axes d_head"],
+    cos: Float[Tensor, "*#axes half"],
+    sin: Float[Tensor, "*#axes half"],
+) -> Float[Tensor, "*axes d_head"]:
+    """`rotate_halves` with tables that hold every angle once (gpt-oss)."""
+    return rotate_halves(x, torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1))
+
+
+def rotate_pairs(
+    x: Float[Tensor, "*axes d_head"],
+    cos: Float[Tensor, "*#axes d_rotary"],
+    sin: Float[Tensor, "*#axes d_rotary"],
+) -> Float[Tensor, "*axes d_head"]:
+    """Rotary position embedding in GPT-J's layout: dimension 2i turns with dimension 2i + 1.
+
+    Tables hold every angle twice in a row; narrower than the head, they turn its first dimensions.
+    """
+    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    even, odd = rearrange(turned, "... (half two) -> two ... half", two=2)
+    swapped = rearrange(torch.stack((-odd, even)), "two ... half -> ... (half two)")
+    return torch.cat((turned * cos + swapped * sin, rest), dim=-1)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How a family turns its queries and keys."""
+
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Turns `[... d_head]` by cosine and sine tables."""
+    spread: Callable[[Tensor], Tensor]
+    """From a table that holds every angle once to one as the family keeps it."""
+    share: float = 1.0
+    """The share of a head's dimensions that turn."""
+    theta: float | None = None
+    """The base of the angles, where the config does not say it."""
+
+
+HALVES: Final = Rotary(rotate_halves, lambda table: torch.cat((table, table), dim=-1))
+HALVES_ONCE: Final = Rotary(rotate_halves_once, lambda table: table)
+PAIRS: Final = Rotary(rotate_pairs, lambda table: table.repeat_interleave(2, dim=-1))

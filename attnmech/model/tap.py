@@ -7,8 +7,8 @@ in and put back, and the model's modules are never touched again after loading.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,19 @@ Observer: TypeAlias = "Callable[[RowBlock, Mapping[PointKey, Tensor]], None]"
 """Sees every block of rows of every layer, with the points captured so far; reduces it, and keeps nothing large."""
 
 
+@dataclass(frozen=True)
+class Notes:
+    """What a layer did to its queries and keys between their projections and the score."""
+
+    rotary: tuple[Tensor, Tensor] | None = None
+    """Cosine and sine tables, `[batch position d_rotary]`."""
+    query_norm: Tensor | None = None
+    """By what qk-norm multiplied the queries, `[batch position head d_head]`."""
+    key_norm: Tensor | None = None
+    key_input: Tensor | None = None
+    """What keys and values were made of, where that is not `attn_in` (cross-attention)."""
+
+
 @dataclass
 class Pass:
     """What one forward pass is asked for, and what it has brought so far."""
@@ -34,9 +47,11 @@ class Pass:
     observers: Sequence[Observer] = ()
     gradients: bool = False
     """Whether the pass will be differentiated: then what is captured must lie on its path."""
+    shape: tuple[int, ...] = ()
+    """Batch and position."""
     values: dict[PointKey, Tensor] = field(default_factory=dict)
-    rotary: tuple[Tensor, Tensor] | None = None
-    """Cosine and sine tables of the layer under way."""
+    notes: Notes = field(default_factory=Notes)
+    """Those of the layer under way."""
 
 
 class Tap:
@@ -96,17 +111,29 @@ class Tap:
                     f"point {_shown(key)} was reached twice in one forward pass: a module of this model stands in "
                     "two places, so its activations have no single meaning."
                 )
-            self._pass.values[key] = value if self._pass.gradients or owned else value.detach().clone()
+            if self._pass.gradients:
+                # A tensor of its own, so that the derivative is that of this point alone (in BERT attn_in is the
+                # stream itself), and a copy to go on with, which the model may change in place (Falcon does).
+                self._pass.values[key] = value if owned else value.clone()
+                return value if owned else self._pass.values[key].clone()
+            self._pass.values[key] = value if owned else value.detach().clone()
         return value
+
+    def note(self, **found: Any) -> None:
+        """Adds to the notes on the layer under way."""
+        self._pass.notes = replace(self._pass.notes, **found)
+
+    def new_layer(self) -> None:
+        """Forgets the notes on the layer before."""
+        self._pass.notes = Notes()
 
 
 def _apply(edit: Edit, key: PointKey, value: Tensor) -> Tensor:
     # A copy, so that an edit in place changes this point and nothing that shares its memory.
     given = value.clone()
-    version = given._version
     edited = edit(given)
     if edited is None:
-        return value if given._version == version else given
+        return given
     if not isinstance(edited, torch.Tensor):
         raise InputError(
             f"the hook at {_shown(key)} must return a tensor, or None to keep the value; it returned "

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from einops import rearrange
@@ -28,7 +29,7 @@ class AttentionWeights:
     b_Q: Float[Tensor, "head d_head"] | None
     b_K: Float[Tensor, "kv_head d_head"] | None
     b_V: Float[Tensor, "kv_head d_head"] | None
-    b_O: Float[Tensor, "d_model"] | None
+    b_O: Float[Tensor, " d_model"] | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,31 @@ class Fused:
 
 
 @dataclass(frozen=True)
+class Grouped:
+    """q, k and v as one projection, a kv head at a time: its queries, its key, its value (Falcon)."""
+
+    path: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return (self.path,)
+
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """q, k, v with the axes `rest head d_head`, from the projection's output with axes `rest features`."""
+        slots = heads // kv_heads + 2
+        parts = rearrange(outputs[0], f"{rest} (kv slot d_head) -> slot {rest} kv d_head", kv=kv_heads, slot=slots)
+        return rearrange(parts[:-2], f"group {rest} kv d_head -> {rest} (kv group) d_head"), parts[-2], parts[-1]
+
+    def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        """The projection's output again, from q, k and v `[batch position head d_head]`."""
+        q, k, v = qkv
+        groups = rearrange(q, "batch position (kv group) d_head -> group batch position kv d_head", kv=k.shape[2])
+        parts = torch.cat((groups, k[None], v[None]))
+        return [rearrange(parts, "slot batch position kv d_head -> batch position (kv slot d_head)")]
+
+
+@dataclass(frozen=True)
 class Separate:
     """q, k and v as three projections, head by head."""
 
@@ -75,9 +101,13 @@ class Separate:
         return tuple(rearrange(x, pattern, head=n) for x, n in zip(outputs, counts, strict=True))
 
 
+Layout: TypeAlias = Fused | Grouped | Separate
+"""Where q, k and v are in the projections."""
+
+
 def attention_weights(
     projections: Sequence[nn.Module],
-    layout: Fused | Separate,
+    layout: Layout,
     out: nn.Module,
     heads: int,
     kv_heads: int,
@@ -95,12 +125,12 @@ def attention_weights(
 
 
 def _split_biases(
-    biases: Sequence[Tensor | None], layout: Fused | Separate, heads: int, kv_heads: int
+    biases: Sequence[Tensor | None], layout: Layout, heads: int, kv_heads: int
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     present = [None if bias is None else bias[None] for bias in biases]
     if all(bias is None for bias in present):
         return None, None, None
-    if isinstance(layout, Fused):
+    if len(layout.paths) == 1:
         q, k, v = layout.split([bias for bias in present if bias is not None], heads, kv_heads, rest="one")
         return q[0], k[0], v[0]
     counts = (heads, kv_heads, kv_heads)
@@ -122,7 +152,7 @@ def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
     return weight if isinstance(module, Conv1D) else weight.T
 
 
-def bias_of(module: nn.Module) -> Float[Tensor, "d_out"] | None:
+def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
     """A projection's bias, None where it has none."""
     bias = getattr(module, "bias", None)
     return bias if isinstance(bias, torch.Tensor) else None

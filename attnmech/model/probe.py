@@ -1,0 +1,191 @@
+"""A few probe tokens on one model, run through ours, transformers' and TransformerLens's; and how runs are compared."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from einops import repeat
+from torch import Tensor
+
+from ..activations import Batch
+from ..maths.precision import pass_tolerance, step_tolerance, table_tolerance
+from ..points import PointKey
+from .attention import RowBlock
+from .certificate import Check, LensHook
+from .hooked import HookedModel, call
+from .tap import Edit
+
+_LENGTH: Final = 8
+_EDITED_LAYERS: Final = 6
+"""An edit takes a forward pass of its own: it is tried in so many layers; all else is checked in every layer."""
+
+SEED: Final = 20
+
+Compared = tuple[int, Tensor, Tensor] | tuple[int, Tensor, Tensor, Tensor]
+"""A layer, what was found in it, what must be, and by how much rounding alone may part them."""
+
+
+class Probe:
+    """The probe's runs on one model, and comparisons that become checks."""
+
+    def __init__(self, model: HookedModel) -> None:
+        self.model = model
+        self.layers = list(range(model.n_layers))
+        self.edited = _spread(model.n_layers, _EDITED_LAYERS)
+        self.local = step_tolerance(model.dtype)
+        self.whole = pass_tolerance(model.dtype)
+        self.tables = table_tolerance(model.dtype)
+        self.batch = probe_batch(model)
+        self.real = self.batch.mask
+        self.lens_hooks: tuple[LensHook, ...] = ()
+        self.blocks: dict[int, RowBlock] = {}
+        self.values: dict[PointKey, Tensor] = {}
+
+    def run(self, captures: Sequence[PointKey]) -> dict[PointKey, Tensor]:
+        def keep(block: RowBlock, values: Mapping[PointKey, Tensor]) -> None:
+            self.blocks.setdefault(block.layer, block)
+
+        return self.model.forward(self.batch, captures=captures, observers=[keep])
+
+    def output(self, batch: Batch | None = None) -> Tensor:
+        """What our model puts out: logits or, without a head, the last stream after the final norm."""
+        return output_of(self.model.output(batch or self.batch))
+
+    def at(self, name: str, layer: int) -> Tensor:
+        return self.values[name, layer]
+
+    def comparable(self, name: str, value: Tensor) -> Tensor:
+        """Where two models must agree: at real tokens, and of scores at visible pairs."""
+        if name in ("scores", "pattern"):
+            visible = next(iter(self.blocks.values())).visible & self.real[:, None, :, None]
+            return visible.expand_as(value)
+        return self.real
+
+    def by_head(self, value: Tensor) -> Tensor:
+        group = self.model.n_heads // self.model.n_kv_heads
+        return repeat(value, "batch position kv d_head -> batch position (kv group) d_head", group=group)
+
+    def by_layer(
+        self,
+        name: str,
+        statement: str,
+        points: tuple[str, ...],
+        pairs: Iterable[Compared],
+        tolerance: float | None = None,
+    ) -> Check:
+        """The worst of many comparisons, and the layer it is in; a fourth entry is rounding to be allowed."""
+        limit = self.local if tolerance is None else tolerance
+        worst, where, excess = 0.0, -1, -1.0
+        with torch.no_grad():
+            for layer, ours, theirs, *floor in pairs:
+                residual = relative(ours, theirs)
+                allowed = float(floor[0] / theirs.abs().amax()) if floor and theirs.abs().amax() > 0 else 0.0
+                over = residual - max(limit, allowed)
+                if where < 0 or not over <= excess:
+                    worst, where, excess = residual, layer, over
+        passed = excess <= 0
+        detail = "" if passed else f"layer {where}: off by {worst:.1e} of the largest value"
+        return Check(name, statement, () if passed else points, passed, worst, limit, detail)
+
+    def compare(
+        self,
+        name: str,
+        statement: str,
+        points: tuple[str, ...],
+        ours: Tensor,
+        theirs: Tensor,
+        tolerance: float | None = None,
+        real: Tensor | None = None,
+    ) -> Check:
+        """One comparison of two tensors at real tokens."""
+        limit = self.whole if tolerance is None else tolerance
+        keep = self.real if real is None else real
+        residual = relative(ours[keep], theirs[keep])
+        passed = residual <= limit
+        detail = "" if passed else f"off by {residual:.1e} of the largest value"
+        return Check(name, statement, points, passed, residual, limit, detail)
+
+
+def _spread(count: int, at_most: int) -> list[int]:
+    """So many layers at most, evenly from the first to the last."""
+    steps = torch.linspace(0, count - 1, min(count, at_most))
+    return sorted({round(float(step)) for step in steps})
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """max |ours − theirs| / max |theirs|; NaN where either holds NaN, which no tolerance admits."""
+    if ours.numel() == 0:
+        return 0.0
+    wide = torch.float64
+    difference = (ours.to(wide) - theirs.to(wide)).abs().amax()
+    if difference == 0:
+        return 0.0
+    size = theirs.to(wide).abs().amax()
+    return float(difference / size) if size > 0 else float("inf")
+
+
+def probe_batch(model: HookedModel) -> Batch:
+    """Two sequences of seeded random tokens, the second shorter and padded on the right."""
+    generator = torch.Generator().manual_seed(SEED)
+    limit = model.architecture.position_limit
+    length = _LENGTH if limit is None else min(_LENGTH, limit)
+    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
+    mask = torch.ones_like(ids)
+    if length > 1:
+        # One token only: in a sliding window, rows of padding that see nothing are NaN in transformers' float64.
+        mask[1, -1] = 0
+    return model.encode({"input_ids": ids, "attention_mask": mask})
+
+
+def cut(batch: Batch, rows: slice, length: int) -> Batch:
+    ids, mask = batch.ids[rows, :length], batch.mask[rows, :length]
+    return Batch(ids, mask, tuple(row[:length] for row in batch.tokens[rows]), batch.bos)
+
+
+def with_last_token_changed(batch: Batch, n_vocab: int) -> Batch:
+    ids = batch.ids.clone()
+    ids[:, -1] = (ids[:, -1] + max(1, n_vocab // 2)) % n_vocab
+    return Batch(ids, batch.mask, batch.tokens, batch.bos)
+
+
+def output_of(output: object) -> Tensor:
+    logits = getattr(output, "logits", None)
+    found = output.last_hidden_state if logits is None else logits  # type: ignore[attr-defined]
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def plain_output(model: HookedModel, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return output_of(call(model.plain, batch))
+
+
+def plain_run(model: HookedModel, batch: Batch, implementation: str, **options: Any) -> Any:
+    with torch.no_grad():
+        return call(model.plain_in(implementation), batch, output_hidden_states=True, **options)
+
+
+def attempt(run: Callable[[], Any]) -> Any:
+    """What a run returns, or the exception that it raises: a model that transformers cannot run so is not at fault."""
+    try:
+        return run()
+    except Exception as error:
+        return error
+
+
+def bridge_run(model: HookedModel, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+    mask = batch.mask.long() if batch.padded else None
+    with torch.no_grad():
+        logits, cache = model.bridge.run_with_cache(batch.ids, attention_mask=mask)
+    assert isinstance(logits, torch.Tensor)
+    return logits, dict(cache.items())  # type: ignore[no-untyped-call]
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def always(value: Tensor) -> Edit:
+    """An edit that puts one value in place of whatever stands there."""
+    return lambda _: value

@@ -1,0 +1,211 @@
+"""A column of blocks: their weights, and their activation points wired to the tap."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .architectures import Architecture, first_tensor, submodule
+from .attention import Site
+from .tap import Tap
+from .weights import AttentionWeights, attention_weights, bias_of
+
+
+class Stack:
+    """The blocks of a model, or one column of them where a model has several.
+
+    Making one puts our attention into the blocks and connects every point of every block to the tap, once and
+    for good: whether a value is edited or kept is the tap's business.
+    """
+
+    def __init__(self, base: nn.Module, architecture: Architecture, tap: Tap) -> None:
+        self.architecture = architecture
+        self._base = base
+        self._tap = tap
+        found = submodule(base, architecture.blocks)
+        assert isinstance(found, nn.ModuleList)
+        self.blocks = found
+        for layer, block in enumerate(found):
+            self._use_our_attention(layer, block)
+            self._wire_stream(layer, block)
+            self._wire_projections(layer, block)
+            self._wire_qk_norm(layer, block)
+            self._wire_output(layer, block)
+
+    def module(self, layer: int, path: str) -> nn.Module:
+        """A module of one block, by its dotted path."""
+        return submodule(self.blocks[layer], path)
+
+    def weights(self, layer: int) -> AttentionWeights:
+        """The attention weights of a layer, as views of the model's parameters."""
+        plan = self.architecture
+        attention = self.module(layer, plan.attention)
+        return attention_weights(
+            [submodule(attention, path) for path in plan.qkv.paths],
+            plan.qkv,
+            self.module(layer, plan.out),
+            plan.n_heads,
+            plan.n_kv_heads,
+        )
+
+    def input_shift(self, layer: int) -> Float[Tensor, " d_model"] | None:
+        """The shift β of the norm whose output is `attn_in`; None where that norm has none (RMSNorm).
+
+        In a post-norm model that is the last norm of the layer below or, in layer 0, of the embedding.
+        """
+        plan = self.architecture
+        if plan.attn_norm is not None:
+            return bias_of(self.module(layer, plan.attn_norm))
+        if layer > 0 and plan.post_norm is not None:
+            return bias_of(self.module(layer - 1, plan.post_norm))
+        if layer == 0 and plan.embed_norm is not None:
+            return bias_of(submodule(self._base, plan.embed_norm))
+        return None
+
+    def _use_our_attention(self, layer: int, block: nn.Module) -> None:
+        plan = self.architecture
+        attention = submodule(block, plan.attention)
+        if plan.stand_in is not None:
+            attention = plan.stand_in(attention)
+            block.set_submodule(plan.attention, attention)
+        attention.attnmech_site = Site(self._tap, layer)  # type: ignore[assignment]
+
+    def _wire_stream(self, layer: int, block: nn.Module) -> None:
+        tap = self._tap
+
+        def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            tap.new_layer()
+            return _with_stream(args, kwargs, lambda x: tap.visit("resid_pre", layer, x))
+
+        def at_resid_post(module: nn.Module, args: Any, output: Any) -> Any:
+            if not tap.wants("resid_post", layer):
+                return None
+            return _with_first(output, tap.visit("resid_post", layer, first_tensor(output)))
+
+        def at_resid_mid(module: nn.Module, args: Any) -> None:
+            if tap.wants("resid_mid", layer):
+                value = args[0]
+                by_token = _by_token(value, tap)
+                visited = tap.visit("resid_mid", layer, by_token)
+                if visited is not by_token:
+                    # The block goes on with this very tensor as its stream, so the norm's input alone is not enough.
+                    value.copy_(visited.reshape(value.shape))
+
+        block.register_forward_pre_hook(at_resid_pre, with_kwargs=True)
+        block.register_forward_hook(at_resid_post)
+        if self.architecture.mid_norm is not None:
+            submodule(block, self.architecture.mid_norm).register_forward_pre_hook(at_resid_mid)
+
+    def _wire_projections(self, layer: int, block: nn.Module) -> None:
+        tap, plan = self._tap, self.architecture
+        layout = plan.qkv
+        attention = submodule(block, plan.attention)
+
+        def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if plan.rotary is not None and "position_embeddings" in kwargs:
+                tap.note(rotary=kwargs["position_embeddings"])
+            return _with_stream(args, kwargs, lambda x: tap.visit("attn_in", layer, x))
+
+        def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            if not any(tap.wants(name, layer) for name in "qkv"):
+                return None
+            parts = layout.split([output], plan.n_heads, plan.n_kv_heads, rest="batch position")
+            q, k, v = (tap.visit(name, layer, part) for name, part in zip("qkv", parts, strict=True))
+            changed = tap.under_way.gradients or any(tap.edits(name, layer) for name in "qkv")
+            return layout.join((q, k, v))[0] if changed else None  # type: ignore[union-attr]
+
+        def at_one(name: str, heads: int) -> Callable[..., Tensor | None]:
+            def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+                if not tap.wants(name, layer):
+                    return None
+                by_head = rearrange(output, "batch position (head d_head) -> batch position head d_head", head=heads)
+                visited = tap.visit(name, layer, by_head)
+                return rearrange(visited, "batch position head d_head -> batch position (head d_head)")
+
+            return at_projection
+
+        attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
+        if len(layout.paths) == 1:
+            submodule(attention, layout.paths[0]).register_forward_hook(at_all)
+        else:
+            counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
+            for path, name, heads in zip(layout.paths, "qkv", counts, strict=True):
+                submodule(attention, path).register_forward_hook(at_one(name, heads))
+
+    def _wire_qk_norm(self, layer: int, block: nn.Module) -> None:
+        if self.architecture.qk_norm is None:
+            return
+        attention = submodule(block, self.architecture.attention)
+
+        def noting(kind: str) -> Callable[..., None]:
+            def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
+                if self._tap.under_way.observers:
+                    self._tap.note(**{kind: _multiplier(module, args[0], output)})
+
+            return at_norm
+
+        for path, kind in zip(self.architecture.qk_norm, ("query_norm", "key_norm"), strict=True):
+            submodule(attention, path).register_forward_hook(noting(kind))
+
+    def _wire_output(self, layer: int, block: nn.Module) -> None:
+        tap, plan = self._tap, self.architecture
+
+        def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            if tap.wants("result", layer):
+                output = self._through_results(layer, args[0], output)
+            return tap.visit("attn_raw", layer, output)
+
+        def at_attn_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return tap.visit("attn_out", layer, output)
+
+        def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
+            if not tap.wants("mlp_out", layer):
+                return None
+            value = first_tensor(output)
+            visited = tap.visit("mlp_out", layer, _by_token(value, tap))
+            return _with_first(output, visited.reshape(value.shape))
+
+        submodule(block, plan.out).register_forward_hook(at_attn_raw)
+        submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        submodule(block, plan.mlp_out).register_forward_hook(at_mlp_out)
+
+    def _through_results(self, layer: int, merged: Tensor, output: Tensor) -> Tensor:
+        """Visits `result`; attn_raw is made of it where it was edited or will be differentiated."""
+        weights = self.weights(layer)
+        z = rearrange(
+            merged, "batch position (head d_head) -> batch position head d_head", head=self.architecture.n_heads
+        )
+        result = einsum(
+            z, weights.W_O, "batch position head d_head, head d_head d_model -> batch position head d_model"
+        )
+        visited = self._tap.visit("result", layer, result, owned=True)
+        if not (self._tap.under_way.gradients or self._tap.edits("result", layer)):
+            return output
+        total = visited.sum(dim=2)
+        return total if weights.b_O is None else total + weights.b_O
+
+
+def _multiplier(norm: nn.Module, given: Tensor, normed: Tensor) -> Tensor:
+    """By what an RMSNorm multiplied each entry: normed / given, and by its formula where that is 0 / 0."""
+    weight, eps = norm.weight, norm.variance_epsilon
+    assert isinstance(weight, torch.Tensor)
+    by_formula = weight * torch.rsqrt(given.pow(2).mean(dim=-1, keepdim=True) + eps)  # type: ignore[operator]
+    return torch.where(given == 0, by_formula, normed / given)
+
+
+def _by_token(value: Tensor, tap: Tap) -> Tensor:
+    """`[batch position d_model]`, also in blocks that go on with one row a token (OPT)."""
+    return value if value.ndim == 3 else value.reshape(*tap.under_way.shape, value.shape[-1])
+
+
+def _with_first(output: Any, first: Tensor) -> Any:
+    return first if isinstance(output, torch.Tensor) else (first, *output[1:])
+
+
+def _with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+    if args:
+        return (change(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}

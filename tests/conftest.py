@@ -1,0 +1,22 @@
+"""What holds for every test: no network, annotated tensors checked at every call, one thread."""
+
+import os
+from collections.abc import Iterator
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from jaxtyping import config, install_import_hook
+
+install_import_hook("attnmech", "checking.checked")
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Without the checks of annotations, for arguments of a wrong type: what a user sees who runs without them."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

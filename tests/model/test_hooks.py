@@ -1,0 +1,541 @@
+"""Edits at every point against the same edit made by hand on plain transformers; and that nothing of them stays."""
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import models
+import pytest
+import reference
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.points import POINTS
+
+F32, F64 = torch.float32, torch.float64
+Change = Callable[[Tensor], Tensor]
+PLACES = {
+    "bloom": {"attention": "self_attention", "norm": "input_layernorm", "qkv": ("query_key_value",),
+              "out": "self_attention.dense", "mlp": "mlp.dense_4h_to_h"},
+    "gpt2": {"attention": "attn", "norm": "ln_1", "qkv": ("c_attn",), "out": "attn.c_proj", "mlp": "mlp"},
+    "llama": {"attention": "self_attn", "norm": "input_layernorm", "qkv": ("q_proj", "k_proj", "v_proj"),
+              "out": "self_attn.o_proj", "mlp": "mlp"},
+    "bert": {"attention": "attention.self", "norm": None, "qkv": ("query", "key", "value"),
+             "out": "attention.output.dense", "mlp": "output.dense"},
+}  # fmt: skip
+EDITABLE = [
+    (name, point)
+    for name in models.FAMILIES
+    for point in POINTS
+    if not (point.endswith("_rot") and "llama" not in name)
+]
+
+
+def change_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 3) -> Change:
+    """An edit that scales and shifts, by other numbers in every cell."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+    def change(x: Tensor) -> Tensor:
+        return 0.7 * x + noise
+
+    return change
+
+
+def on_output(change: Change) -> Any:
+    def hook(module: Any, args: Any, output: Any) -> Any:
+        return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
+
+    return hook
+
+
+def on_input(change: Change) -> Any:
+    def hook(module: Any, args: Any, kwargs: Any) -> Any:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+    return hook
+
+
+def by_head(change: Change, heads: int) -> Change:
+    """The change of `[batch position head d]`, on features side by side."""
+    return lambda x: change(x.unflatten(-1, (heads, -1))).flatten(2)
+
+
+def turned_back(change: Change, turns: list[Tensor]) -> Change:
+    """The change of rotated queries or keys, on those before rotation."""
+    turn = torch.stack(turns)[None, :, None]
+
+    def before(x: Tensor) -> Tensor:
+        return (change((x[..., None, :] @ turn)[..., 0, :])[..., None, :] @ turn.transpose(-1, -2))[..., 0, :]
+
+    return before
+
+
+def in_fused(change: Change, kind: str, part: int, heads: int) -> Change:
+    """The change of q, k or v, on the output of one projection for all three."""
+
+    def fused(x: Tensor) -> Tensor:
+        x = x.clone()
+        if kind == "bloom":
+            view = x.unflatten(-1, (heads, 3, -1))
+            view[..., part, :] = change(view[..., part, :])
+        else:
+            view = x.unflatten(-1, (3, heads, -1))
+            view[:, :, part] = change(view[:, :, part])
+        return x
+
+    return fused
+
+
+def edited_by_hand(name: str, dtype: torch.dtype, ids: Tensor, point: str, layer: int, change: Change) -> Tensor:
+    """The logits of plain transformers with one edit made by forward hooks."""
+    model = models.plain(name, dtype)
+    kind, block = reference.family(model), models.blocks_of(model)[layer]
+    place, w = PLACES[kind], reference.layer_weights(model, layer)
+    with torch.no_grad():
+        clean = model(ids, output_hidden_states=True, output_attentions=True)
+    if point == "logits":
+        return change(clean.logits)
+    stream = clean.hidden_states[layer]
+    x = reference.attention_input(model, layer, stream)
+    v, pattern = reference.project(x, w.W_V, w.b_V), clean.attentions[layer]
+    group, heads = len(w.W_Q) // len(w.W_K), len(w.W_Q)
+
+    def mixed(pattern: Tensor) -> Tensor:
+        return torch.stack([pattern[:, h] @ v[:, :, h // group] for h in range(heads)], dim=2)
+
+    def summed(result: Tensor) -> Tensor:
+        return result.sum(2) + (0 if w.b_O is None else w.b_O)
+
+    attention, out = block.get_submodule(place["attention"]), block.get_submodule(place["out"])
+    if point == "embed":
+        handle = model.get_input_embeddings().register_forward_hook(on_output(change))
+    elif point == "resid_pre":
+        handle = block.register_forward_pre_hook(on_input(change), with_kwargs=True)
+    elif point == "attn_in" and place["norm"] is None:
+        handle = attention.register_forward_pre_hook(on_input(change), with_kwargs=True)
+    elif point == "attn_in":
+        handle = block.get_submodule(place["norm"]).register_forward_hook(on_output(change))
+    elif point in ("q", "k", "v", "q_rot", "k_rot"):
+        part = "qkv".index(point[0])
+        count = (heads, len(w.W_K), len(w.W_V))[part]
+        if len(place["qkv"]) == 1:
+            hook = in_fused(change, kind, part, heads)
+        elif point.endswith("_rot"):
+            turns = [reference.rotation(p, w.d_head, 10000.0, dtype) for p in range(ids.shape[1])]
+            hook = by_head(turned_back(change, turns), count)
+        else:
+            hook = by_head(change, count)
+        path = place["qkv"][part if len(place["qkv"]) == 3 else 0]
+        handle = attention.get_submodule(path).register_forward_hook(on_output(hook))
+    elif point in ("scores", "pattern", "z"):
+        if point == "scores":
+            terms = reference.terms(model, layer, x, torch.ones_like(ids))
+            seen = reference.visible(model, torch.ones_like(ids))
+            scores = sum(value for term, value in terms.items() if term != "mask")
+            z = mixed(torch.softmax(change(scores).masked_fill(~seen, -torch.inf), dim=-1))
+        else:
+            z = mixed(change(pattern)) if point == "pattern" else change(mixed(pattern))
+        handle = out.register_forward_pre_hook(lambda module, args: (z.flatten(2),))
+    elif point == "result":
+        z = mixed(pattern)
+        result = torch.stack([z[:, :, h] @ w.W_O[h] for h in range(heads)], dim=2)
+        handle = out.register_forward_hook(on_output(lambda raw: summed(change(result))))
+    elif point in ("attn_raw", "attn_out"):
+        handle = out.register_forward_hook(on_output(change))
+    elif point == "resid_mid":
+        handle = out.register_forward_hook(on_output(lambda raw: change(stream + raw) - stream))
+    elif point == "mlp_out":
+        handle = block.get_submodule(place["mlp"]).register_forward_hook(on_output(change))
+    else:
+        assert point == "resid_post"
+        handle = block.register_forward_hook(on_output(change))
+    try:
+        with torch.no_grad():
+            return model(ids).logits
+    finally:
+        handle.remove()
+
+
+def shape_of(hooked: am.HookedModel, ids: Tensor, point: str) -> tuple[int, ...]:
+    return next(iter(hooked.run(ids, points=[point], layers=[0]).values.values())).shape
+
+
+@pytest.mark.parametrize(("name", "point"), EDITABLE)
+def test_an_edit_is_what_it_would_be_by_hand(name: str, point: str) -> None:
+    layer = 1
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    change = change_of(shape_of(hooked, ids, point), F32)
+    key: Any = (point, layer) if POINTS[point].per_layer else point
+    clean = hooked.run(ids).logits
+    with hooked.hooks({key: change}):
+        edited = hooked.run(ids).logits
+    expected = edited_by_hand(name, F32, ids, point, layer, change)
+    torch.testing.assert_close(edited, expected, rtol=1e-4, atol=1e-4)
+    assert float((edited - clean).abs().max()) > 0.05
+    assert torch.equal(hooked.run(ids).logits, clean)
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_edited_values_are_what_the_run_returns(name: str) -> None:
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    for point, about in hooked.points.items():
+        if about.absent is None:
+            key: Any = (point, 1) if POINTS[point].per_layer else point
+            with hooked.hooks({key: lambda x: torch.full_like(x, 0.25)}):
+                assert bool((hooked.run(ids, points=[key])[key] == 0.25).all())
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_zeroing_a_heads_z_is_zeroing_its_part_of_W_O(name: str) -> None:
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    without = am.load(models.fresh(name))
+    with torch.no_grad():
+        without.weights(1).W_O[2] = 0
+    expected = without.run(ids).logits
+
+    def zero(x: Tensor) -> None:
+        x[:, :, 2] = 0
+
+    for point in ("z", "result"):
+        with hooked.hooks({(point, 1): zero}):
+            torch.testing.assert_close(hooked.run(ids).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+@pytest.mark.parametrize("identity", [lambda x: x, lambda x: None, lambda x: x.clone()])
+def test_edits_that_change_nothing_change_no_bit(name: str, identity: Change) -> None:
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    clean = hooked.run(ids).logits
+    for point, about in hooked.points.items():
+        if about.absent is None and point != "result":
+            with hooked.hooks({point: identity}):
+                assert torch.equal(hooked.run(ids).logits, clean), point
+    with hooked.hooks({"result": identity}):
+        # The heads are then summed one by one, in another order than in one matrix product.
+        torch.testing.assert_close(hooked.run(ids).logits, clean, rtol=1e-5, atol=1e-5)
+
+
+def test_asking_for_points_changes_no_bit() -> None:
+    for name in models.FAMILIES:
+        hooked, ids = models.hooked(name), models.token_ids(name)
+        everything = [point for point, about in hooked.points.items() if about.absent is None]
+        assert torch.equal(hooked.run(ids, points=everything).logits, hooked.run(ids).logits)
+
+
+def test_a_change_in_place_counts_and_stays_at_its_point() -> None:
+    for name in models.FAMILIES:
+        hooked, ids = models.hooked(name), models.token_ids(name)
+
+        def double(x: Tensor) -> None:
+            x.mul_(2)
+
+        for point in ("q", "v", "attn_in", "resid_pre", "pattern", "scores", "z", "resid_mid", "attn_out"):
+            with hooked.hooks({(point, 1): double}):
+                once = hooked.run(ids, points=[(point, 1), ("resid_post", 0), "logits"])
+            with hooked.hooks({(point, 1): lambda x: x * 2}):
+                twice = hooked.run(ids, points=[(point, 1), "logits"])
+            assert torch.equal(once.logits, twice.logits)
+            assert torch.equal(once[point, 1], twice[point, 1])
+            assert torch.equal(once["resid_post", 0], hooked.run(ids, points=[("resid_post", 0)])["resid_post", 0])
+
+
+def test_an_edit_of_attn_in_leaves_the_stream_alone() -> None:
+    for name in models.FAMILIES:
+        hooked, ids = models.hooked(name), models.token_ids(name)
+        with hooked.hooks({("attn_in", 1): lambda x: x * 0 + 1}):
+            acts = hooked.run(ids, points=["resid_pre", "attn_out", "resid_mid"])
+        torch.testing.assert_close(acts["resid_mid", 1], acts["resid_pre", 1] + acts["attn_out", 1])
+        assert torch.equal(acts["resid_pre", 1], hooked.run(ids, points=["resid_pre"])["resid_pre", 1])
+
+
+def test_captured_values_do_not_change_under_the_models_own_in_place_steps() -> None:
+    for name in models.FAMILIES:
+        hooked, ids = models.hooked(name), models.token_ids(name)
+        with hooked.hooks({("resid_mid", 1): lambda x: x + 5}):
+            acts = hooked.run(ids, points=["resid_pre", "attn_out", "attn_raw", "resid_mid"])
+        assert torch.equal(acts["attn_out", 1], hooked.run(ids, points=["attn_out"])["attn_out", 1])
+        torch.testing.assert_close(acts["resid_mid", 1], acts["resid_pre", 1] + acts["attn_out", 1] + 5)
+
+
+def test_edits_of_one_point_apply_in_order_and_blocks_nest() -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    with hooked.hooks({"z": lambda x: x + 1}):
+        with hooked.hooks({("z", 1): lambda x: x * 3}) as same:
+            assert same is hooked
+            inner = hooked.run(ids, points=["z"])
+        outer = hooked.run(ids, points=["z"])
+    clean = hooked.run(ids, points=["z"])
+    torch.testing.assert_close(outer["z", 0], clean["z", 0] + 1)
+    assert torch.equal(inner["z", 1], outer["z", 1] * 3)
+    assert torch.equal(inner["z", 0], outer["z", 0])
+
+
+def test_a_name_without_a_layer_edits_every_layer_and_lens_names_work() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    with hooked.hooks({"pattern": torch.zeros_like}):
+        acts = hooked.run(ids, points=["pattern", "logits"])
+    assert not bool(acts["pattern"].any())
+    with hooked.hooks({f"blocks.{layer}.attn.hook_pattern": torch.zeros_like for layer in range(3)}):
+        assert torch.equal(hooked.run(ids).logits, acts.logits)
+
+
+def test_what_a_hook_may_not_return() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    clean = hooked.run(ids).logits
+    bad: list[tuple[Any, str]] = [
+        (lambda x: x[:1], r"the hook at \('q', 1\) must keep the shape \(3, 7, 5, 4\); it returned \(1, 7, 5, 4\)"),
+        (lambda x: x.sum(), r"must keep the shape \(3, 7, 5, 4\); it returned \(\)"),
+    ]
+    for hook, message in bad:
+        with hooked.hooks({("q", 1): hook}), pytest.raises(am.InputError, match=message):
+            hooked.run(ids)
+        assert torch.equal(hooked.run(ids).logits, clean)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_hooks_of_a_wrong_kind() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    wrong: Any = lambda x: 0.0  # noqa: E731
+    with hooked.hooks({("q", 1): wrong}), pytest.raises(am.InputError, match="must return a tensor, or None"):
+        hooked.run(ids)
+    nothing: Any = {"q": 3}
+    with pytest.raises(am.InputError, match="must be a function of the value; got 3"), hooked.hooks(nothing):
+        pass
+    with pytest.raises(am.InputError, match="from 0 to 2"), hooked.hooks({("q", 3): lambda x: x}):
+        pass
+
+
+# -- no trace ------------------------------------------------------------------------------------------------
+
+
+def everything_of(model: Any) -> dict[str, Any]:
+    """All there is to see of a caller's model: weights, buffers, config, hooks, flags, attributes, identities."""
+    seen: dict[str, Any] = {
+        "config": model.config.to_dict(),
+        "attention": model.config._attn_implementation,
+        "generation": model.generation_config.to_dict() if getattr(model, "generation_config", None) else None,
+    }
+    for path, module in model.named_modules():
+        seen[f"{path}:class"] = (id(module), type(module), id(type(module).forward))
+        seen[f"{path}:training"] = module.training
+        seen[f"{path}:attributes"] = sorted(module.__dict__)
+        for kind in vars(module):
+            if "hook" in kind and hasattr(vars(module)[kind], "items"):
+                seen[f"{path}:{kind}"] = [(key, id(value)) for key, value in vars(module)[kind].items()]
+    for path, parameter in model.named_parameters():
+        seen[f"{path}:parameter"] = (
+            id(parameter), parameter.data_ptr(), parameter._version, parameter.requires_grad, parameter.dtype,
+            parameter.device, parameter.grad is None, len(parameter._backward_hooks or ()),
+        )  # fmt: skip
+        seen[f"{path}:bytes"] = parameter.detach().numpy().tobytes()
+    for path, buffer in model.named_buffers():
+        seen[f"{path}:buffer"] = (id(buffer), buffer.data_ptr(), buffer.dtype, buffer.numpy().tobytes())
+    return seen
+
+
+@contextmanager
+def untouched(model: Any) -> Iterator[None]:
+    before = everything_of(model)
+    yield
+    after = everything_of(model)
+    assert set(before) == set(after)
+    assert [name for name in before if before[name] != after[name]] == []
+
+
+def interrupted(x: Tensor) -> Tensor:
+    raise KeyboardInterrupt
+
+
+def failing(x: Tensor) -> Tensor:
+    raise RuntimeError("a fault of the user's own")
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_the_callers_model_is_bit_identical_afterwards(name: str, training: bool) -> None:
+    model = models.fresh(name)
+    model.train(training)
+    next(model.parameters()).requires_grad_(False)
+    blocks = models.blocks_of(model)
+    blocks[1].train(not training)
+    blocks[0].register_forward_hook(lambda module, args, output: None)
+    ids = models.token_ids(name)
+    rng = torch.get_rng_state()
+    with untouched(model):
+        hooked = am.load(model)
+        hooked.run(ids, points=["q", "pattern"])
+        am.certify(hooked)
+        am.decompose_scores(hooked, ids)
+        hooked.run(ids, points=["z", "embed"], gradients_of=lambda logits: logits.sum())
+        assert hooked.bridge is not None
+        with hooked.hooks({"resid_mid": lambda x: x * 2, "embed": lambda x: x.mul_(3)}):
+            hooked.run(ids)
+        for hook, error in ((interrupted, KeyboardInterrupt), (failing, RuntimeError)):
+            for point in ("embed", "attn_in", "q", "pattern", "result", "resid_mid", "resid_post", "logits"):
+                with pytest.raises(error), hooked.hooks({point: hook}):
+                    hooked.run(ids, points=["scores"])
+    assert torch.equal(torch.get_rng_state(), rng)
+    for ours, theirs in zip(hooked._model.parameters(), model.parameters(), strict=True):
+        assert ours.data_ptr() == theirs.data_ptr()
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+@pytest.mark.parametrize(("hook", "error"), [(interrupted, KeyboardInterrupt), (failing, RuntimeError)])
+def test_an_interrupted_run_leaves_no_trace_in_ours(name: str, hook: Change, error: type[BaseException]) -> None:
+    hooked, ids = am.load(models.fresh(name)), models.token_ids(name)
+    clean = hooked.run(ids).logits
+    for point, about in hooked.points.items():
+        if about.absent is not None:
+            continue
+        with pytest.raises(error), hooked.hooks({"resid_post": lambda x: x + 1, point: hook}):
+            hooked.run(ids, points=[point])
+        assert torch.equal(hooked.run(ids).logits, clean)
+        with pytest.raises(error), hooked.hooks({point: hook}):
+            hooked.run(ids, points=[point], gradients_of=lambda logits: logits.sum())
+        assert torch.equal(hooked.run(ids).logits, clean)
+    with pytest.raises(error), hooked.hooks({"q": hook}):
+        am.decompose_scores(hooked, ids)
+    with pytest.raises(error), hooked.hooks({"q": lambda x: x + 1}):
+        hook(clean)
+    assert torch.equal(hooked.run(ids).logits, clean)
+    assert hooked._tap.under_way.captures == frozenset()
+    assert not hooked._tap.under_way.values
+
+
+def test_an_interrupt_in_a_users_own_forward_hook() -> None:
+    for name in models.FAMILIES:
+        model, ids, press = models.fresh(name), models.token_ids(name), []
+
+        def hook(module: Any, args: Any, output: Any, press: list[int] = press) -> None:
+            if press:
+                raise KeyboardInterrupt
+
+        models.blocks_of(model)[1].register_forward_hook(hook)
+        with untouched(model):
+            hooked = am.load(model)
+            clean = hooked.run(ids).logits
+            press.append(1)
+            with pytest.raises(KeyboardInterrupt):
+                hooked.run(ids, points=["pattern"])
+            with pytest.raises(KeyboardInterrupt):
+                am.certify(hooked)
+            press.clear()
+            assert torch.equal(hooked.run(ids).logits, clean)
+
+
+def test_nothing_is_kept_after_a_run() -> None:
+    hooked, ids = am.load(models.fresh("gpt2")), models.token_ids("gpt2")
+    kept = hooked.run(ids, points=["pattern"])
+    gc.collect()
+    before = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+    for _ in range(3):
+        hooked.run(ids, points=["pattern", "scores", "q", "resid_pre"])
+        hooked.run(ids, points=["pattern"], gradients_of=lambda logits: logits.sum())
+        am.decompose_scores(hooked, ids)
+    gc.collect()
+    assert sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()) <= before
+    assert kept["pattern", 2].shape == (3, 5, 7, 7)
+
+
+def test_a_later_change_of_the_callers_weights_shows() -> None:
+    model, ids = models.fresh("llama"), models.token_ids("llama")
+    hooked = am.load(model)
+    before = hooked.run(ids).logits
+    with torch.no_grad():
+        models.blocks_of(model)[0].self_attn.q_proj.weight.mul_(1.5)
+        expected = model(ids).logits
+    torch.testing.assert_close(hooked.run(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before, expected)
+
+
+def test_a_model_that_was_loaded_twice() -> None:
+    model, ids = models.fresh("bloom"), models.token_ids("bloom")
+    with untouched(model):
+        one, other = am.load(model), am.load(model)
+        with one.hooks({"z": torch.zeros_like}):
+            assert torch.equal(other.run(ids).logits, models.hooked("bloom").run(ids).logits)
+        again = copy.deepcopy(model)
+        assert torch.equal(am.load(again).run(ids).logits, one.run(ids).logits)
+
+
+# -- gradients -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_gradients_against_finite_differences(name: str, frozen: bool) -> None:
+    model, ids = models.fresh(name, F64), models.token_ids(name, 2, 5)
+    model.requires_grad_(not frozen)
+    hooked = am.load(model)
+    weight = torch.randn(hooked.run(ids).logits.shape, generator=torch.Generator().manual_seed(5), dtype=F64)
+
+    def measure(logits: Tensor) -> Tensor:
+        return (torch.tanh(logits / 3) * weight).sum(dim=(1, 2))
+
+    # Llama takes its norms in float32, whose rounding shows in a small step.
+    step, tolerance = (1e-3, 2e-3) if "llama" in name else (1e-6, 1e-6)
+    points = [point for point, about in hooked.points.items() if about.absent is None]
+    with untouched(model):
+        acts = hooked.run(ids, points=points, gradients_of=measure)
+    assert acts.gradients is not None
+    assert set(acts.gradients.values) == set(acts.values)
+    for number, (key, gradient) in enumerate(acts.gradients.values.items()):
+        value = acts.values[key]
+        assert gradient.shape == value.shape
+        assert not value.requires_grad
+        direction = torch.randn(value.shape, generator=torch.Generator().manual_seed(number), dtype=F64)
+        sums = []
+        for sign in (1, -1):
+            shift = sign * step * direction
+            edits: Any = {key if key[1] is not None else key[0]: lambda x, shift=shift: x + shift}
+            with hooked.hooks(edits):
+                sums.append(float(measure(hooked.run(ids).logits).sum()))
+        numeric = (sums[0] - sums[1]) / (2 * step)
+        assert float((gradient * direction).sum()) == pytest.approx(numeric, rel=tolerance, abs=tolerance), key
+    clean = hooked.run(ids, points=points)
+    for key, value in clean.values.items():
+        torch.testing.assert_close(acts.values[key], value, rtol=0, atol=1e-9)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(parameter.grad is None for parameter in hooked._model.parameters())
+
+
+def test_gradients_of_a_measure_that_takes_the_batch() -> None:
+    hooked, inputs = models.hooked("gpt2"), models.padded("gpt2")
+
+    def last(logits: Tensor, batch: am.Batch) -> Tensor:
+        rows = torch.arange(len(logits))
+        return logits[rows, batch.lengths - 1].sum(-1)
+
+    gradient = hooked.run(inputs, points=["resid_post"], gradients_of=last).gradients
+    assert gradient is not None
+    final = gradient["resid_post", 2]
+    for row, length in enumerate((7, 5, 3)):
+        assert bool(final[row, length - 1].any())
+        assert not bool(final[row, :-1][: length - 1].any())
+        assert not bool(final[row, length:].any())
+
+
+def test_gradients_under_edits_and_no_grad() -> None:
+    hooked, ids = models.hooked("gpt2", F64), models.token_ids("gpt2")
+    plain_gradient = hooked.run(ids, points=["z"], gradients_of=lambda x: x.sum()).gradients
+    with torch.no_grad(), hooked.hooks({("z", 0): lambda x: x * 2}):
+        edited = hooked.run(ids, points=["z"], gradients_of=lambda x: x.sum()).gradients
+    assert plain_gradient is not None
+    assert edited is not None
+    assert not torch.allclose(plain_gradient["z", 0], edited["z", 0])
+    torch.testing.assert_close(edited["logits"] if "logits" in edited else torch.ones(1), torch.ones(1))
+
+
+def test_a_gradient_of_nothing_is_refused() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    bad: list[Any] = [lambda logits: logits.detach().sum(), lambda logits: logits, lambda logits: torch.tensor(1.0)]
+    for measure in bad:
+        with pytest.raises(am.InputError, match="gradients_of must return a tensor computed from the logits"):
+            hooked.run(ids, points=["q"], gradients_of=measure)
+    with pytest.raises(am.InputError, match="without a head on top"):
+        models.hooked("bert_headless").run(ids, points=["q"], gradients_of=lambda x: x.sum())

