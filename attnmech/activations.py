@@ -13,7 +13,10 @@ from .points import PointKey, PointName, parse
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids of equal length with what a reader needs to know of them."""
+    """Token ids of equal length with what a reader needs to know of them.
+
+    Of images the positions are the class token and the patches, and the ids their numbers.
+    """
 
     ids: Int[Tensor, "batch position"]
     mask: Bool[Tensor, "batch position"]
@@ -23,7 +26,7 @@ class Batch:
     bos: bool | None
     """Whether every sequence begins with a token that the tokenizer puts there; None without a tokenizer."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
-    """Further inputs of the model, such as token types."""
+    """Further inputs of the model, such as token types, or the pixel values of images."""
 
     @property
     def lengths(self) -> Int[Tensor, " batch"]:

@@ -77,6 +77,7 @@ class Architecture:
     """By what the model multiplies q before its attention is called."""
     stand_in: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
+    reads: Literal["tokens", "pixels"] = "tokens"
     position_limit: int | None = None
     """How many positions there are; None where any number works."""
     causal: bool = True
@@ -280,6 +281,21 @@ def _roberta(config: Config) -> Architecture:
     return replace(_bert(config, "RoBERTa"), position_limit=limit)
 
 
+def _vit(config: Config) -> Architecture:
+    return Architecture(
+        name="ViT",
+        blocks="layers",
+        attention="attention",
+        qkv=Separate("q_proj", "k_proj", "v_proj"),
+        out="attention.o_proj",
+        attn_norm="layernorm_before",
+        mid_norm="layernorm_after",
+        mlp_out="mlp",
+        reads="pixels",
+        causal=False,
+    )
+
+
 ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture]]] = {
     "bert": _bert,
     "bloom": _bloom,
@@ -296,6 +312,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture]]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "roberta": _roberta,
+    "vit": _vit,
     "xlm-roberta": _roberta,
 }
 """By transformers' `config.model_type`."""

@@ -244,18 +244,18 @@ class _Statements(Probe):
             if theirs is None or theirs.shape != ours.shape:
                 yield LensHook(name, hook, "absent" if theirs is None else "differs", None)
                 continue
-            keep = self.comparable(name, ours)
+            keep = self.comparable(name, key[1], ours)
             residual = relative(ours[keep], theirs[keep])
             yield LensHook(name, hook, "agrees" if residual <= self.whole else "differs", residual)
 
     def _padding(self) -> Check:
         statement = "padding changes no output"
         if not self.batch.padded:
-            return Check("padding", statement, (), None, detail="the probe is too short to pad")
+            return Check("padding", statement, (), None, detail="this probe has no padding")
         length = int(self.batch.lengths.min())
         alone = cut(self.batch, slice(1, 2), length)
-        ours = self.output()[1:2, :length]
-        return self.compare("padding", statement, _EVERY_POINT, ours, self.output(alone), real=alone.mask)
+        ours = self.by_token(self.batch)[1:2, :length]
+        return self.compare("padding", statement, _EVERY_POINT, ours, self.by_token(alone), real=alone.mask)
 
     def _look_ahead(self) -> Check:
         statement = "no token sees a later one"
@@ -265,8 +265,9 @@ class _Statements(Probe):
             return Check("causal", statement, (), None, detail="the probe has one token")
         first = cut(self.batch, slice(0, 1), self.batch.ids.shape[1])
         changed = with_last_token_changed(first, self.model.n_vocab)
-        before = torch.cat((self.output(first)[:, :-1], plain_output(self.model, first)[:, :-1]))
-        after = torch.cat((self.output(changed)[:, :-1], plain_output(self.model, changed)[:, :-1]))
+        before, after = (
+            torch.cat([self.by_token(batch), *self.plain_by_token(batch)])[:, :-1] for batch in (first, changed)
+        )
         real = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device)
         return self.compare("causal", statement, ("scores", "pattern", "z"), before, after, real=real)
 
@@ -348,7 +349,7 @@ class _Statements(Probe):
         for layer in self.layers:
             block = self.blocks[layer]
             total = parts_of(self.model, block, self.at("attn_in", layer), block.visible).total()
-            keep = self.comparable("scores", total)
+            keep = self.comparable("scores", layer, total)
             yield (
                 layer,
                 self.at("scores", layer)[keep],
@@ -469,6 +470,8 @@ class _Statements(Probe):
     def _embed(self) -> Check:
         scale = self.model.architecture.embed_scale
         statement = "embed = row of the token embedding" + ("" if scale == 1 else f" · {scale:.4g}")
+        if ("embed", None) not in self.values:
+            return Check("embed", statement, (), None, detail="this model reads images")
         expected = self.model.embedding[self.batch.ids] * torch.tensor(scale, dtype=torch.float32).to(self.model.dtype)
         return self.compare("embed", statement, ("embed",), self.values["embed", None], expected, self.local)
 
@@ -477,7 +480,7 @@ class _Statements(Probe):
     def _pattern_edit(self) -> Check:
         """Puts each row's whole attention on the visible key that had the least, in one layer at a time."""
         statement = "an edit of the pattern moves attn_raw as it must, and the output with it"
-        clean = self.output()
+        clean = self.by_token(self.batch)
 
         def pairs() -> Iterator[Compared]:
             for layer in self.edited:
@@ -494,7 +497,7 @@ class _Statements(Probe):
                 expected = expected if weights.b_O is None else expected + weights.b_O
                 with self.model.editing({("pattern", layer): always(edited)}):
                     moved = self.model.forward(self.batch, captures=[("attn_raw", layer)])["attn_raw", layer]
-                    output = self.output()
+                    output = self.by_token(self.batch)
                 yield layer, moved[self.real], expected[self.real]
                 shifted = relative(expected[self.real], self.at("attn_raw", layer)[self.real]) > self.local
                 if shifted and torch.equal(output[self.real], clean[self.real]):

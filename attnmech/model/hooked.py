@@ -17,6 +17,7 @@ from ..errors import InputError, UnsupportedModelError
 from ..points import PointKey, PointName
 from .architectures import Architecture, architecture_of, submodule
 from .attention import IMPLEMENTATION
+from .images import ImageEncoder, PatchGrid
 from .inputs import Encoder, Inputs
 from .points import ModelPoints, points_of
 from .stack import Stack
@@ -58,20 +59,19 @@ class HookedModel:
         self._model.config._attn_implementation = IMPLEMENTATION
         base: nn.Module = self._model.base_model
         self.stack = Stack(base, self.architecture, self._tap)
-        embedding = self._model.get_input_embeddings()
-        assert isinstance(embedding, nn.Module)
-        embedding.register_forward_hook(self._at_embed)
         self.n_layers = len(self.stack.blocks)
-        self.n_heads, self.n_kv_heads = self.architecture.n_heads, self.architecture.n_kv_heads
-        self.n_vocab = len(self.embedding)
-        self.device, self.dtype = self.embedding.device, self.embedding.dtype
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer; this one has none.")
-        _, self.d_model, self.d_head = self.weights(0).W_Q.shape
-        self._check_tokenizer()
-        self._encoder = Encoder(
-            tokenizer, self.n_vocab, self.architecture.position_limit, self._further_inputs(), bos, self.device
-        )
+        self.n_heads, self.n_kv_heads = self.architecture.n_heads, self.architecture.n_kv_heads
+        weight = self.weights(0).W_Q
+        _, self.d_model, self.d_head = weight.shape
+        self.device, self.dtype = weight.device, weight.dtype
+        self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
+        self.n_vocab = 0
+        if self.grid is not None:
+            self._encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
+        else:
+            self._read_tokens(bos)
         has_logits = base is not self._model
         sizes = {
             "head": self.n_heads,
@@ -235,6 +235,15 @@ class HookedModel:
 
     # -- how it is built -----------------------------------------------------------------------------------
 
+    def _read_tokens(self, bos: bool | None) -> None:
+        embedding = self._model.get_input_embeddings()
+        assert isinstance(embedding, nn.Module)
+        embedding.register_forward_hook(self._at_embed)
+        self.n_vocab = len(self.embedding)
+        self._check_tokenizer()
+        limit = self.architecture.position_limit
+        self._encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device)
+
     def _further_inputs(self) -> dict[str, int | None]:
         """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""
         tables = {
@@ -312,6 +321,8 @@ def copy_of(
 
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     """One forward pass of a transformers model on a batch, without a cache."""
+    if "pixel_values" in batch.extra:
+        return model(**batch.extra, **options, return_dict=True)
     mask = {"attention_mask": batch.mask.long()} if batch.padded else {}
     return model(input_ids=batch.ids, **mask, **batch.extra, **options, use_cache=False, return_dict=True)
 

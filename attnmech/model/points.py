@@ -109,6 +109,10 @@ def points_of(architecture: Architecture, sizes: Mapping[str, int], n_layers: in
         absent |= {"q_rot": reason, "k_rot": reason}
     if architecture.mid_norm is None:
         absent["resid_mid"] = f"{architecture.name} adds attention and MLP to the stream in one step"
+    if architecture.reads == "pixels":
+        absent["embed"] = (
+            "an image has no tokens to embed; its patches are projected, and resid_pre of layer 0 holds them"
+        )
     if not has_logits:
         absent["logits"] = "this model was loaded without a head on top; its last stream is resid_post"
     return ModelPoints(

@@ -8,6 +8,7 @@ from einops import repeat
 from torch import Tensor
 
 from ..activations import Batch
+from ..errors import UnsupportedModelError
 from ..maths.precision import pass_tolerance, step_tolerance, table_tolerance
 from ..points import PointKey
 from .attention import RowBlock
@@ -51,15 +52,28 @@ class Probe:
         """What our model puts out: logits or, without a head, the last stream after the final norm."""
         return output_of(self.model.output(batch or self.batch))
 
+    def by_token(self, batch: Batch) -> Tensor:
+        """Our output if it has a row a token, else (a head for whole texts) the last stream."""
+        output = self.output(batch)
+        if output.ndim == 3 and output.shape[:2] == batch.mask.shape:
+            return output
+        last: PointKey = ("resid_post", self.model.n_layers - 1)
+        return self.model.forward(batch, captures=[last])[last]
+
+    def plain_by_token(self, batch: Batch) -> list[Tensor]:
+        """The same of plain transformers; empty where its output has no row a token."""
+        output = plain_output(self.model, batch)
+        return [output] if output.ndim == 3 and output.shape[:2] == batch.mask.shape else []
+
     def at(self, name: str, layer: int) -> Tensor:
         return self.values[name, layer]
 
-    def comparable(self, name: str, value: Tensor) -> Tensor:
+    def comparable(self, name: str, layer: int | None, value: Tensor) -> Tensor:
         """Where two models must agree: at real tokens, and of scores at visible pairs."""
-        if name in ("scores", "pattern"):
-            visible = next(iter(self.blocks.values())).visible & self.real[:, None, :, None]
+        if layer is not None and name in ("scores", "pattern"):
+            visible = self.blocks[layer].visible & self.real[:, None, :, None]
             return visible.expand_as(value)
-        return self.real
+        return self.real if value.shape[:2] == self.real.shape else torch.ones_like(value, dtype=torch.bool)
 
     def by_head(self, value: Tensor) -> Tensor:
         group = self.model.n_heads // self.model.n_kv_heads
@@ -97,9 +111,9 @@ class Probe:
         tolerance: float | None = None,
         real: Tensor | None = None,
     ) -> Check:
-        """One comparison of two tensors at real tokens."""
+        """One comparison of two tensors at real tokens, or whole where they hold one row a text."""
         limit = self.whole if tolerance is None else tolerance
-        keep = self.real if real is None else real
+        keep = self.comparable(name, None, ours) if real is None else real
         residual = relative(ours[keep], theirs[keep])
         passed = residual <= limit
         detail = "" if passed else f"off by {residual:.1e} of the largest value"
@@ -125,8 +139,10 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 
 def probe_batch(model: HookedModel) -> Batch:
-    """Two sequences of seeded random tokens, the second shorter and padded on the right."""
+    """Two sequences of seeded random tokens, the second shorter and padded on the right; or two random images."""
     generator = torch.Generator().manual_seed(SEED)
+    if model.grid is not None:
+        return model.encode(torch.randn((2, *model.grid.shape), generator=generator))
     limit = model.architecture.position_limit
     length = _LENGTH if limit is None else min(_LENGTH, limit)
     ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
@@ -149,9 +165,14 @@ def with_last_token_changed(batch: Batch, n_vocab: int) -> Batch:
 
 
 def output_of(output: object) -> Tensor:
+    """The logits or, of a model without a head, the last stream after the final norm."""
     logits = getattr(output, "logits", None)
-    found = output.last_hidden_state if logits is None else logits  # type: ignore[attr-defined]
-    assert isinstance(found, torch.Tensor)
+    found = getattr(output, "last_hidden_state", None) if logits is None else logits
+    if not isinstance(found, torch.Tensor):
+        raise UnsupportedModelError(
+            f"expected a model that puts out logits or its last stream; this one puts out a {type(output).__name__}. "
+            "Load what stands below its head: am.load(model.base_model)."
+        )
     return found
 
 
@@ -175,8 +196,10 @@ def attempt(run: Callable[[], Any]) -> Any:
 
 def bridge_run(model: HookedModel, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
     mask = batch.mask.long() if batch.padded else None
+    inputs = batch.extra.get("pixel_values", batch.ids)
+    options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
     with torch.no_grad():
-        logits, cache = model.bridge.run_with_cache(batch.ids, attention_mask=mask)
+        logits, cache = model.bridge.run_with_cache(inputs, return_cache_object=True, **options)
     assert isinstance(logits, torch.Tensor)
     return logits, dict(cache.items())  # type: ignore[no-untyped-call]
 
