@@ -25,8 +25,18 @@ class Batch:
     """Each token as text, padding included."""
     bos: bool | None
     """Whether every sequence begins with a token that the tokenizer puts there; None without a tokenizer."""
+    target: "Batch | None" = None
+    """What the decoder of an encoder-decoder model is given."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs of the model, such as token types, or the pixel values of images."""
+
+    def queries(self, stack: str = "") -> "Batch":
+        """The tokens that look, in one stack of the model."""
+        return self.target if stack in ("decoder", "cross") and self.target is not None else self
+
+    def keys(self, stack: str = "") -> "Batch":
+        """The tokens that are looked at."""
+        return self.target if stack == "decoder" and self.target is not None else self
 
     @property
     def lengths(self) -> Int[Tensor, " batch"]:

@@ -6,6 +6,11 @@ One table is the home of these names; `parse` also understands the names that Tr
 ('pattern', 3)
 >>> parse("pattern"), parse(("pattern", 3))
 (('pattern', None), ('pattern', 3))
+
+In models of several stacks (encoder, decoder, cross-attention) a name begins with its stack:
+
+>>> parse("cross.pattern")
+('cross.pattern', None)
 """
 
 import re
@@ -77,9 +82,29 @@ POINTS: Final = {
     )
 }
 
+STACKS: Final = ("encoder", "decoder", "cross")
+"""The labels of stacks, where a model has several; where it has one, that may be called "self"."""
+
 _OUTSIDE_LAYERS = {point.lens_name: point.name for point in POINTS.values() if not point.per_layer}
 _IN_LAYER = {point.lens_name.removeprefix(_BLOCK): point.name for point in POINTS.values() if point.per_layer}
 _LENS_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+
+
+def split_stack(name: str) -> tuple[str, str]:
+    """The stack and the point's own name.
+
+    >>> split_stack("cross.pattern"), split_stack("pattern"), split_stack("self.pattern")
+    (('cross', 'pattern'), ('', 'pattern'), ('', 'pattern'))
+    """
+    stack, _, base = name.rpartition(".")
+    if stack == "self":
+        return "", base
+    return (stack, base) if stack in STACKS else ("", name)
+
+
+def point_of(name: str) -> Point:
+    """The table's entry for a name with or without its stack."""
+    return POINTS[split_stack(name)[1]]
 
 
 def lens_name(key: PointKey) -> str:
@@ -100,25 +125,31 @@ def parse(name: PointName) -> PointKey:
     if isinstance(name, tuple):
         if len(name) != 2 or not isinstance(name[0], str) or isinstance(name[1], bool):
             raise InputError(f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.')
-        base, layer = name
+        full, layer = name
+        stack, base = split_stack(full)
         point = POINTS.get(base)
         if point is None:
-            raise InputError(_unknown(base))
+            raise InputError(_unknown(full))
         if not isinstance(layer, int):
             raise InputError(f"the layer of point {base!r} must be an int; got {layer!r}.")
         if not point.per_layer:
             raise InputError(f"point {base!r} stands outside the layers: ask for {base!r} alone; got {name!r}.")
-        return base, layer
+        return _joined(stack, base), layer
     if not isinstance(name, str):
         raise InputError(f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.')
-    if name in POINTS:
-        return name, None
+    stack, base = split_stack(name)
+    if base in POINTS:
+        return _joined(stack, base), None
     if name in _OUTSIDE_LAYERS:
         return _OUTSIDE_LAYERS[name], None
     block = _LENS_BLOCK.fullmatch(name)
     if block and block[2] in _IN_LAYER:
         return _IN_LAYER[block[2]], int(block[1])
     raise InputError(_unknown(name))
+
+
+def _joined(stack: str, base: str) -> str:
+    return f"{stack}.{base}" if stack and POINTS[base].per_layer else base
 
 
 def _unknown(name: str) -> str:

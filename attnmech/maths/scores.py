@@ -113,16 +113,17 @@ def score_parts(
     query_norm: Float[Tensor, "batch head position d_head"] | None = None,
     key_norm: Float[Tensor, "batch kv_head position d_head"] | None = None,
     softcap: float | None = None,
+    key_x: Float[Tensor, "batch key d_model"] | None = None,
     shift: Float[Tensor, " d_model"] | None = None,
 ) -> ScoreParts:
     """Splits q and k of one layer into input and bias parts.
 
     With `shift` (the β of the norm that made x) the part of x that is the same everywhere counts as bias:
-    q = (x − β) W_Q + (β W_Q + b_Q), and k alike.
+    q = (x − β) W_Q + (β W_Q + b_Q), and k alike. `key_x` is what the keys are made of, where that is not x.
     """
     group = W_Q.shape[0] // W_K.shape[0]
     query, query_bias = _split(x, W_Q, b_Q, shift)
-    key, key_bias = _split(x, W_K, b_K, shift)
+    key, key_bias = _split(x, W_K, b_K, shift) if key_x is None else _split(key_x, W_K, b_K, None)
     query, query_bias = _as_scored(query, query_bias, rotate, query_norm)
     key, key_bias = _as_scored(key, key_bias, rotate, key_norm)
     key = repeat(key, "batch kv key d_head -> batch (kv group) key d_head", group=group)

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..activations import Batch
 from ..errors import ExactnessError, InputError
 from ..maths.precision import step_tolerance
 from ..maths.scores import ScoreParts, rank_keys, rounding_floor, term_shares
@@ -22,6 +21,7 @@ from ..model.attention import RowBlock
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.ledger import parts_of
+from ..model.stack import Stack
 from ..points import PointKey
 from ..results import Provenance, Result, writing
 
@@ -41,6 +41,7 @@ def decompose_scores(
     layers: Iterable[int] | None = None,
     bos: bool | None = None,
     fold_norm: bool = False,
+    stack: str | None = None,
 ) -> "ScoreDecomposition":
     """Splits every attention score into query-key, bias and position terms that add up to it.
 
@@ -56,33 +57,37 @@ def decompose_scores(
     torch.Size([1, 4, 8, 1, 6])
     >>> split.contrast(query=5, key_a=2, key_b=0).explain(layer=1, head=3)     # doctest: +SKIP
 
+    `stack` says which attention of a model with several is meant: "encoder", "decoder" or "cross".
     `fold_norm` counts the shift β of the norm before attention as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
     Memory grows with the length of the text, not with its square, until a term is asked for.
     """
-    chosen = model.points.check_layers(layers)
-    captures = model.points.resolve(["attn_in"], chosen, model.refused)
-    model.points.resolve(["scores"], chosen, model.refused)
+    blocks = model.stack(stack)
+    chosen = model.points.check_layers(layers, blocks.label)
+    captures = model.points.resolve([blocks.point("attn_in")], chosen, model.refused)
+    model.points.resolve([blocks.point("scores")], chosen, model.refused)
     batch = model.encode(inputs, bos=bos)
-    audit = _Audit(model, batch, chosen, fold_norm)
+    queries, keys = batch.queries(blocks.label), batch.keys(blocks.label)
+    audit = _Audit(model, blocks, queries.mask, chosen, fold_norm)
     model.forward(batch, captures=captures, observers=[audit])
     audit.require_exact()
-    options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm}
+    options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm, "stack": blocks.label or "self"}
     return ScoreDecomposition(
         layers=tuple(chosen),
         parts=tuple(audit.parts[layer] for layer in chosen),
         residual=torch.stack([audit.residual[layer] for layer in chosen]),
         largest=torch.stack([audit.largest[layer] for layer in chosen]),
-        real=batch.mask,
-        tokens=batch.tokens,
-        provenance=Provenance(model.name, model.weights_hash, batch.tokens, options),
+        real=queries.mask,
+        tokens=queries.tokens,
+        key_tokens=keys.tokens,
+        provenance=Provenance(model.name, model.weights_hash, queries.tokens, options),
     )
 
 
 class _Audit:
     """Compares the ledger with the scores of every row block, as the model goes through them."""
 
-    def __init__(self, model: HookedModel, batch: Batch, layers: list[int], fold_norm: bool) -> None:
-        self.model, self.batch, self.layers, self.fold_norm = model, batch, layers, fold_norm
+    def __init__(self, model: HookedModel, stack: Stack, real: Tensor, layers: list[int], fold_norm: bool) -> None:
+        self.model, self.stack, self.real, self.layers, self.fold_norm = model, stack, real, layers, fold_norm
         self.parts: dict[int, ScoreParts] = {}
         self.residual: dict[int, Tensor] = {}
         self.largest: dict[int, Tensor] = {}
@@ -90,15 +95,15 @@ class _Audit:
 
     def __call__(self, block: RowBlock, values: Mapping[PointKey, Tensor]) -> None:
         layer = block.layer
-        if layer not in self.layers:
+        if block.stack != self.stack.label or layer not in self.layers:
             return
         if layer not in self.parts:
-            attn_in = values["attn_in", layer]
+            attn_in = values[self.stack.point("attn_in"), layer]
             visible = self._visible_of(block)
             self.parts[layer] = parts_of(self.model, block, attn_in, visible, fold_norm=self.fold_norm)
-            self.residual[layer] = self.largest[layer] = attn_in.new_zeros(self.model.n_heads, dtype=torch.float64)
+            self.residual[layer] = self.largest[layer] = attn_in.new_zeros(self.stack.n_heads, dtype=torch.float64)
         rows = slice(block.rows.start, block.rows.stop)
-        keep = block.visible & self.batch.mask[:, None, rows, None]
+        keep = block.visible & self.real[:, None, rows, None]
         scores = block.scores.to(self.parts[layer].query_from_input.dtype)
         difference = self.parts[layer].total(rows) - scores
         self.residual[layer] = torch.maximum(self.residual[layer], _largest(difference, keep))
@@ -155,6 +160,9 @@ class ScoreDecomposition(Result):
     real: Bool[Tensor, "batch position"]
     """True at real tokens, False at padding."""
     tokens: tuple[tuple[str, ...], ...]
+    """The tokens that look, as text."""
+    key_tokens: tuple[tuple[str, ...], ...]
+    """The tokens that are looked at: the same, but in cross-attention."""
     provenance: Provenance
 
     @property
@@ -184,7 +192,7 @@ class ScoreDecomposition(Result):
         share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), over the terms that survive the softmax.
         NaN where the row has no such key, or sees one key only (row 0 of a causal model).
         """
-        length = self.real.shape[1]
+        length = len(self.key_tokens[0])
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < length:
             raise InputError(f"`rank` must be from 0 (the highest score) to {length - 1}; got {rank!r}.")
         found = [_shares_of(parts, rank + 1, self.real) for parts in self.parts]
@@ -201,8 +209,8 @@ class ScoreDecomposition(Result):
 
         The exponential of the sum is by how much more likely `key_a` is than `key_b`.
         """
-        length = self.real.shape[1]
-        for name, position in (("query", query), ("key_a", key_a), ("key_b", key_b)):
+        queries, keys = self.real.shape[1], len(self.key_tokens[0])
+        for name, position, length in (("query", query, queries), ("key_a", key_a, keys), ("key_b", key_b, keys)):
             if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < length:
                 raise InputError(f"`{name}` must be a position from 0 to {length - 1}; got {position!r}.")
         both = self.visible[:, :, 0, query, [key_a, key_b]].all(dim=-1)
@@ -215,13 +223,15 @@ class ScoreDecomposition(Result):
             for name in parts.names():
                 if name != "mask":
                     term = parts.term(name, rows)
-                    term = term.expand(batch, self.residual.shape[1], 1, length)[:, :, 0]
+                    term = term.expand(batch, self.residual.shape[1], 1, keys)[:, :, 0]
                     differences.setdefault(name, []).append(term[..., key_a] - term[..., key_b])
         values = {
             name: torch.stack(layers, dim=1).masked_fill(~both[..., None], torch.nan)
             for name, layers in differences.items()
         }
-        places = tuple(_words(row, query, key_a, key_b) for row in self.tokens)
+        places = tuple(
+            (row[query], others[key_a], others[key_b]) for row, others in zip(self.tokens, self.key_tokens, strict=True)
+        )
         return Contrast(query, key_a, key_b, self.layers, values, places)
 
     def to_frame(self) -> pd.DataFrame:
@@ -248,6 +258,10 @@ class ScoreDecomposition(Result):
         from ..draw.view import ScoreView
 
         self._check_sequence(sequence)
+        if self.tokens != self.key_tokens:
+            raise InputError(
+                "figures 1 to 3 show a text that looks at itself; this is cross-attention. Use .to_frame()."
+            )
         here = self.real[sequence].nonzero()[:, 0]
         length = len(here)
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
@@ -362,6 +376,7 @@ class ScoreDecomposition(Result):
             "scales": [parts.scale for parts in self.parts],
             "softcaps": [parts.softcap for parts in self.parts],
             "tokens": [list(row) for row in self.tokens],
+            "key_tokens": [list(row) for row in self.key_tokens],
         }
 
     @classmethod
@@ -381,6 +396,7 @@ class ScoreDecomposition(Result):
             tensors["largest"],
             tensors["real"],
             tuple(tuple(row) for row in facts["tokens"]),
+            tuple(tuple(row) for row in facts["key_tokens"]),
             provenance,
         )
 
@@ -579,8 +595,3 @@ def _notes(parts: ScoreParts) -> tuple[str, ...]:
     elif parts.query_from_bias.ndim == 4:
         notes.append("Rotary: key_bias depends on the distance between query and key too, so figure 3 leaves it out.")
     return tuple(notes)
-
-
-def _words(row: tuple[str, ...], *places: int) -> tuple[str, str, str]:
-    query, key_a, key_b = (row[place] for place in places)
-    return query, key_a, key_b

@@ -53,8 +53,16 @@ class Architecture:
     """The projection whose output is `attn_raw`."""
     mid_norm: str | None
     """The norm whose input is `resid_mid`; None where attention and MLP are added in one step."""
-    mlp_out: str
-    """The module whose output the MLP adds to the stream."""
+    mlp_out: str | None
+    """The module whose output the MLP adds to the stream; None where the blocks of a stack have no MLP."""
+    stack: str = ""
+    """The label of the stack, where a model has several: "encoder", "decoder" or "cross"."""
+    within: str = ""
+    """Where in each module of `blocks` the block of this stack is, where it is not the whole."""
+    interposed: str = ""
+    """The stack whose attn_out is added between attention and MLP."""
+    positioned: bool = True
+    """Whether what the model hands over as its position bias is one (in T5's cross-attention it is all zeros)."""
     n_heads: int = 0
     """0 where the config says it in the usual places; likewise the heads of keys and values."""
     n_kv_heads: int = 0
@@ -296,7 +304,43 @@ def _vit(config: Config) -> Architecture:
     )
 
 
-ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture]]] = {
+def _t5(config: Config) -> tuple[Architecture, ...]:
+    encoder = Architecture(
+        name="T5",
+        stack="encoder",
+        blocks="encoder.block",
+        attention="layer.0.SelfAttention",
+        qkv=Separate("q", "k", "v"),
+        out="layer.0.SelfAttention.o",
+        attn_norm="layer.0.layer_norm",
+        mid_norm="layer.1.layer_norm",
+        mlp_out="layer.1.DenseReluDense",
+        causal=False,
+    )
+    decoder = replace(
+        encoder,
+        stack="decoder",
+        blocks="decoder.block",
+        mlp_out="layer.2.DenseReluDense",
+        interposed="cross",
+        causal=True,
+    )
+    cross = replace(
+        encoder,
+        stack="cross",
+        blocks="decoder.block",
+        within="layer.1",
+        attention="EncDecAttention",
+        out="EncDecAttention.o",
+        attn_norm="layer_norm",
+        mid_norm=None,
+        mlp_out=None,
+        positioned=False,
+    )
+    return encoder, decoder, cross
+
+
+ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Architecture, ...]]]] = {
     "bert": _bert,
     "bloom": _bloom,
     "falcon": _falcon,
@@ -311,7 +355,9 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture]]] = {
     "opt": _opt,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "mt5": _t5,
     "roberta": _roberta,
+    "t5": _t5,
     "vit": _vit,
     "xlm-roberta": _roberta,
 }
@@ -331,8 +377,8 @@ REFUSED: Final[Mapping[str, str]] = {
 """Families that cannot be taken, each with the reason."""
 
 
-def architecture_of(model: nn.Module) -> Architecture:
-    """The table's entry for a model; `UnsupportedModelError` names what cannot be taken, and why."""
+def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
+    """The table's entry for a model, a stack each; `UnsupportedModelError` names what cannot be taken, and why."""
     known = ", ".join(sorted(ARCHITECTURES))
     if not isinstance(model, PreTrainedModel):
         what = "not a transformers model" if _attends(model) else "a model without attention"
@@ -348,10 +394,23 @@ def architecture_of(model: nn.Module) -> Architecture:
             f"expected a model of one of these families: {known}; got {type(model).__name__} "
             f"(model_type {kind!r}), {what}."
         )
-    plan = entry(model.config)
-    heads = plan.n_heads or int(model.config.num_attention_heads)
-    kv_heads = plan.n_kv_heads or int(getattr(model.config, "num_key_value_heads", None) or heads)
+    found = entry(model.config)
+    stacks = found if isinstance(found, tuple) else (found,)
+    return tuple(_with_heads(plan, model.config) for plan in stacks if len(stacks) == 1 or _has(model, plan.blocks))
+
+
+def _with_heads(plan: Architecture, config: Config) -> Architecture:
+    heads = plan.n_heads or int(config.num_attention_heads)
+    kv_heads = plan.n_kv_heads or int(getattr(config, "num_key_value_heads", None) or heads)
     return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
+
+
+def _has(model: PreTrainedModel, path: str) -> bool:
+    try:
+        model.base_model.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
 
 
 def _attends(model: nn.Module) -> bool:

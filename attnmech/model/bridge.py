@@ -9,13 +9,12 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
-from .hooked import copy_of
+from .hooked import copy_of, use_attention
 
 
 def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge:
     """A bridge on a further copy that shares the parameters, in eager attention so that its hooks fire."""
-    copied = copy_of(original)
-    copied.config._attn_implementation = "eager"
+    copied = use_attention(copy_of(original), "eager")
     name = type(original).__name__
     try:
         # TransformerLens makes layers and then fills them: that must not move the caller's random numbers.

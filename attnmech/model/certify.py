@@ -40,6 +40,15 @@ from .probe import (
 )
 
 _EVERY_POINT: Final = tuple(POINTS)
+_WHOLE: Final = ("weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed")
+
+_HANDED: Final = {
+    "": {"streams": "hidden_states", "attentions": "attentions"},
+    "encoder": {"streams": "encoder_hidden_states", "attentions": "encoder_attentions"},
+    "decoder": {"streams": "decoder_hidden_states", "attentions": "decoder_attentions"},
+    "cross": {"streams": "", "attentions": "cross_attentions"},
+}
+"""Under which names transformers hands out the streams and patterns of a stack."""
 
 
 def certify(model: HookedModel) -> Certificate:
@@ -48,9 +57,11 @@ def certify(model: HookedModel) -> Certificate:
     Runs at load; run it again after changing weights, or inside `model.hooks` to see what an edit breaks.
     Never raises for a faulty model: the faults stand in the certificate.
     """
-    probe = _Statements(model)
-    checks = tuple(probe.checks())
-    return Certificate(model.name, checks, probe.lens_hooks, tuple(probe.edited))
+    statements = [_Statements(model, stack) for stack in model.stacks.values()]
+    checks = list(statements[0].of_model())
+    for each in statements:
+        checks += each.of_stack()
+    return Certificate(model.name, tuple(checks), statements[0].lens_hooks, tuple(statements[0].edited))
 
 
 def check_runs(model: HookedModel) -> None:
@@ -68,36 +79,61 @@ def check_runs(model: HookedModel) -> None:
 class _Statements(Probe):
     """What must hold of every model, statement by statement."""
 
-    def checks(self) -> Iterator[Check]:
-        """Every check; one that cannot even be computed on a broken model counts as failed."""
+    def of_model(self) -> Iterator[Check]:
+        """The checks of whole passes."""
         yield self._finite()
         reached = self._reached()
         yield reached
-        if not reached.passed:
-            return
-        for make in (*self._whole_passes(), *self._layerby_layer(), self._pattern_edit, self._resid_mid_edit):
+        if reached.passed:
+            yield from self._computed(self._whole_passes())
+
+    def of_stack(self) -> Iterator[Check]:
+        """The checks of the stack's layers; none where a pass did not come through."""
+        if self._reached().passed:
+            yield from self._computed([*self._layer_by_layer(), self._pattern_edit, self._resid_mid_edit])
+
+    def _computed(self, makers: list[Callable[[], Check]]) -> Iterator[Check]:
+        """One that cannot even be computed on a broken model counts as failed."""
+        for make in makers:
             try:
-                yield make()
+                check = make()
             except Exception as error:
                 name = make.args[0] if isinstance(make, partial) else make.__name__.strip("_")
-                yield Check(name, f"{name} can be checked", _EVERY_POINT, False, detail=first_line(error))
+                check = Check(name, f"{name} can be checked", _EVERY_POINT, False, detail=first_line(error))
+            yield self._of_this_stack(check)
+
+    def _of_this_stack(self, check: Check) -> Check:
+        """The check with the stack's label before its name and its points, where the model has several."""
+        if not self.stack.label or check.name in _WHOLE:
+            return check
+        points = tuple(self.stack.point(name) if POINTS[name].per_layer else name for name in check.points)
+        return replace(check, name=f"{self.stack.label} {check.name}", points=points)
 
     def _whole_passes(self) -> list[Callable[[], Check]]:
         return [
             self._transformers,
-            *([self._implementations] if self.model.architecture.trusted else []),
-            self._streams,
-            self._attentions,
+            *([self._implementations] if self.plan.trusted else []),
             self._bridge,
             self._padding,
             self._look_ahead,
+            self._embed,
         ]
 
-    def _layerby_layer(self) -> list[Callable[[], Check]]:
-        plan = self.model.architecture
+    def _layer_by_layer(self) -> list[Callable[[], Check]]:
+        plan = self.plan
         alibi: list[Callable[[], Check]] = [self._alibi] if plan.alibi is not None else []
         rotary: list[Callable[[], Check]] = [self._rotation, self._rotary_tables] if plan.rotary is not None else []
+        chained: Callable[[], Check] = partial(
+            self.by_layer,
+            "chain",
+            "resid_post of a layer = resid_pre of the next",
+            ("resid_pre", "resid_post"),
+            self._chain(),
+        )
+        chain = [] if plan.within else [chained]
         return [
+            self._streams,
+            self._attentions,
             partial(
                 self.by_layer,
                 "attn_in",
@@ -134,14 +170,7 @@ class _Statements(Probe):
             self._attn_out,
             self._stream,
             partial(self.by_layer, "mlp", *self._mlp_statement(), self._mlp()),
-            partial(
-                self.by_layer,
-                "chain",
-                "resid_post of a layer = resid_pre of the next",
-                ("resid_pre", "resid_post"),
-                self._chain(),
-            ),
-            self._embed,
+            *chain,
         ]
 
     # -- the runs ------------------------------------------------------------------------------------------
@@ -150,14 +179,15 @@ class _Statements(Probe):
         """Runs our model once, with every point."""
         statement = "every point is reached in a forward pass"
         names = [name for name, point in self.model.points.items() if point.absent is None]
-        keys = self.model.points.resolve(names, self.layers)
+        keys = self.model.points.resolve(names)
         try:
             self.values = self.run(keys)
         except Exception as error:  # whatever a broken model raises is what the certificate has to say
             return Check("points", statement, _EVERY_POINT, False, detail=first_line(error))
         missing = [layer for layer in self.layers if layer not in self.blocks]
         if missing:
-            detail = f"the attention of layer {missing[0]} does not go through attnmech's softmax"
+            where = f"layer {missing[0]}" + (f" of the {self.stack.label} stack" if self.stack.label else "")
+            detail = f"the attention of {where} does not go through attnmech's softmax"
             return Check("points", statement, _EVERY_POINT, False, detail=detail)
         return Check("points", statement, _EVERY_POINT, True)
 
@@ -179,22 +209,21 @@ class _Statements(Probe):
         return attempt(lambda: plain_run(self.model, self.batch, "eager", output_attentions=True))
 
     def _streams(self) -> Check:
-        trusted = self.model.architecture.trusted == "sdpa"
+        trusted = self.plan.trusted == "sdpa"
         theirs = attempt(lambda: plain_run(self.model, self.batch, "sdpa")) if trusted else self._eager_run
         return self._against("streams", "resid_pre = hidden states of plain transformers", theirs)
 
     def _attentions(self) -> Check:
         statement = "pattern = attentions of plain transformers (eager)"
-        if self.model.architecture.trusted == "sdpa":
+        if self.plan.trusted == "sdpa":
             return Check("attentions", statement, (), None, detail="eager attention computes something else here")
         return self._against("attentions", statement, self._eager_run)
 
     def _against(self, name: str, statement: str, theirs: Any) -> Check:
-        handed = getattr(theirs, {"streams": "hidden_states", "attentions": "attentions"}[name], None)
-        if not handed or len(handed) < self.model.n_layers or any(value is None for value in handed):
-            return Check(
-                name, statement, (), None, detail=str(theirs) if isinstance(theirs, Exception) else "not given"
-            )
+        handed = getattr(theirs, _HANDED[self.stack.label][name], None)
+        if not handed or len(handed) < self.stack.n_layers or any(value is None for value in handed):
+            detail = str(theirs) if isinstance(theirs, Exception) else "transformers does not hand them out"
+            return Check(name, statement, (), None, detail=detail)
         if name == "streams":
             pairs = ((n, self.at("resid_pre", n)[self.real], handed[n][self.real]) for n in self.layers)
             return self.by_layer(name, statement, ("resid_pre", "resid_post"), pairs, self.whole)
@@ -214,13 +243,13 @@ class _Statements(Probe):
         check = self.compare("implementations", statement, (), output_of(eager), plain_output(self.model, self.batch))
         if check.passed:
             return check
-        followed = (
-            f"{check.detail}; attnmech follows {self.model.architecture.trusted}, which computes what was trained"
-        )
+        followed = f"{check.detail}; attnmech follows {self.plan.trusted}, which computes what was trained"
         return replace(check, detail=followed)
 
     def _bridge(self) -> Check:
         statement = "output = output of TransformerLens's bridge"
+        if len(self.model.stacks) > 1:
+            return Check("bridge", statement, (), None, detail="not compared on models of several stacks")
         try:
             theirs, cache = bridge_run(self.model, self.batch)
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
@@ -252,10 +281,10 @@ class _Statements(Probe):
         statement = "padding changes no output"
         if not self.batch.padded:
             return Check("padding", statement, (), None, detail="this probe has no padding")
-        length = int(self.batch.lengths.min())
-        alone = cut(self.batch, slice(1, 2), length)
-        ours = self.by_token(self.batch)[1:2, :length]
-        return self.compare("padding", statement, _EVERY_POINT, ours, self.by_token(alone), real=alone.mask)
+        alone = cut(self.batch, slice(1, 2), int(self.batch.lengths.min()))
+        real = self.written(alone).mask
+        ours = self.by_token(self.batch)[1:2, : real.shape[1]]
+        return self.compare("padding", statement, _EVERY_POINT, ours, self.by_token(alone), real=real)
 
     def _look_ahead(self) -> Check:
         statement = "no token sees a later one"
@@ -274,26 +303,29 @@ class _Statements(Probe):
     # -- one layer at a time -------------------------------------------------------------------------------
 
     def _attn_in(self) -> Iterator[Compared]:
-        norm = self.model.architecture.attn_norm
+        norm = self.plan.attn_norm
         for layer in self.layers:
             stream = self.at("resid_pre", layer)
-            expected = stream if norm is None else self.model.plain_module(layer, norm)(stream)
+            expected = stream if norm is None else self.model.plain_module(self.stack, layer, norm)(stream)
             yield layer, self.at("attn_in", layer)[self.real], expected[self.real]
 
     def _projections(self) -> Iterator[Compared]:
         pattern = "batch position d_model, head d_model d_head -> batch position head d_head"
         for layer in self.layers:
-            w, x = self.model.weights(layer), self.at("attn_in", layer)
-            for name, W, b in (("q", w.W_Q, w.b_Q), ("k", w.W_K, w.b_K), ("v", w.W_V, w.b_V)):
-                expected = einsum(x, W, pattern)
+            w, x = self.stack.weights(layer), self.at("attn_in", layer)
+            other = self.blocks[layer].notes.key_input
+            y = x if other is None else other
+            for name, source, W, b in (("q", x, w.W_Q, w.b_Q), ("k", y, w.W_K, w.b_K), ("v", y, w.W_V, w.b_V)):
+                expected = einsum(source, W, pattern)
                 expected = expected if b is None else expected + b
-                yield layer, self.at(name, layer)[self.real], expected[self.real]
+                keep = self.comparable(name, layer, expected)
+                yield layer, self.at(name, layer)[keep], expected[keep]
 
     def _rotation(self) -> Check:
         return self.by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary())
 
     def _rotary(self) -> Iterator[Compared]:
-        rotary = self.model.architecture.rotary
+        rotary = self.plan.rotary
         assert rotary is not None
         for layer in self.layers:
             notes = self.blocks[layer].notes
@@ -306,13 +338,13 @@ class _Statements(Probe):
 
     def _rotary_tables(self) -> Check:
         statement = "rotary tables = cos, sin of position · θ^(−2i/d)"
-        rotary = self.model.architecture.rotary
+        rotary = self.plan.rotary
         assert rotary is not None
         positions = torch.arange(self.batch.ids.shape[1], device=self.model.device)
         parameters = dict(getattr(self.model.config, "rope_parameters", None) or {})
         if rotary.theta is not None:
             parameters["rope_theta"] = rotary.theta
-        expected = rotary_tables(parameters, int(self.model.d_head * rotary.share), positions)
+        expected = rotary_tables(parameters, int(self.stack.d_head * rotary.share), positions)
         if expected is None:
             kind = parameters.get("rope_type", "that differs between layers")
             return Check("rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here")
@@ -327,9 +359,9 @@ class _Statements(Probe):
         return self.by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), pairs(), self.tables)
 
     def _alibi(self) -> Check:
-        alibi = self.model.architecture.alibi
+        alibi = self.plan.alibi
         assert alibi is not None
-        slopes = alibi.slopes(self.model.n_heads).to(self.model.device) * alibi.factor
+        slopes = alibi.slopes(self.stack.n_heads).to(self.model.device) * alibi.factor
         place = (self.real.cumsum(dim=1) - 1) * self.real
         if alibi.from_end:
             length = self.real.shape[1]
@@ -371,8 +403,8 @@ class _Statements(Probe):
     def _hidden(self) -> Iterator[Compared]:
         for layer in self.layers:
             pattern, seen = self.at("pattern", layer), self.blocks[layer].visible
-            hidden = ~seen | ~self.real[:, None, None, :]
-            if self.model.causal:
+            hidden = ~seen | ~self.real_keys[:, None, None, :]
+            if self.plan.causal and not self.plan.within:
                 hidden = hidden | torch.ones(pattern.shape[-2:], dtype=torch.bool, device=pattern.device).triu(1)
             # A row that sees nothing is uniform, as in transformers, and nobody's.
             leaked = pattern.masked_fill(~hidden | ~seen.any(dim=-1, keepdim=True), 0.0)
@@ -395,7 +427,7 @@ class _Statements(Probe):
 
     def _heads(self) -> Iterator[Compared]:
         for layer in self.layers:
-            weights = self.model.weights(layer)
+            weights = self.stack.weights(layer)
             result = einsum(
                 self.at("z", layer),
                 weights.W_O,
@@ -406,7 +438,7 @@ class _Statements(Probe):
             yield layer, self.at("attn_raw", layer)[self.real], total[self.real]
 
     def _attn_out(self) -> Check:
-        statement, architecture = "attn_out = attn_raw", self.model.architecture
+        statement, architecture = "attn_out = attn_raw", self.plan
         if architecture.attn_out not in ("", architecture.out):
             return Check("attn_out", statement, (), None, detail="a norm stands between them")
         pairs = (
@@ -417,8 +449,10 @@ class _Statements(Probe):
 
     def _stream(self) -> Check:
         statement = "resid_pre + attn_out = resid_mid"
-        if self.model.architecture.mid_norm is None:
-            return Check("stream", statement, (), None, detail="a parallel block")
+        if self.plan.mid_norm is None:
+            return Check(
+                "stream", statement, (), None, detail=self.model.points[self.stack.point("resid_mid")].absent or ""
+            )
         pairs = (
             (
                 layer,
@@ -430,48 +464,47 @@ class _Statements(Probe):
         return self.by_layer("stream", statement, ("resid_pre", "attn_out", "resid_mid"), pairs)
 
     def _mlp_statement(self) -> tuple[str, tuple[str, ...]]:
-        plan = self.model.architecture
+        plan = self.plan
+        if plan.mlp_out is None:
+            return "resid_post = resid_pre + attn_out", ("resid_pre", "attn_out", "resid_post")
         if plan.mid_norm is None:
             return "resid_post = resid_pre + attn_out + mlp_out", ("resid_pre", "attn_out", "mlp_out", "resid_post")
-        points = ("resid_mid", "mlp_out", "resid_post")
-        return (
-            "resid_post = N(N(resid_mid) + mlp_out)" if plan.norm == "post" else "resid_post = resid_mid + mlp_out"
-        ), points
+        between = f" + {plan.interposed}.attn_out" if plan.interposed else ""
+        sum_ = f"resid_mid{between} + mlp_out" if plan.norm == "pre" else "N(N(resid_mid) + mlp_out)"
+        return f"resid_post = {sum_}", ("resid_mid", "mlp_out", "resid_post")
 
     def _mlp(self) -> Iterator[Compared]:
         for layer in self.layers:
-            parallel = self.model.architecture.mid_norm is None
-            middle = (
-                self.at("resid_pre", layer) + self.at("attn_out", layer) if parallel else self.at("resid_mid", layer)
-            )
-            ended = self._block_end(layer, middle, self.at("mlp_out", layer))
+            serial = self.plan.mid_norm is not None
+            middle = self.at("resid_mid", layer) if serial else self.at("resid_pre", layer) + self.at("attn_out", layer)
+            ended = self._block_end(layer, middle, self.values)
             yield layer, self.at("resid_post", layer)[self.real], ended[self.real]
 
-    def _block_end(self, layer: int, middle: Tensor, added: Tensor) -> Tensor:
-        """resid_post, from resid_mid and mlp_out."""
-        architecture = self.model.architecture
-        if architecture.norm == "pre":
+    def _block_end(self, layer: int, middle: Tensor, values: Mapping[PointKey, Tensor]) -> Tensor:
+        """resid_post, from resid_mid and what is added to it."""
+        plan = self.plan
+        if plan.interposed:
+            middle = middle + values[f"{plan.interposed}.attn_out", layer]
+        if plan.mlp_out is None:
+            return middle
+        added = values[self.stack.point("mlp_out"), layer]
+        if plan.norm == "pre":
             return middle + added
-        assert architecture.mid_norm is not None and architecture.post_norm is not None
+        assert plan.mid_norm is not None and plan.post_norm is not None
         with torch.no_grad():
-            normed: Tensor = self.model.plain_module(layer, architecture.mid_norm)(middle)
-            ended: Tensor = self.model.plain_module(layer, architecture.post_norm)(normed + added)
+            normed: Tensor = self.model.plain_module(self.stack, layer, plan.mid_norm)(middle)
+            ended: Tensor = self.model.plain_module(self.stack, layer, plan.post_norm)(normed + added)
         return ended
 
     def _chain(self) -> Iterator[Compared]:
-        for layer in self.layers:
-            if layer + 1 < self.model.n_layers:
-                yield (
-                    layer,
-                    self.at("resid_pre", layer + 1)[self.real],
-                    self.at("resid_post", layer)[self.real],
-                )
+        for layer in self.layers[:-1]:
+            yield layer, self.at("resid_pre", layer + 1)[self.real], self.at("resid_post", layer)[self.real]
 
     def _embed(self) -> Check:
-        scale = self.model.architecture.embed_scale
+        scale = self.plan.embed_scale
         statement = "embed = row of the token embedding" + ("" if scale == 1 else f" · {scale:.4g}")
         if ("embed", None) not in self.values:
-            return Check("embed", statement, (), None, detail="this model reads images")
+            return Check("embed", statement, (), None, detail=self.model.points["embed"].absent or "")
         expected = self.model.embedding[self.batch.ids] * torch.tensor(scale, dtype=torch.float32).to(self.model.dtype)
         return self.compare("embed", statement, ("embed",), self.values["embed", None], expected, self.local)
 
@@ -481,13 +514,14 @@ class _Statements(Probe):
         """Puts each row's whole attention on the visible key that had the least, in one layer at a time."""
         statement = "an edit of the pattern moves attn_raw as it must, and the output with it"
         clean = self.by_token(self.batch)
+        written = self.written(self.batch).mask
 
         def pairs() -> Iterator[Compared]:
             for layer in self.edited:
                 seen = self.blocks[layer].visible
                 least = self.at("pattern", layer).masked_fill(~seen, torch.inf).argmin(dim=-1, keepdim=True)
                 edited = torch.zeros_like(self.at("pattern", layer)).scatter(-1, least, 1.0)
-                weights = self.model.weights(layer)
+                weights = self.stack.weights(layer)
                 expected = einsum(
                     edited,
                     self.by_head(self.at("v", layer)),
@@ -495,31 +529,34 @@ class _Statements(Probe):
                     "batch head query key, batch key head d, head d d_model -> batch query d_model",
                 )
                 expected = expected if weights.b_O is None else expected + weights.b_O
-                with self.model.editing({("pattern", layer): always(edited)}):
-                    moved = self.model.forward(self.batch, captures=[("attn_raw", layer)])["attn_raw", layer]
+                raw: PointKey = (self.stack.point("attn_raw"), layer)
+                with self.model.editing({(self.stack.point("pattern"), layer): always(edited)}):
+                    moved = self.model.forward(self.batch, captures=[raw])[raw]
                     output = self.by_token(self.batch)
                 yield layer, moved[self.real], expected[self.real]
                 shifted = relative(expected[self.real], self.at("attn_raw", layer)[self.real]) > self.local
-                if shifted and torch.equal(output[self.real], clean[self.real]):
+                if shifted and torch.equal(output[written], clean[written]):
                     yield layer, torch.zeros(1), torch.ones(1)
 
         return self.by_layer("pattern edit", statement, ("pattern",), pairs())
 
     def _resid_mid_edit(self) -> Check:
         statement = "an edit of resid_mid reaches the MLP and the stream"
-        if self.model.architecture.mid_norm is None:
-            return Check("resid_mid edit", statement, (), None, detail="a parallel block")
+        if self.plan.mid_norm is None:
+            return Check("resid_mid edit", statement, (), None, detail="there is no resid_mid")
         generator = torch.Generator().manual_seed(SEED)
 
         def pairs() -> Iterator[Compared]:
             for layer in self.edited:
                 middle = self.at("resid_mid", layer)
                 edited = middle + torch.randn(middle.shape, generator=generator, dtype=torch.float32).to(middle)
-                with self.model.editing({("resid_mid", layer): always(edited)}):
-                    found = self.model.forward(self.batch, captures=[("mlp_out", layer), ("resid_post", layer)])
-                expected = self._block_end(layer, edited, found["mlp_out", layer])
-                yield layer, found["resid_post", layer][self.real], expected[self.real]
-                if torch.equal(found["mlp_out", layer], self.at("mlp_out", layer)):
+                mlp_out, resid_post = self.stack.point("mlp_out"), self.stack.point("resid_post")
+                between: list[PointKey] = [(f"{self.plan.interposed}.attn_out", layer)] if self.plan.interposed else []
+                with self.model.editing({(self.stack.point("resid_mid"), layer): always(edited)}):
+                    found = self.model.forward(self.batch, captures=[(mlp_out, layer), (resid_post, layer), *between])
+                expected = self._block_end(layer, edited, found)
+                yield layer, found[resid_post, layer][self.real], expected[self.real]
+                if torch.equal(found[mlp_out, layer], self.at("mlp_out", layer)):
                     yield layer, torch.zeros(1), torch.ones(1)
 
         return self.by_layer("resid_mid edit", statement, ("resid_mid",), pairs())

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..activations import Activations, Batch
 from ..errors import InputError, UnsupportedModelError
 from ..points import PointKey, PointName
-from .architectures import Architecture, architecture_of, submodule
+from .architectures import Architecture, architectures_of, submodule
 from .attention import IMPLEMENTATION
 from .images import ImageEncoder, PatchGrid
 from .inputs import Encoder, Inputs
@@ -50,21 +50,20 @@ class HookedModel:
 
     def __init__(self, original: PreTrainedModel, tokenizer: Any = None, *, name: str, bos: bool | None = None) -> None:
         self.name = name
-        self.architecture: Architecture = architecture_of(original)
+        plans = architectures_of(original)
         self.config = original.config
         self.tokenizer = tokenizer
         self._original = original
         self._tap = Tap()
         self._model = copy_of(original)
-        self._model.config._attn_implementation = IMPLEMENTATION
+        use_attention(self._model, IMPLEMENTATION)
         base: nn.Module = self._model.base_model
-        self.stack = Stack(base, self.architecture, self._tap)
-        self.n_layers = len(self.stack.blocks)
-        if self.n_layers == 0:
-            raise UnsupportedModelError("expected a model with at least one layer; this one has none.")
-        self.n_heads, self.n_kv_heads = self.architecture.n_heads, self.architecture.n_kv_heads
-        weight = self.weights(0).W_Q
-        _, self.d_model, self.d_head = weight.shape
+        self.stacks = {plan.stack: Stack(base, plan, self._tap) for plan in plans}
+        first = next(iter(self.stacks.values()))
+        self.architecture: Architecture = first.architecture
+        self.n_layers, self.n_heads, self.n_kv_heads = first.n_layers, first.n_heads, first.n_kv_heads
+        self.d_model, self.d_head = first.d_model, first.d_head
+        weight = first.weights(0).W_Q
         self.device, self.dtype = weight.device, weight.dtype
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
@@ -72,14 +71,7 @@ class HookedModel:
             self._encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
             self._read_tokens(bos)
-        has_logits = base is not self._model
-        sizes = {
-            "head": self.n_heads,
-            "kv_head": self.n_kv_heads,
-            "d_head": self.d_head,
-            "d_model": self.d_model,
-        }
-        self.points: ModelPoints = points_of(self.architecture, sizes, self.n_layers, has_logits)
+        self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
         self._hash: tuple[tuple[int, ...], str] | None = None
 
     # -- what a user calls ---------------------------------------------------------------------------------
@@ -109,8 +101,7 @@ class HookedModel:
         batch = self.encode(inputs, bos=bos)
         asked: list[PointName] = [points] if isinstance(points, str) else list(points)
         if not asked:
-            headless = self.points["logits"].absent is not None
-            asked = [("resid_post", self.n_layers - 1)] if headless else ["logits"]
+            asked = ["logits"] if self.points["logits"].absent is None else [self.last_stream]
         keys = self.points.resolve(asked, layers, self.refused)
         if gradients_of is None:
             return Activations(batch, self.forward(batch, captures=keys))
@@ -146,9 +137,18 @@ class HookedModel:
         """The batch of tokens that `run` makes of its inputs."""
         return self._encoder.encode(inputs, bos)
 
-    def weights(self, layer: int) -> AttentionWeights:
+    def stack(self, label: str | None = None) -> Stack:
+        """One stack of the model by its label; the only one where there is one."""
+        if label in (None, "self") and len(self.stacks) == 1:
+            return next(iter(self.stacks.values()))
+        if label is None or label not in self.stacks:
+            known = ", ".join(repr(each or "self") for each in self.stacks)
+            raise InputError(f"`stack` must be one of {known} on this model; got {label!r}.")
+        return self.stacks[label]
+
+    def weights(self, layer: int, stack: str | None = None) -> AttentionWeights:
         """The attention weights of a layer, as views of the model's parameters."""
-        return self.stack.weights(layer)
+        return self.stack(stack).weights(layer)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -158,8 +158,18 @@ class HookedModel:
 
     @property
     def causal(self) -> bool:
-        """Whether a token may look only at itself and at what stands before it."""
-        return self.architecture.causal
+        """Whether the tokens of the output's stack may look only at themselves and at what stands before."""
+        return self.output_stack.architecture.causal
+
+    @property
+    def output_stack(self) -> Stack:
+        """The stack that the model's output comes from."""
+        return self.stacks["decoder"] if "decoder" in self.stacks else next(iter(self.stacks.values()))
+
+    @property
+    def last_stream(self) -> tuple[str, int]:
+        """The point where the stream leaves the last block."""
+        return self.output_stack.point("resid_post"), self.output_stack.n_layers - 1
 
     @property
     def weights_hash(self) -> str:
@@ -170,9 +180,7 @@ class HookedModel:
         return self._hash[1]
 
     def __repr__(self) -> str:
-        shape = f"{self.n_layers} layers × {self.n_heads} heads"
-        if self.n_kv_heads != self.n_heads:
-            shape += f" ({self.n_kv_heads} kv heads)"
+        shape = "; ".join(_shape_of(stack) for stack in self.stacks.values())
         certificate = self.__dict__.get("certificate")
         proof = "" if certificate is None else f", {certificate.verdict}"
         return (
@@ -214,13 +222,13 @@ class HookedModel:
 
     def plain_in(self, implementation: str) -> PreTrainedModel:
         """A plain copy in one of transformers' attention implementations; "eager" alone hands out its patterns."""
-        copied = copy_of(self._original)
-        copied.config._attn_implementation = implementation
-        return copied
+        return use_attention(copy_of(self._original), implementation)
 
-    def plain_module(self, layer: int, path: str) -> nn.Module:
+    def plain_module(self, stack: Stack, layer: int, path: str) -> nn.Module:
         """A module of one block of `plain`, by its dotted path."""
-        return submodule(submodule(self.plain.base_model, self.architecture.blocks), f"{layer}.{path}")
+        plan = stack.architecture
+        inner = f"{layer}.{plan.within}.{path}" if plan.within else f"{layer}.{path}"
+        return submodule(submodule(self.plain.base_model, plan.blocks), inner)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters under transformers' names."""
@@ -236,13 +244,23 @@ class HookedModel:
     # -- how it is built -----------------------------------------------------------------------------------
 
     def _read_tokens(self, bos: bool | None) -> None:
-        embedding = self._model.get_input_embeddings()
-        assert isinstance(embedding, nn.Module)
-        embedding.register_forward_hook(self._at_embed)
+        for part in self._model.modules():
+            if isinstance(part, nn.Embedding) and part.weight is self.embedding:
+                part.register_forward_hook(self._at_embed)
         self.n_vocab = len(self.embedding)
         self._check_tokenizer()
         limit = self.architecture.position_limit
-        self._encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device)
+        start = None
+        if "decoder" in self.stacks:
+            start = next(
+                (
+                    token
+                    for token in (self.config.decoder_start_token_id, self.config.pad_token_id)
+                    if token is not None
+                ),
+                0,
+            )
+        self._encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
 
     def _further_inputs(self) -> dict[str, int | None]:
         """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""
@@ -263,7 +281,7 @@ class HookedModel:
     def _at_embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if self._tap.under_way.gradients and not output.requires_grad:
             output = output.detach().requires_grad_()
-        return self._tap.visit("embed", None, output)
+        return output if self.points["embed"].absent else self._tap.visit("embed", None, output)
 
     # -- one pass ------------------------------------------------------------------------------------------
 
@@ -319,12 +337,37 @@ def copy_of(
     return copied
 
 
+def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
+    """Sets the attention of a model and of all its parts, which may have configs of their own (T5)."""
+    for part in model.modules():
+        if isinstance(getattr(part, "config", None), PreTrainedConfig):
+            part.config._attn_implementation = implementation  # type: ignore[union-attr]
+    return model
+
+
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     """One forward pass of a transformers model on a batch, without a cache."""
     if "pixel_values" in batch.extra:
         return model(**batch.extra, **options, return_dict=True)
-    mask = {"attention_mask": batch.mask.long()} if batch.padded else {}
-    return model(input_ids=batch.ids, **mask, **batch.extra, **options, use_cache=False, return_dict=True)
+    given: dict[str, Any] = {"input_ids": batch.ids, **batch.extra, **options}
+    if batch.padded:
+        given["attention_mask"] = batch.mask.long()
+    if batch.target is not None:
+        given["decoder_input_ids"] = batch.target.ids
+        if batch.target.padded:
+            given["decoder_attention_mask"] = batch.target.mask.long()
+    return model(**given, use_cache=False, return_dict=True)
+
+
+def _has_head(model: PreTrainedModel) -> bool:
+    """Whether the model's output are logits."""
+    return model.base_model is not model or model.get_output_embeddings() is not None
+
+
+def _shape_of(stack: Stack) -> str:
+    label = f"{stack.label} " if stack.label else ""
+    kv = "" if stack.n_kv_heads == stack.n_heads else f" ({stack.n_kv_heads} kv heads)"
+    return f"{label}{stack.n_layers} layers × {stack.n_heads} heads{kv}"
 
 
 def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:

@@ -77,4 +77,4 @@ class ImageEncoder:
         ids = torch.arange(len(labels), device=self.device).expand(len(pixels), -1)
         mask = torch.ones_like(ids, dtype=torch.bool)
         given = {"pixel_values": pixels.to(device=self.device, dtype=self.dtype)}
-        return Batch(ids, mask, (labels,) * len(pixels), None, given)
+        return Batch(ids, mask, (labels,) * len(pixels), None, extra=given)

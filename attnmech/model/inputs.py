@@ -1,6 +1,7 @@
 """From what a user gives (a text, texts, token ids, model inputs) to one `Batch`; and what cannot be given."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ class Encoder:
         further: Mapping[str, int | None],
         bos: bool | None,
         device: torch.device,
+        decoder_start: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -31,6 +33,8 @@ class Encoder:
         self.further = further
         self.bos = bos
         self.device = device
+        self.decoder_start = decoder_start
+        """The token that a decoder starts with, in an encoder-decoder model; else None."""
 
     def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
         """One batch, padded on the right where texts differ in length.
@@ -91,7 +95,7 @@ class Encoder:
         for number, row in enumerate(rows):
             ids[number, : len(row)] = torch.tensor(row)
             mask[number, : len(row)] = True
-        return self._batch(ids, mask, {})
+        return self._ids(ids, mask, {})
 
     @property
     def _bos_id(self) -> int | None:
@@ -119,12 +123,21 @@ class Encoder:
         if ids is None:
             raise InputError(f'a mapping of model inputs must hold "input_ids"; got {sorted(inputs)}.')
         mask = given.pop("attention_mask", None)
+        target = self._given_target(given)
         unknown = sorted(set(given) - set(self.further))
         if unknown:
-            accepted = ("input_ids", "attention_mask", *self.further)
+            decoder = () if self.decoder_start is None else ("decoder_input_ids", "decoder_attention_mask")
+            accepted = ("input_ids", "attention_mask", *decoder, *self.further)
             raise InputError(f"inputs of this model may be {', '.join(accepted)}; got also {', '.join(unknown)}.")
         ids = _tensor("input_ids", ids)
-        return self._ids(ids, mask, {name: self._checked(name, x, ids) for name, x in given.items()})
+        return self._ids(ids, mask, {name: self._checked(name, x, ids) for name, x in given.items()}, target)
+
+    def _given_target(self, given: dict[str, Any]) -> Batch | None:
+        """What the decoder is to be given, taken out of a mapping."""
+        if self.decoder_start is None or "decoder_input_ids" not in given:
+            return None
+        ids = _tensor("decoder_input_ids", given.pop("decoder_input_ids"))
+        return self._tokens(ids, given.pop("decoder_attention_mask", None))
 
     def _checked(self, name: str, value: Any, ids: Tensor) -> Tensor:
         """Positions or token types: whole numbers of the ids' shape, in the range of their table."""
@@ -140,7 +153,17 @@ class Encoder:
             raise InputError(f"{name} must be {bound}; got {low if low < 0 else high}.")
         return found[None] if found.ndim == 1 else found
 
-    def _ids(self, ids: Tensor, mask: Any, extra: Mapping[str, Tensor]) -> Batch:
+    def _ids(self, ids: Tensor, mask: Any, extra: Mapping[str, Tensor], target: Batch | None = None) -> Batch:
+        batch = self._tokens(ids, mask)
+        if self.decoder_start is not None and target is None:
+            target = self._tokens(torch.full((len(batch.ids), 1), self.decoder_start), None)
+        if target is not None and len(target.ids) != len(batch.ids):
+            raise InputError(
+                f"decoder_input_ids must hold a row a text; got {len(target.ids)} rows for {len(batch.ids)} texts."
+            )
+        return replace(batch, target=target, extra={name: x.to(self.device) for name, x in extra.items()})
+
+    def _tokens(self, ids: Tensor, mask: Any) -> Batch:
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise InputError(f"token ids must be whole numbers; got a tensor of {ids.dtype}.")
         if ids.ndim == 1:
@@ -164,9 +187,7 @@ class Encoder:
             mask = mask.to(torch.bool)
             if not mask.any(dim=1).all():
                 raise InputError("every sequence must hold at least one real token; attention_mask hides a whole one.")
-        return self._batch(ids.long(), mask, extra)
-
-    def _batch(self, ids: Tensor, mask: Tensor, extra: Mapping[str, Tensor]) -> Batch:
+        ids = ids.long()
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
@@ -179,7 +200,7 @@ class Encoder:
         ids, mask = ids.to(self.device), mask.to(self.device)
         bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
-        return Batch(ids, mask, tokens, bos, {name: x.to(self.device) for name, x in extra.items()})
+        return Batch(ids, mask, tokens, bos)
 
     @staticmethod
     def _starts_with(token: int, ids: Tensor, mask: Tensor) -> bool:

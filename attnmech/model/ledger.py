@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..maths.scores import Rotation, ScoreParts, score_parts
+from .architectures import Architecture
 from .attention import RowBlock
 from .hooked import HookedModel
 
@@ -23,32 +24,35 @@ def parts_of(
     With `fold_norm` the shift β of the norm that made `attn_in` counts as bias. In half precision the parts
     are computed in float32.
     """
-    weights = model.weights(block.layer)
+    stack = model.stacks[block.stack]
+    plan, weights = stack.architecture, stack.weights(block.layer)
     wide = torch.promote_types(attn_in.dtype, torch.float32)
 
     def widen(value: Tensor | None) -> Tensor | None:
         # Always a copy: a result must not change when somebody trains the model on.
         return None if value is None else value.detach().to(wide, copy=True)
 
+    key_input = block.notes.key_input
     return score_parts(
         attn_in.to(wide),
         weights.W_Q.detach().to(wide),
         widen(weights.b_Q),
         weights.W_K.detach().to(wide),
         widen(weights.b_K),
-        scale=block.scale * model.architecture.query_scale,
-        position=None if block.position is None else block.position.to(wide),
+        scale=block.scale * plan.query_scale,
+        position=None if block.position is None or not plan.positioned else block.position.to(wide),
         visible=visible,
-        rotate=_rotation(model, block, wide),
+        rotate=_rotation(plan, block, wide),
+        key_x=None if key_input is None else key_input.to(wide),
         query_norm=_by_head(block.notes.query_norm, wide),
         key_norm=_by_head(block.notes.key_norm, wide),
         softcap=block.softcap,
-        shift=widen(model.stack.input_shift(block.layer)) if fold_norm else None,
+        shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
 
 
-def _rotation(model: HookedModel, block: RowBlock, dtype: torch.dtype) -> Rotation | None:
-    rotary = model.architecture.rotary
+def _rotation(plan: Architecture, block: RowBlock, dtype: torch.dtype) -> Rotation | None:
+    rotary = plan.rotary
     if rotary is None:
         return None
     assert block.notes.rotary is not None

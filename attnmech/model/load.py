@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from ..demo import model_folder
 from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
-from .architectures import architecture_of
+from .architectures import architectures_of
 from .certify import certify, check_runs
 from .hooked import HookedModel, copy_of
 from .weights import check_finite
@@ -95,7 +95,7 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 def _from_object(
     source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, str]:
-    architecture_of(source)
+    architectures_of(source)
     assert isinstance(source, PreTrainedModel)
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):

@@ -1,13 +1,14 @@
 """Which of the named points a model has, in which sizes, and why the others are missing."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from ..errors import CertificateError, InputError, MissingPointError
-from ..points import POINTS, PointKey, PointName, parse
+from ..points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
 from .architectures import Architecture
+from .stack import Stack
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ModelPoint:
 class ModelPoints(Mapping[str, ModelPoint]):
     """The points of one model; shows itself as a table."""
 
-    def __init__(self, entries: Iterable[ModelPoint], n_layers: int) -> None:
+    def __init__(self, entries: Iterable[ModelPoint], n_layers: Mapping[str, int]) -> None:
         self._entries = {entry.name: entry for entry in entries}
         self._n_layers = n_layers
 
@@ -49,35 +50,45 @@ class ModelPoints(Mapping[str, ModelPoint]):
         Raises `InputError` for an unknown point or a layer out of range, `MissingPointError` for a point that
         this model lacks, `CertificateError` for one in `refused`, each with the reason.
         """
-        chosen = self.check_layers(layers)
+        chosen = None if layers is None else [layers] if isinstance(layers, int) else list(layers)
         keys: dict[PointKey, None] = {}
         for name in [names] if isinstance(names, str) else names:
-            base, layer = parse(name)
-            if (reason := self._entries[base].absent) is not None:
-                raise MissingPointError(f"this model has no point {base!r}: {reason}.")
-            if refused and base in refused:
-                raise CertificateError(f"point {base!r} is refused on this model: {refused[base]}.")
-            if not POINTS[base].per_layer:
-                keys[base, None] = None
-            elif layer is None:
-                keys.update(dict.fromkeys((base, each) for each in chosen))
-            else:
-                keys[base, self.check_layers([layer])[0]] = None
+            full, layer = parse(name)
+            entry = self._entry(full)
+            if entry.absent is not None:
+                raise MissingPointError(f"this model has no point {full!r}: {entry.absent}.")
+            if refused and full in refused:
+                raise CertificateError(f"point {full!r} is refused on this model: {refused[full]}.")
+            if not point_of(full).per_layer:
+                keys[full, None] = None
+                continue
+            stack = split_stack(full)[0]
+            wanted = self.check_layers(chosen if layer is None else [layer], stack)
+            keys.update(dict.fromkeys((full, each) for each in wanted))
         return list(keys)
 
-    def check_layers(self, layers: Iterable[int] | None) -> list[int]:
-        """The layers chosen, all of them for None; `InputError` where one is out of range."""
+    def _entry(self, name: str) -> ModelPoint:
+        if name in self._entries:
+            return self._entries[name]
+        stacks = ", ".join(repr(f"{stack}.{split_stack(name)[1]}") for stack in self._n_layers if stack)
+        if stacks:
+            raise InputError(f"this model has several stacks: say which {name!r} is meant: {stacks}.")
+        raise InputError(
+            f"this model has one stack, so its points have no prefix: {split_stack(name)[1]!r}; got {name!r}."
+        )
+
+    def check_layers(self, layers: Iterable[int] | None, stack: str = "") -> list[int]:
+        """The layers chosen of a stack, all of them for None; `InputError` where one is out of range."""
+        count = self._n_layers[stack]
         if layers is None:
-            return list(range(self._n_layers))
+            return list(range(count))
         chosen: list[int] = [layers] if isinstance(layers, int) else list(layers)
         for layer in chosen:
             if isinstance(layer, bool) or not isinstance(layer, int):
                 raise InputError(f"`layers` must be a list of ints; got {layer!r}.")
-            if not 0 <= layer < self._n_layers:
-                raise InputError(
-                    f"`layer` must be from 0 to {self._n_layers - 1} (this model has {self._n_layers} layers); "
-                    f"got {layer}."
-                )
+            if not 0 <= layer < count:
+                owner = f"its {stack} stack" if stack else "this model"
+                raise InputError(f"`layer` must be from 0 to {count - 1} ({owner} has {count} layers); got {layer}.")
         if not chosen:
             raise InputError("`layers` must name at least one layer; got an empty list.")
         return chosen
@@ -101,29 +112,48 @@ class ModelPoints(Mapping[str, ModelPoint]):
         return self.to_frame().to_html(index=False, escape=True)
 
 
-def points_of(architecture: Architecture, sizes: Mapping[str, int], n_layers: int, has_logits: bool) -> ModelPoints:
-    """The points of a model of this architecture, with its sizes by axis name."""
-    absent: dict[str, str] = {}
-    if architecture.rotary is None:
-        reason = f"{architecture.name} does not rotate queries and keys, so the scores use q and k themselves"
-        absent |= {"q_rot": reason, "k_rot": reason}
-    if architecture.mid_norm is None:
-        absent["resid_mid"] = f"{architecture.name} adds attention and MLP to the stream in one step"
-    if architecture.reads == "pixels":
-        absent["embed"] = (
-            "an image has no tokens to embed; its patches are projected, and resid_pre of layer 0 holds them"
-        )
+def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
+    """The points of a model of these stacks, with its sizes."""
+    outside = {}
+    if stacks[0].label:
+        outside["embed"] = "the stacks share one embedding, which runs once for each; resid_pre of layer 0 holds it"
+    if stacks[0].architecture.reads == "pixels":
+        outside["embed"] = "an image has no tokens; its patches are projected, and resid_pre of layer 0 holds them"
     if not has_logits:
-        absent["logits"] = "this model was loaded without a head on top; its last stream is resid_post"
-    return ModelPoints(
-        (
-            ModelPoint(
-                point.name,
-                " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in point.axes),
-                point.meaning,
-                absent.get(point.name),
-            )
-            for point in POINTS.values()
-        ),
-        n_layers,
-    )
+        outside["logits"] = "this model was loaded without a head on top; its last stream is resid_post"
+    entries = []
+    for point in POINTS.values():
+        if not point.per_layer:
+            entries.append(_entry_of(point, point.name, stacks[0], outside.get(point.name)))
+            continue
+        for stack in stacks:
+            reason = _absent_in(stack.architecture).get(point.name)
+            entries.append(_entry_of(point, stack.point(point.name), stack, reason))
+    return ModelPoints(entries, {stack.label: stack.n_layers for stack in stacks})
+
+
+def _absent_in(plan: Architecture) -> dict[str, str]:
+    """The points that every layer of a stack lacks, with the reason."""
+    absent: dict[str, str] = {}
+    if plan.rotary is None:
+        reason = f"{plan.name} does not rotate queries and keys, so the scores use q and k themselves"
+        absent |= {"q_rot": reason, "k_rot": reason}
+    if plan.mlp_out is None:
+        reason = (
+            f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder goes on from it"
+        )
+        absent |= {"resid_mid": reason, "mlp_out": reason}
+    elif plan.mid_norm is None:
+        absent["resid_mid"] = f"{plan.name} adds attention and MLP to the stream in one step"
+    return absent
+
+
+def _entry_of(point: Point, name: str, stack: Stack, absent: str | None) -> ModelPoint:
+    sizes = {
+        "head": stack.n_heads,
+        "kv_head": stack.n_kv_heads,
+        "d_head": stack.d_head,
+        "d_model": stack.d_model,
+    }
+    shape = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in point.axes)
+    return ModelPoint(name, shape, point.meaning, absent)

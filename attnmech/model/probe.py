@@ -1,6 +1,7 @@
 """A few probe tokens on one model, run through ours, transformers' and TransformerLens's; and how runs are compared."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,7 @@ from ..points import PointKey
 from .attention import RowBlock
 from .certificate import Check, LensHook
 from .hooked import HookedModel, call
+from .stack import Stack
 from .tap import Edit
 
 _LENGTH: Final = 8
@@ -29,22 +31,25 @@ Compared = tuple[int, Tensor, Tensor] | tuple[int, Tensor, Tensor, Tensor]
 class Probe:
     """The probe's runs on one model, and comparisons that become checks."""
 
-    def __init__(self, model: HookedModel) -> None:
+    def __init__(self, model: HookedModel, stack: Stack) -> None:
         self.model = model
-        self.layers = list(range(model.n_layers))
-        self.edited = _spread(model.n_layers, _EDITED_LAYERS)
+        self.stack, self.plan = stack, stack.architecture
+        self.layers = list(range(stack.n_layers))
+        self.edited = _spread(stack.n_layers, _EDITED_LAYERS)
         self.local = step_tolerance(model.dtype)
         self.whole = pass_tolerance(model.dtype)
         self.tables = table_tolerance(model.dtype)
         self.batch = probe_batch(model)
-        self.real = self.batch.mask
+        self.real = self.batch.queries(stack.label).mask
+        self.real_keys = self.batch.keys(stack.label).mask
         self.lens_hooks: tuple[LensHook, ...] = ()
         self.blocks: dict[int, RowBlock] = {}
         self.values: dict[PointKey, Tensor] = {}
 
     def run(self, captures: Sequence[PointKey]) -> dict[PointKey, Tensor]:
         def keep(block: RowBlock, values: Mapping[PointKey, Tensor]) -> None:
-            self.blocks.setdefault(block.layer, block)
+            if block.stack == self.stack.label:
+                self.blocks.setdefault(block.layer, block)
 
         return self.model.forward(self.batch, captures=captures, observers=[keep])
 
@@ -55,28 +60,36 @@ class Probe:
     def by_token(self, batch: Batch) -> Tensor:
         """Our output if it has a row a token, else (a head for whole texts) the last stream."""
         output = self.output(batch)
-        if output.ndim == 3 and output.shape[:2] == batch.mask.shape:
+        if _has_row_a_token(output, self.written(batch)):
             return output
-        last: PointKey = ("resid_post", self.model.n_layers - 1)
+        last = self.model.last_stream
         return self.model.forward(batch, captures=[last])[last]
 
     def plain_by_token(self, batch: Batch) -> list[Tensor]:
         """The same of plain transformers; empty where its output has no row a token."""
         output = plain_output(self.model, batch)
-        return [output] if output.ndim == 3 and output.shape[:2] == batch.mask.shape else []
+        return [output] if _has_row_a_token(output, self.written(batch)) else []
+
+    def written(self, batch: Batch) -> Batch:
+        """The tokens that the output has rows for."""
+        return batch.queries(self.model.output_stack.label)
 
     def at(self, name: str, layer: int) -> Tensor:
-        return self.values[name, layer]
+        """A captured point of the stack under proof."""
+        return self.values[self.stack.point(name), layer]
 
     def comparable(self, name: str, layer: int | None, value: Tensor) -> Tensor:
         """Where two models must agree: at real tokens, and of scores at visible pairs."""
         if layer is not None and name in ("scores", "pattern"):
             visible = self.blocks[layer].visible & self.real[:, None, :, None]
             return visible.expand_as(value)
-        return self.real if value.shape[:2] == self.real.shape else torch.ones_like(value, dtype=torch.bool)
+        real = self.written(self.batch).mask if layer is None else self.real
+        if name in ("k", "v", "k_rot"):
+            real = self.real_keys
+        return real if value.shape[:2] == real.shape else torch.ones_like(value, dtype=torch.bool)
 
     def by_head(self, value: Tensor) -> Tensor:
-        group = self.model.n_heads // self.model.n_kv_heads
+        group = self.stack.n_heads // self.stack.n_kv_heads
         return repeat(value, "batch position kv d_head -> batch position (kv group) d_head", group=group)
 
     def by_layer(
@@ -120,6 +133,10 @@ class Probe:
         return Check(name, statement, points, passed, residual, limit, detail)
 
 
+def _has_row_a_token(output: Tensor, tokens: Batch) -> bool:
+    return output.ndim == 3 and output.shape[:2] == tokens.mask.shape
+
+
 def _spread(count: int, at_most: int) -> list[int]:
     """So many layers at most, evenly from the first to the last."""
     steps = torch.linspace(0, count - 1, min(count, at_most))
@@ -150,18 +167,26 @@ def probe_batch(model: HookedModel) -> Batch:
     if length > 1:
         # One token only: in a sliding window, rows of padding that see nothing are NaN in transformers' float64.
         mask[1, -1] = 0
-    return model.encode({"input_ids": ids, "attention_mask": mask})
+    given = {"input_ids": ids, "attention_mask": mask}
+    if "decoder" in model.stacks:
+        given["decoder_input_ids"] = torch.randint(0, model.n_vocab, (2, length - 2), generator=generator)
+    return model.encode(given)
 
 
 def cut(batch: Batch, rows: slice, length: int) -> Batch:
+    """Some texts of a batch, and of each the beginning."""
     ids, mask = batch.ids[rows, :length], batch.mask[rows, :length]
-    return Batch(ids, mask, tuple(row[:length] for row in batch.tokens[rows]), batch.bos)
+    target = None if batch.target is None else cut(batch.target, rows, batch.target.ids.shape[1])
+    return Batch(ids, mask, tuple(row[:length] for row in batch.tokens[rows]), batch.bos, target)
 
 
 def with_last_token_changed(batch: Batch, n_vocab: int) -> Batch:
+    """A batch with another last token; in an encoder-decoder model the decoder's."""
+    if batch.target is not None:
+        return replace(batch, target=with_last_token_changed(batch.target, n_vocab))
     ids = batch.ids.clone()
     ids[:, -1] = (ids[:, -1] + max(1, n_vocab // 2)) % n_vocab
-    return Batch(ids, batch.mask, batch.tokens, batch.bos)
+    return replace(batch, ids=ids)
 
 
 def output_of(output: object) -> Tensor:

@@ -8,6 +8,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..errors import UnsupportedModelError
 from .architectures import Architecture, first_tensor, submodule
 from .attention import Site
 from .tap import Tap
@@ -27,13 +28,27 @@ class Stack:
         self._tap = tap
         found = submodule(base, architecture.blocks)
         assert isinstance(found, nn.ModuleList)
-        self.blocks = found
-        for layer, block in enumerate(found):
+        self.blocks = [submodule(block, architecture.within) for block in found]
+        self.n_layers = len(self.blocks)
+        self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
+        if self.n_layers == 0:
+            raise UnsupportedModelError("expected a model with at least one layer; this one has none.")
+        for layer, block in enumerate(self.blocks):
             self._use_our_attention(layer, block)
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
             self._wire_output(layer, block)
+        _, self.d_model, self.d_head = self.weights(0).W_Q.shape
+
+    @property
+    def label(self) -> str:
+        """The label: encoder, decoder or cross; empty where the model has one stack."""
+        return self.architecture.stack
+
+    def point(self, name: str) -> str:
+        """The full name of a point of this stack: "pattern", or "cross.pattern" where there are several."""
+        return f"{self.label}.{name}" if self.label else name
 
     def module(self, layer: int, path: str) -> nn.Module:
         """A module of one block, by its dotted path."""
@@ -71,25 +86,25 @@ class Stack:
         if plan.stand_in is not None:
             attention = plan.stand_in(attention)
             block.set_submodule(plan.attention, attention)
-        attention.attnmech_site = Site(self._tap, layer)  # type: ignore[assignment]
+        attention.attnmech_site = Site(self._tap, layer, self.label)  # type: ignore[assignment]
 
     def _wire_stream(self, layer: int, block: nn.Module) -> None:
         tap = self._tap
 
         def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
             tap.new_layer()
-            return _with_stream(args, kwargs, lambda x: tap.visit("resid_pre", layer, x))
+            return _with_stream(args, kwargs, lambda x: tap.visit(self.point("resid_pre"), layer, x))
 
         def at_resid_post(module: nn.Module, args: Any, output: Any) -> Any:
-            if not tap.wants("resid_post", layer):
+            if not tap.wants(self.point("resid_post"), layer):
                 return None
-            return _with_first(output, tap.visit("resid_post", layer, first_tensor(output)))
+            return _with_first(output, tap.visit(self.point("resid_post"), layer, first_tensor(output)))
 
         def at_resid_mid(module: nn.Module, args: Any) -> None:
-            if tap.wants("resid_mid", layer):
+            if tap.wants(self.point("resid_mid"), layer):
                 value = args[0]
                 by_token = _by_token(value, tap)
-                visited = tap.visit("resid_mid", layer, by_token)
+                visited = tap.visit(self.point("resid_mid"), layer, by_token)
                 if visited is not by_token:
                     # The block goes on with this very tensor as its stream, so the norm's input alone is not enough.
                     value.copy_(visited.reshape(value.shape))
@@ -107,14 +122,17 @@ class Stack:
         def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if plan.rotary is not None and "position_embeddings" in kwargs:
                 tap.note(rotary=kwargs["position_embeddings"])
-            return _with_stream(args, kwargs, lambda x: tap.visit("attn_in", layer, x))
+            if kwargs.get("key_value_states") is not None:
+                tap.note(key_input=kwargs["key_value_states"])
+            return _with_stream(args, kwargs, lambda x: tap.visit(self.point("attn_in"), layer, x))
 
         def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            if not any(tap.wants(name, layer) for name in "qkv"):
+            names = [self.point(name) for name in "qkv"]
+            if not any(tap.wants(name, layer) for name in names):
                 return None
             parts = layout.split([output], plan.n_heads, plan.n_kv_heads, rest="batch position")
-            q, k, v = (tap.visit(name, layer, part) for name, part in zip("qkv", parts, strict=True))
-            changed = tap.under_way.gradients or any(tap.edits(name, layer) for name in "qkv")
+            q, k, v = (tap.visit(name, layer, part) for name, part in zip(names, parts, strict=True))
+            changed = tap.under_way.gradients or any(tap.edits(name, layer) for name in names)
             return layout.join((q, k, v))[0] if changed else None  # type: ignore[union-attr]
 
         def at_one(name: str, heads: int) -> Callable[..., Tensor | None]:
@@ -133,7 +151,7 @@ class Stack:
         else:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
             for path, name, heads in zip(layout.paths, "qkv", counts, strict=True):
-                submodule(attention, path).register_forward_hook(at_one(name, heads))
+                submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
 
     def _wire_qk_norm(self, layer: int, block: nn.Module) -> None:
         if self.architecture.qk_norm is None:
@@ -154,23 +172,24 @@ class Stack:
         tap, plan = self._tap, self.architecture
 
         def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            if tap.wants("result", layer):
+            if tap.wants(self.point("result"), layer):
                 output = self._through_results(layer, args[0], output)
-            return tap.visit("attn_raw", layer, output)
+            return tap.visit(self.point("attn_raw"), layer, output)
 
         def at_attn_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return tap.visit("attn_out", layer, output)
+            return tap.visit(self.point("attn_out"), layer, output)
 
         def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
-            if not tap.wants("mlp_out", layer):
+            if not tap.wants(self.point("mlp_out"), layer):
                 return None
             value = first_tensor(output)
-            visited = tap.visit("mlp_out", layer, _by_token(value, tap))
+            visited = tap.visit(self.point("mlp_out"), layer, _by_token(value, tap))
             return _with_first(output, visited.reshape(value.shape))
 
         submodule(block, plan.out).register_forward_hook(at_attn_raw)
         submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
-        submodule(block, plan.mlp_out).register_forward_hook(at_mlp_out)
+        if plan.mlp_out is not None:
+            submodule(block, plan.mlp_out).register_forward_hook(at_mlp_out)
 
     def _through_results(self, layer: int, merged: Tensor, output: Tensor) -> Tensor:
         """Visits `result`; attn_raw is made of it where it was edited or will be differentiated."""
@@ -181,8 +200,8 @@ class Stack:
         result = einsum(
             z, weights.W_O, "batch position head d_head, head d_head d_model -> batch position head d_model"
         )
-        visited = self._tap.visit("result", layer, result, owned=True)
-        if not (self._tap.under_way.gradients or self._tap.edits("result", layer)):
+        visited = self._tap.visit(self.point("result"), layer, result, owned=True)
+        if not (self._tap.under_way.gradients or self._tap.edits(self.point("result"), layer)):
             return output
         total = visited.sum(dim=2)
         return total if weights.b_O is None else total + weights.b_O
