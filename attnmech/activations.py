@@ -1,7 +1,7 @@
 """What goes into a run and what comes out of it: a batch of tokens, and the activations asked for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -37,6 +37,12 @@ class Batch:
     def keys(self, stack: str = "") -> "Batch":
         """The tokens that are looked at."""
         return self.target if stack == "decoder" and self.target is not None else self
+
+    def beginning(self, length: int) -> "Batch":
+        """The first tokens of every text; what the decoder is given stays whole."""
+        extra = {name: value[:, :length] for name, value in self.extra.items()}
+        tokens = tuple(row[:length] for row in self.tokens)
+        return replace(self, ids=self.ids[:, :length], mask=self.mask[:, :length], tokens=tokens, extra=extra)
 
     @property
     def lengths(self) -> Int[Tensor, " batch"]:

@@ -126,17 +126,20 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     if len(batch.ids) > 1:
         raise InputError(f"a report shows one text; got {len(batch.ids)}. Make one for each.")
     notes: list[str] = []
-    given = {"input_ids": batch.ids, "attention_mask": batch.mask, **batch.extra}
     length = batch.ids.shape[1]
-    if length > MAX_TOKENS:
-        given = {name: value[:, :MAX_TOKENS] for name, value in given.items()}
+    if length > MAX_TOKENS and model.grid is None:
         notes.append(f"The text has {length} tokens; the first {MAX_TOKENS} were run and are shown.")
         length = MAX_TOKENS
-    fits = max(1, MAX_CELLS // (model.n_heads * length**2))
-    layers = _spread(model.n_layers, fits)
-    if len(layers) < model.n_layers:
-        notes.append(f"The model has {model.n_layers} layers; {len(layers)} of them are shown.")
-    scores = decompose_scores(model, given, layers=layers)
+        batch = batch.beginning(length)
+    shown = next(iter(model.stacks.values()))
+    if len(model.stacks) > 1:
+        others = ", ".join(label for label in model.stacks if label != shown.label)
+        notes.append(f"The {shown.label} is shown; {others} by am.decompose_scores(..., stack=...).")
+    fits = max(1, MAX_CELLS // (shown.n_heads * length**2))
+    layers = _spread(shown.n_layers, fits)
+    if len(layers) < shown.n_layers:
+        notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
+    scores = decompose_scores(model, batch, layers=layers, stack=shown.label or None)
     return Report(scores, model.certificate, tuple(notes), _call(model))
 
 

@@ -396,7 +396,10 @@ def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
         )
     found = entry(model.config)
     stacks = found if isinstance(found, tuple) else (found,)
-    return tuple(_with_heads(plan, model.config) for plan in stacks if len(stacks) == 1 or _has(model, plan.blocks))
+    there = [plan for plan in stacks if len(stacks) == 1 or _has(model, plan.blocks)]
+    if len(there) == 1:
+        there = [replace(there[0], stack="")]
+    return tuple(_with_heads(plan, model.config) for plan in there)
 
 
 def _with_heads(plan: Architecture, config: Config) -> Architecture:

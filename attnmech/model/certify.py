@@ -29,8 +29,8 @@ from .probe import (
     always,
     attempt,
     bridge_run,
-    cut,
     first_line,
+    one_text,
     output_of,
     plain_output,
     plain_run,
@@ -281,7 +281,7 @@ class _Statements(Probe):
         statement = "padding changes no output"
         if not self.batch.padded:
             return Check("padding", statement, (), None, detail="this probe has no padding")
-        alone = cut(self.batch, slice(1, 2), int(self.batch.lengths.min()))
+        alone = one_text(self.batch, 1, int(self.batch.lengths.min()))
         real = self.written(alone).mask
         ours = self.by_token(self.batch)[1:2, : real.shape[1]]
         return self.compare("padding", statement, _EVERY_POINT, ours, self.by_token(alone), real=real)
@@ -292,7 +292,7 @@ class _Statements(Probe):
             return Check("causal", statement, (), None, detail="an encoder: every token sees every other")
         if self.batch.ids.shape[1] < 2:
             return Check("causal", statement, (), None, detail="the probe has one token")
-        first = cut(self.batch, slice(0, 1), self.batch.ids.shape[1])
+        first = one_text(self.batch, 0, self.batch.ids.shape[1])
         changed = with_last_token_changed(first, self.model.n_vocab)
         before, after = (
             torch.cat([self.by_token(batch), *self.plain_by_token(batch)])[:, :-1] for batch in (first, changed)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..activations import Activations, Batch
-from ..errors import InputError, UnsupportedModelError
+from ..errors import CertificateError, InputError, UnsupportedModelError
 from ..points import PointKey, PointName
 from .architectures import Architecture, architectures_of, submodule
 from .attention import IMPLEMENTATION
@@ -133,8 +133,45 @@ class HookedModel:
 
         return build_bridge(self._original, self.tokenizer)
 
+    def generate(self, inputs: Inputs, max_new_tokens: int = 20, *, bos: bool | None = None, **options: Any) -> Batch:
+        """Continues a text; returns prompt and continuation as a batch, which `run` takes as it is.
+
+        >>> said = model.generate("The keys to the old chest", 5)       # doctest: +SKIP
+        >>> model.run(said, points=["pattern"]), "".join(said.tokens[0])   # doctest: +SKIP
+
+        Goes through `model.bridge.generate`, which takes the `options`; greedy unless do_sample=True. Its
+        key-value cache changes no number: `run` over the result gives the logits that each token came from.
+
+        Raises `InputError` for texts of different lengths, for a model without a causal head, and inside
+        `model.hooks`, which would not reach the bridge; `CertificateError` where the bridge computes something else.
+        """
+        batch = self.encode(inputs, bos=bos)
+        if self._tap.editing_now:
+            raise InputError(
+                "generate goes through TransformerLens's bridge, which model.hooks does not reach; use run."
+            )
+        if not self.causal or self.points["logits"].absent or batch.target is not None:
+            raise InputError(f"{self.name} has no head that continues a text token by token.")
+        if batch.padded:
+            raise InputError(
+                "the texts must have one length, since padding would stand inside them; give one at a time."
+            )
+        differs = [check for check in self.certificate.remarks if check.name == "bridge"]
+        if differs:
+            raise CertificateError(
+                f"TransformerLens's bridge computes something else on this model ({differs[0].detail})."
+            )
+        with torch.no_grad():
+            ids = self.bridge.generate(
+                batch.ids, max_new_tokens, **{"do_sample": False, "verbose": False, "return_type": "tokens", **options}
+            )
+        assert isinstance(ids, torch.Tensor)
+        return self.encode(ids)
+
     def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
         """The batch of tokens that `run` makes of its inputs."""
+        if isinstance(inputs, Batch):
+            return inputs
         return self._encoder.encode(inputs, bos)
 
     def stack(self, label: str | None = None) -> Stack:
@@ -361,7 +398,7 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
 
 def _has_head(model: PreTrainedModel) -> bool:
     """Whether the model's output are logits."""
-    return model.base_model is not model or model.get_output_embeddings() is not None
+    return model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
 
 
 def _shape_of(stack: Stack) -> str:

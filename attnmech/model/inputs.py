@@ -10,8 +10,9 @@ from torch import Tensor
 from ..activations import Batch
 from ..errors import InputError
 
-Inputs: TypeAlias = str | Sequence[str] | Tensor | Mapping[str, Tensor]
-"""A text, a list of texts, token ids `[batch position]` or `[position]`, or a mapping of model inputs."""
+Inputs: TypeAlias = str | Sequence[str] | Tensor | Mapping[str, Tensor] | Batch
+"""A text, a list of texts, token ids `[batch position]` or `[position]`, a mapping of model inputs, or
+a batch that was made of any of these."""
 
 
 class Encoder:

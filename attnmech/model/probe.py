@@ -173,11 +173,11 @@ def probe_batch(model: HookedModel) -> Batch:
     return model.encode(given)
 
 
-def cut(batch: Batch, rows: slice, length: int) -> Batch:
-    """Some texts of a batch, and of each the beginning."""
-    ids, mask = batch.ids[rows, :length], batch.mask[rows, :length]
-    target = None if batch.target is None else cut(batch.target, rows, batch.target.ids.shape[1])
-    return Batch(ids, mask, tuple(row[:length] for row in batch.tokens[rows]), batch.bos, target)
+def one_text(batch: Batch, number: int, length: int) -> Batch:
+    """The beginning of one text of a batch."""
+    rows = slice(number, number + 1)
+    target = None if batch.target is None else one_text(batch.target, number, batch.target.ids.shape[1])
+    return Batch(batch.ids[rows], batch.mask[rows], batch.tokens[rows], batch.bos, target).beginning(length)
 
 
 def with_last_token_changed(batch: Batch, n_vocab: int) -> Batch:

@@ -66,6 +66,11 @@ class Tap:
         """The pass under way."""
         return self._pass
 
+    @property
+    def editing_now(self) -> bool:
+        """Whether any edit is in force."""
+        return bool(self._edits)
+
     @contextmanager
     def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> Iterator[None]:
         """Adds edits, after those already in force; whatever happens inside, they are gone afterwards."""
