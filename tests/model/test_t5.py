@@ -1,0 +1,229 @@
+"""T5: three stacks of attention, each against plain transformers and a computation from the raw weights."""
+
+import math
+from functools import cache
+from typing import Any
+
+import models
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import attnmech as am
+
+F32, F64 = torch.float32, torch.float64
+STACKS = ("encoder", "decoder", "cross")
+
+
+@cache
+def t5(dtype: torch.dtype, kind: type = transformers.T5ForConditionalGeneration) -> Any:
+    config = transformers.T5Config(
+        vocab_size=43, d_model=21, d_kv=5, d_ff=17, num_layers=2, num_decoder_layers=3, num_heads=4,
+        relative_attention_num_buckets=8, relative_attention_max_distance=6, decoder_start_token_id=0,
+        pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return models.randomised(kind(config), dtype=dtype)
+
+
+@cache
+def hooked(dtype: torch.dtype) -> am.HookedModel:
+    return am.load(t5(dtype))
+
+
+def inputs(padded: bool = True) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.ones(3, 9, dtype=torch.long)
+    if padded:
+        mask[1, 6:] = 0
+    ids = torch.randint(2, 43, (3, 9), generator=generator)
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(2, 43, (3, 7), generator=generator),
+    }
+
+
+def bucket(offset: int, both_ways: bool, buckets: int, farthest: int) -> int:
+    """T5's bucket of key position − query position (Raffel et al. 2020), in plain Python."""
+    first = 0
+    if both_ways:
+        buckets //= 2
+        first = buckets if offset > 0 else 0
+        distance = abs(offset)
+    else:
+        distance = max(0, -offset)
+    exact = buckets // 2
+    if distance < exact:
+        return first + distance
+    far = exact + int(math.log(distance / exact) / math.log(farthest / exact) * (buckets - exact))
+    return first + min(far, buckets - 1)
+
+
+def by_hand(stack: str, layer: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """query_key and position of one layer, from the raw weights and the hidden states of plain transformers."""
+    model, given = t5(dtype), inputs()
+    with torch.no_grad():
+        out = model(**given, output_hidden_states=True, use_cache=False)
+    side = model.encoder if stack == "encoder" else model.decoder
+    block = side.block[layer]
+    stream = (out.encoder_hidden_states if stack == "encoder" else out.decoder_hidden_states)[layer]
+    if stack == "cross":
+        with torch.no_grad():
+            allowed = torch.zeros(7, 7, dtype=dtype).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+            bias = model.decoder.block[0].layer[0].SelfAttention.compute_bias(7, 7)
+            stream = block.layer[0](stream, attention_mask=allowed[None, None], position_bias=bias)[0]
+    part = block.layer[1] if stack == "cross" else block.layer[0]
+    attention = part.EncDecAttention if stack == "cross" else part.SelfAttention
+    x = stream / (stream.float().pow(2).mean(-1, keepdim=True).to(dtype) + 1e-6).sqrt() * part.layer_norm.weight
+    y = out.encoder_last_hidden_state if stack == "cross" else x
+    q, k = (
+        (source @ weight.T).unflatten(-1, (4, 5)).transpose(1, 2)
+        for source, weight in ((x, attention.q.weight), (y, attention.k.weight))
+    )
+    terms = {"query_key": (q @ k.transpose(-1, -2)).detach()}
+    if stack != "cross":
+        table = side.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        length = x.shape[1]
+        places = [[bucket(j - i, stack == "encoder", 8, 6) for j in range(length)] for i in range(length)]
+        terms["position"] = table[torch.tensor(places)].permute(2, 0, 1)[None].detach()
+    return terms
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_every_check_holds(dtype: torch.dtype) -> None:
+    certificate = hooked(dtype).certificate
+    assert certificate.ok, repr(certificate)
+    held = {check.name for check in certificate.checks if check.passed}
+    for stack in STACKS:
+        assert {f"{stack} {name}" for name in ("ledger", "softmax", "mask", "z", "heads", "pattern edit")} <= held
+        assert f"{stack} attentions" in held
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("stack", STACKS)
+def test_terms_against_the_raw_weights(stack: str, dtype: torch.dtype) -> None:
+    split = am.decompose_scores(hooked(dtype), inputs(), stack=stack)
+    assert set(split.terms) == {"query_key", "mask"} | ({"position"} if stack != "cross" else set())
+    relative = split.residual / split.largest.amax(dim=1, keepdim=True)
+    assert float(relative.max()) <= (1e-5 if dtype == F32 else 1e-12)
+    for layer in range(len(split.layers)):
+        for name, expected in by_hand(stack, layer, dtype).items():
+            # The norm's variance is taken in float32 by transformers, whatever the model's precision.
+            torch.testing.assert_close(
+                split.terms[name][:, layer].expand_as(expected),
+                expected,
+                rtol=1e-4,
+                atol=2e-5 if dtype == F32 else 1e-5,
+            )
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_patterns_are_those_of_transformers(stack: str) -> None:
+    model = transformers.T5ForConditionalGeneration(t5(F32).config)
+    model.load_state_dict(t5(F32).state_dict())
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        theirs = getattr(model.eval()(**inputs(), output_attentions=True), f"{stack}_attentions")
+    ours = hooked(F32).run(inputs(), points=[f"{stack}.pattern"])
+    for layer, pattern in enumerate(theirs):
+        torch.testing.assert_close(ours[f"{stack}.pattern", layer], pattern, rtol=1e-5, atol=1e-6)
+
+
+def test_the_stream_adds_up_through_self_and_cross_attention() -> None:
+    names = ["resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"]
+    acts = hooked(F64).run(inputs(), points=[f"decoder.{n}" for n in names] + ["cross.attn_out", "cross.resid_pre"])
+    for layer in range(3):
+        middle = acts["decoder.resid_pre", layer] + acts["decoder.attn_out", layer]
+        torch.testing.assert_close(acts["decoder.resid_mid", layer], middle)
+        torch.testing.assert_close(acts["cross.resid_pre", layer], middle)
+        ended = middle + acts["cross.attn_out", layer] + acts["decoder.mlp_out", layer]
+        torch.testing.assert_close(acts["decoder.resid_post", layer], ended)
+
+
+def test_logits_and_edits() -> None:
+    model, given = t5(F32), inputs()
+    with torch.no_grad():
+        expected = model(**given).logits
+    torch.testing.assert_close(hooked(F32).run(given).logits, expected, rtol=1e-5, atol=1e-5)
+    changed = transformers.T5ForConditionalGeneration(model.config)
+    changed.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        changed.eval().decoder.block[1].layer[1].EncDecAttention.o.weight[:, 10:15] = 0
+        expected = changed(**given).logits
+
+    def without_head_2(z: Tensor) -> Tensor:
+        z[:, :, 2] = 0
+        return z
+
+    with hooked(F32).hooks({("cross.z", 1): without_head_2}):
+        torch.testing.assert_close(hooked(F32).run(given).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradient_at_cross_attention_against_finite_differences() -> None:
+    # transformers takes the norms' variances in float32: a step must stand out above that.
+    model, given, step = hooked(F64), inputs(), 1e-2
+
+    def measure(logits: Tensor) -> Tensor:
+        return logits[:, -1, 5].sum()
+
+    gradient = model.run(given, points=[("cross.scores", 1)], gradients_of=measure).gradients
+    assert gradient is not None
+    slopes = gradient["cross.scores", 1][0]
+    head, query, key = (int(place) for place in (slopes.abs() == slopes.abs().max()).nonzero()[0])
+    found = []
+    for sign in (1, -1):
+
+        def shift(scores: Tensor, sign: int = sign) -> Tensor:
+            scores[0, head, query, key] += sign * step
+            return scores
+
+        with model.hooks({("cross.scores", 1): shift}):
+            found.append(float(measure(model.run(given).logits)))
+    assert float(slopes[head, query, key]) == pytest.approx((found[0] - found[1]) / (2 * step), rel=1e-3)
+
+
+def test_contrast_and_shares_of_cross_attention() -> None:
+    split = am.decompose_scores(hooked(F64), inputs(), stack="cross")
+    scores = hooked(F64).run(inputs(), points=["cross.scores"])
+    contrast = split.contrast(query=6, key_a=8, key_b=2)
+    for layer in range(3):
+        expected = scores["cross.scores", layer][:, :, 6, 8] - scores["cross.scores", layer][:, :, 6, 2]
+        expected[1] = torch.nan  # key 8 of the second text is padding
+        torch.testing.assert_close(contrast.total[:, layer], expected, equal_nan=True)
+    assert split.shares(3)["query_key"].shape == (3, 3, 4, 7)
+    assert len(split.key_tokens[0]) == 9
+    assert len(split.tokens[0]) == 7
+
+
+def test_a_stack_must_be_named() -> None:
+    model = hooked(F32)
+    with pytest.raises(am.InputError, match=r"say which 'pattern' is meant: 'encoder\.pattern', 'decoder\.pattern'"):
+        model.run(inputs(), points=["pattern"])
+    with pytest.raises(am.InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
+        am.decompose_scores(model, inputs())
+    with pytest.raises(am.InputError, match=r"from 0 to 1 \(its encoder stack has 2 layers\); got 2"):
+        model.run(inputs(), points=[("encoder.pattern", 2)])
+    with pytest.raises(am.MissingPointError, match="the cross stack has no MLP"):
+        model.run(inputs(), points=["cross.mlp_out"])
+    with pytest.raises(am.InputError, match="cross-attention"):
+        am.decompose_scores(model, inputs(), stack="cross").view()
+    with pytest.raises(am.InputError, match="a row a text; got 2 rows for 3 texts"):
+        model.run(inputs() | {"decoder_input_ids": torch.ones(2, 4, dtype=torch.long)})
+
+
+def test_the_decoder_starts_by_itself() -> None:
+    acts = hooked(F32).run(inputs()["input_ids"], points=["cross.pattern"])
+    assert acts["cross.pattern", 0].shape == (3, 4, 1, 9)
+    assert acts.batch.target is not None
+    assert acts.batch.target.ids.tolist() == [[0], [0], [0]]
+
+
+def test_an_encoder_alone_has_one_stack() -> None:
+    model = am.load(t5(F32, transformers.T5EncoderModel))
+    assert model.certificate.ok, repr(model.certificate)
+    given = inputs()
+    given.pop("decoder_input_ids")
+    acts = model.run(given, points=["pattern", "embed"])
+    assert acts["pattern", 1].shape == (3, 4, 9, 9)
+    torch.testing.assert_close(acts["embed"], t5(F32, transformers.T5EncoderModel).shared.weight[given["input_ids"]])
