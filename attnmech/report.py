@@ -136,7 +136,7 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
         others = ", ".join(label for label in model.stacks if label != shown.label)
         notes.append(f"The {shown.label} is shown; {others} by am.decompose_scores(..., stack=...).")
     fits = max(1, MAX_CELLS // (shown.n_heads * length**2))
-    layers = _spread(shown.n_layers, fits)
+    layers = [shown.layers[place] for place in _spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
     scores = decompose_scores(model, batch, layers=layers, stack=shown.label or None)

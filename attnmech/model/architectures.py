@@ -59,6 +59,8 @@ class Architecture:
     """The label of the stack, where a model has several: "encoder", "decoder" or "cross"."""
     within: str = ""
     """Where in each module of `blocks` the block of this stack is, where it is not the whole."""
+    hybrid: bool = False
+    """Whether only some of the blocks have attention; the others are passed by."""
     interposed: str = ""
     """The stack whose attn_out is added between attention and MLP."""
     positioned: bool = True
@@ -264,6 +266,34 @@ def _gemma2(config: Config) -> Architecture:
     )
 
 
+def _jamba(config: Config) -> Architecture:
+    return replace(
+        _llama(config, "Jamba"), hybrid=True, rotary=None, mid_norm="pre_ff_layernorm", mlp_out="feed_forward"
+    )
+
+
+def _bamba(config: Config) -> Architecture:
+    return replace(
+        _llama(config, "Bamba"),
+        hybrid=True,
+        rotary=replace(HALVES, share=config.rope_parameters.get("partial_rotary_factor", 1.0)),
+        mid_norm="pre_ff_layernorm",
+        mlp_out="feed_forward",
+    )
+
+
+def _lfm2(config: Config) -> Architecture:
+    return replace(
+        _llama(config, "LFM2"),
+        hybrid=True,
+        out="self_attn.out_proj",
+        attn_norm="operator_norm",
+        mid_norm="ffn_norm",
+        mlp_out="feed_forward",
+        qk_norm=("q_layernorm", "k_layernorm"),
+    )
+
+
 def _bert(config: Config, name: str = "BERT") -> Architecture:
     if config.add_cross_attention:
         _refuse("add_cross_attention=True (cross-attention to another model's states)")
@@ -341,6 +371,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
 
 
 ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Architecture, ...]]]] = {
+    "bamba": _bamba,
     "bert": _bert,
     "bloom": _bloom,
     "falcon": _falcon,
@@ -349,6 +380,8 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
     "gptj": _gptj,
+    "jamba": _jamba,
+    "lfm2": _lfm2,
     "llama": _llama,
     "mistral": _mistral,
     "mpt": _mpt,
@@ -396,7 +429,7 @@ def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
         )
     found = entry(model.config)
     stacks = found if isinstance(found, tuple) else (found,)
-    there = [plan for plan in stacks if len(stacks) == 1 or _has(model, plan.blocks)]
+    there = [plan for plan in stacks if len(stacks) == 1 or has_module(model.base_model, plan.blocks)]
     if len(there) == 1:
         there = [replace(there[0], stack="")]
     return tuple(_with_heads(plan, model.config) for plan in there)
@@ -408,9 +441,10 @@ def _with_heads(plan: Architecture, config: Config) -> Architecture:
     return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
 
 
-def _has(model: PreTrainedModel, path: str) -> bool:
+def has_module(root: nn.Module, path: str) -> bool:
+    """Whether there is a module at a dotted path."""
     try:
-        model.base_model.get_submodule(path)
+        root.get_submodule(path)
     except AttributeError:
         return False
     return True

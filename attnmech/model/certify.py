@@ -228,8 +228,10 @@ class _Statements(Probe):
             pairs = ((n, self.at("resid_pre", n)[self.real], handed[n][self.real]) for n in self.layers)
             return self.by_layer(name, statement, ("resid_pre", "resid_post"), pairs, self.whole)
         padding = ~self.real[:, None, :, None]
+        # A hybrid hands out the patterns of its layers with attention, and no others.
+        patterns = dict(zip(self.layers, handed, strict=True)) if len(handed) == len(self.layers) else handed
         pairs = (
-            (n, self.at("pattern", n).masked_fill(padding, 0), handed[n].to(self.model.dtype).masked_fill(padding, 0))
+            (n, self.at("pattern", n).masked_fill(padding, 0), patterns[n].to(self.model.dtype).masked_fill(padding, 0))
             for n in self.layers
         )
         return self.by_layer(name, statement, ("pattern",), pairs, self.whole)
@@ -497,7 +499,9 @@ class _Statements(Probe):
         return ended
 
     def _chain(self) -> Iterator[Compared]:
-        for layer in self.layers[:-1]:
+        for layer in self.layers:
+            if layer + 1 not in self.layers:
+                continue
             yield layer, self.at("resid_pre", layer + 1)[self.real], self.at("resid_post", layer)[self.real]
 
     def _embed(self) -> Check:

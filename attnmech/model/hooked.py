@@ -63,7 +63,7 @@ class HookedModel:
         self.architecture: Architecture = first.architecture
         self.n_layers, self.n_heads, self.n_kv_heads = first.n_layers, first.n_heads, first.n_kv_heads
         self.d_model, self.d_head = first.d_model, first.d_head
-        weight = first.weights(0).W_Q
+        weight = first.weights(first.layers[0]).W_Q
         self.device, self.dtype = weight.device, weight.dtype
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
@@ -206,7 +206,7 @@ class HookedModel:
     @property
     def last_stream(self) -> tuple[str, int]:
         """The point where the stream leaves the last block."""
-        return self.output_stack.point("resid_post"), self.output_stack.n_layers - 1
+        return self.output_stack.point("resid_post"), self.output_stack.layers[-1]
 
     @property
     def weights_hash(self) -> str:
@@ -404,7 +404,8 @@ def _has_head(model: PreTrainedModel) -> bool:
 def _shape_of(stack: Stack) -> str:
     label = f"{stack.label} " if stack.label else ""
     kv = "" if stack.n_kv_heads == stack.n_heads else f" ({stack.n_kv_heads} kv heads)"
-    return f"{label}{stack.n_layers} layers × {stack.n_heads} heads{kv}"
+    kind = "layers with attention" if stack.architecture.hybrid else "layers"
+    return f"{label}{stack.n_layers} {kind} × {stack.n_heads} heads{kv}"
 
 
 def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:

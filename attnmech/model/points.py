@@ -26,9 +26,9 @@ class ModelPoint:
 class ModelPoints(Mapping[str, ModelPoint]):
     """The points of one model; shows itself as a table."""
 
-    def __init__(self, entries: Iterable[ModelPoint], n_layers: Mapping[str, int]) -> None:
+    def __init__(self, entries: Iterable[ModelPoint], layers: Mapping[str, tuple[int, ...]]) -> None:
         self._entries = {entry.name: entry for entry in entries}
-        self._n_layers = n_layers
+        self._layers = layers
 
     def __getitem__(self, name: str) -> ModelPoint:
         return self._entries[name]
@@ -70,7 +70,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
     def _entry(self, name: str) -> ModelPoint:
         if name in self._entries:
             return self._entries[name]
-        stacks = ", ".join(repr(f"{stack}.{split_stack(name)[1]}") for stack in self._n_layers if stack)
+        stacks = ", ".join(repr(f"{stack}.{split_stack(name)[1]}") for stack in self._layers if stack)
         if stacks:
             raise InputError(f"this model has several stacks: say which {name!r} is meant: {stacks}.")
         raise InputError(
@@ -79,16 +79,16 @@ class ModelPoints(Mapping[str, ModelPoint]):
 
     def check_layers(self, layers: Iterable[int] | None, stack: str = "") -> list[int]:
         """The layers chosen of a stack, all of them for None; `InputError` where one is out of range."""
-        count = self._n_layers[stack]
+        there = self._layers[stack]
         if layers is None:
-            return list(range(count))
+            return list(there)
         chosen: list[int] = [layers] if isinstance(layers, int) else list(layers)
         for layer in chosen:
             if isinstance(layer, bool) or not isinstance(layer, int):
                 raise InputError(f"`layers` must be a list of ints; got {layer!r}.")
-            if not 0 <= layer < count:
+            if layer not in there:
                 owner = f"its {stack} stack" if stack else "this model"
-                raise InputError(f"`layer` must be from 0 to {count - 1} ({owner} has {count} layers); got {layer}.")
+                raise InputError(f"`layer` must be {_range(there, owner)}; got {layer}.")
         if not chosen:
             raise InputError("`layers` must name at least one layer; got an empty list.")
         return chosen
@@ -112,6 +112,12 @@ class ModelPoints(Mapping[str, ModelPoint]):
         return self.to_frame().to_html(index=False, escape=True)
 
 
+def _range(layers: tuple[int, ...], owner: str) -> str:
+    if layers == tuple(range(len(layers))):
+        return f"from 0 to {len(layers) - 1} ({owner} has {len(layers)} layers)"
+    return f"one of {', '.join(map(str, layers))} (the layers of {owner} that have attention)"
+
+
 def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
     """The points of a model of these stacks, with its sizes."""
     outside = {}
@@ -129,7 +135,7 @@ def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
         for stack in stacks:
             reason = _absent_in(stack.architecture).get(point.name)
             entries.append(_entry_of(point, stack.point(point.name), stack, reason))
-    return ModelPoints(entries, {stack.label: stack.n_layers for stack in stacks})
+    return ModelPoints(entries, {stack.label: stack.layers for stack in stacks})
 
 
 def _absent_in(plan: Architecture) -> dict[str, str]:

@@ -34,8 +34,8 @@ class Probe:
     def __init__(self, model: HookedModel, stack: Stack) -> None:
         self.model = model
         self.stack, self.plan = stack, stack.architecture
-        self.layers = list(range(stack.n_layers))
-        self.edited = _spread(stack.n_layers, _EDITED_LAYERS)
+        self.layers = list(stack.layers)
+        self.edited = [self.layers[place] for place in _spread(stack.n_layers, _EDITED_LAYERS)]
         self.local = step_tolerance(model.dtype)
         self.whole = pass_tolerance(model.dtype)
         self.tables = table_tolerance(model.dtype)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
-from .architectures import Architecture, first_tensor, submodule
+from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
 from .tap import Tap
 from .weights import AttentionWeights, attention_weights, bias_of
@@ -28,18 +28,24 @@ class Stack:
         self._tap = tap
         found = submodule(base, architecture.blocks)
         assert isinstance(found, nn.ModuleList)
-        self.blocks = [submodule(block, architecture.within) for block in found]
+        self.blocks = {
+            layer: submodule(block, architecture.within)
+            for layer, block in enumerate(found)
+            if not architecture.hybrid or has_module(block, architecture.attention)
+        }
+        self.layers = tuple(self.blocks)
+        """The layers with attention, as the model counts them: of a hybrid some, else all."""
         self.n_layers = len(self.blocks)
         self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
         if self.n_layers == 0:
-            raise UnsupportedModelError("expected a model with at least one layer; this one has none.")
-        for layer, block in enumerate(self.blocks):
+            raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
+        for layer, block in self.blocks.items():
             self._use_our_attention(layer, block)
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
             self._wire_output(layer, block)
-        _, self.d_model, self.d_head = self.weights(0).W_Q.shape
+        _, self.d_model, self.d_head = self.weights(self.layers[0]).W_Q.shape
 
     @property
     def label(self) -> str:

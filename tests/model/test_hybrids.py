@@ -1,0 +1,103 @@
+"""Hybrids of attention and other layers: the layers with attention, under the model's own numbers."""
+
+from functools import cache
+from typing import Any
+
+import models
+import pytest
+import torch
+import transformers
+
+import attnmech as am
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 41, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 26,
+    "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def jamba() -> Any:
+    config = transformers.JambaConfig(
+        **COMMON, attn_layer_period=2, attn_layer_offset=1, num_experts=2, expert_layer_period=2,
+        expert_layer_offset=1, mamba_d_state=4, mamba_dt_rank=3,
+    )  # fmt: skip
+    return transformers.JambaForCausalLM(config)
+
+
+def bamba() -> Any:
+    config = transformers.BambaConfig(
+        **COMMON, attn_layer_indices=[1, 3], mamba_n_heads=4, mamba_d_head=12, mamba_n_groups=1, mamba_d_state=4
+    )
+    return transformers.BambaForCausalLM(config)
+
+
+def lfm2() -> Any:
+    config = transformers.Lfm2Config(
+        **COMMON, layer_types=["conv", "full_attention", "conv", "full_attention"], block_auto_adjust_ff_dim=False
+    )
+    return transformers.Lfm2ForCausalLM(config)
+
+
+MAKERS = {"jamba": jamba, "bamba": bamba, "lfm2": lfm2}
+
+
+@cache
+def original(name: str) -> Any:
+    return models.randomised(MAKERS[name]())
+
+
+@cache
+def hooked(name: str) -> am.HookedModel:
+    return am.load(original(name))
+
+
+IDS = torch.tensor([[5, 9, 3, 30, 7, 7, 12, 40]])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_check_holds_and_logits_are_those_of_transformers(name: str) -> None:
+    assert hooked(name).certificate.ok, repr(hooked(name).certificate)
+    with torch.no_grad():
+        expected = original(name)(IDS, use_cache=False).logits
+    torch.testing.assert_close(hooked(name).run(IDS).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_layers_keep_the_numbers_of_the_model(name: str) -> None:
+    acts = hooked(name).run(IDS, points=["pattern", "resid_pre"])
+    assert sorted(layer for point, layer in acts.values if point == "pattern") == [1, 3]
+    with torch.no_grad():
+        states = original(name)(IDS, output_hidden_states=True, use_cache=False).hidden_states
+    for layer in (1, 3):
+        torch.testing.assert_close(acts["resid_pre", layer], states[layer], rtol=1e-4, atol=1e-5)
+    with pytest.raises(am.InputError, match=r"one of 1, 3 \(the layers of this model that have attention\); got 0"):
+        hooked(name).run(IDS, points=[("pattern", 0)])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_ledger_adds_up(name: str) -> None:
+    split = am.decompose_scores(hooked(name), IDS)
+    assert split.layers == (1, 3)
+    scores = hooked(name).run(IDS, points=["scores"])
+    for index, layer in enumerate(split.layers):
+        total = sum(term[:, index] for term in split.terms.values())
+        seen = split.visible[:, index].expand_as(total)
+        torch.testing.assert_close(total[seen], scores["scores", layer][seen], rtol=1e-5, atol=1e-5)
+
+
+def test_lfm2s_scores_from_the_raw_weights() -> None:
+    model, layer = original("lfm2"), 3
+    with torch.no_grad():
+        stream = model(IDS, output_hidden_states=True, use_cache=False).hidden_states[layer]
+        block = model.model.layers[layer]
+        part, x = block.self_attn, block.operator_norm(stream)
+        q = part.q_layernorm(part.q_proj(x).unflatten(-1, (6, 4))).transpose(1, 2)
+        k = part.k_layernorm(part.k_proj(x).unflatten(-1, (2, 4))).transpose(1, 2).repeat_interleave(3, dim=1)
+        theta = torch.arange(0, 4, 2) / 4
+        angle = torch.arange(8)[:, None] * model.config.rope_parameters["rope_theta"] ** -theta
+        turn = torch.polar(torch.ones_like(angle), angle)
+        q, k = (torch.view_as_real(torch.complex(y[..., :2], y[..., 2:]) * turn).flatten(-2) for y in (q, k))
+        expected = q @ k.transpose(-1, -2) / 2
+    seen = torch.ones(8, 8).tril().bool().expand_as(expected)
+    found = hooked("lfm2").run(IDS, points=[("scores", layer)])["scores", layer]
+    torch.testing.assert_close(found[seen], expected[seen], rtol=1e-4, atol=1e-5)
