@@ -70,9 +70,10 @@ def check_runs(model: HookedModel) -> None:
         plain_output(model, probe_batch(model))
     except (RuntimeError, NotImplementedError) as error:
         kind = str(model.dtype).removeprefix("torch.")
+        hint = "" if model.dtype == torch.float32 else " Try dtype=torch.float32."
         raise WeightsError(
-            f"transformers cannot run {type(model.plain).__name__} in {kind} on {model.device}: {first_line(error)}. "
-            "Try dtype=torch.float32."
+            f"transformers cannot run {type(model.plain).__name__} in {kind} on {model.device}: "
+            f"{first_line(error).rstrip('.')}.{hint}"
         ) from error
 
 

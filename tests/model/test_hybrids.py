@@ -11,7 +11,7 @@ import transformers
 import attnmech as am
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 41, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 26,
+    "vocab_size": 41, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 28,
     "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 
