@@ -63,6 +63,83 @@ def bert(heads: int = 3, d_head: int = 7, layers: int = 2, headless: bool = Fals
     return (transformers.BertModel if headless else transformers.BertForMaskedLM)(config)
 
 
+def mpt(heads: int = 3, d_head: int = 8, layers: int = 2, **attention: Any) -> Any:
+    config = transformers.MptConfig(
+        vocab_size=57, d_model=heads * d_head, n_heads=heads, n_layers=layers, expansion_ratio=3, max_seq_len=24,
+        attn_config=attention,
+    )  # fmt: skip
+    return transformers.MptForCausalLM(config)
+
+
+def falcon(heads: int = 6, d_head: int = 6, layers: int = 2, **options: Any) -> Any:
+    config = transformers.FalconConfig(
+        vocab_size=55, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads,
+        ffn_hidden_size=31, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **options,
+    )  # fmt: skip
+    return transformers.FalconForCausalLM(config)
+
+
+def opt(heads: int = 3, d_head: int = 8, layers: int = 2, **options: Any) -> Any:
+    config = transformers.OPTConfig(
+        vocab_size=51, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads, ffn_dim=29,
+        max_position_embeddings=33, **{"word_embed_proj_dim": heads * d_head, **options},
+    )  # fmt: skip
+    return transformers.OPTForCausalLM(config)
+
+
+def gpt_neox(heads: int = 3, d_head: int = 8, layers: int = 2, share: float | None = None, **options: Any) -> Any:
+    rotary = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": share}
+    config = transformers.GPTNeoXConfig(
+        vocab_size=49, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=31, max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
+        rope_parameters=None if share is None else rotary, **options,
+    )  # fmt: skip
+    return transformers.GPTNeoXForCausalLM(config)
+
+
+def gptj(heads: int = 3, d_head: int = 8, layers: int = 2, rotary_dim: int | None = 4) -> Any:
+    config = transformers.GPTJConfig(
+        vocab_size=43, n_positions=32, n_embd=heads * d_head, n_layer=layers, n_head=heads, n_inner=29,
+        rotary_dim=rotary_dim, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return transformers.GPTJForCausalLM(config)
+
+
+def like_llama(
+    family: str, heads: int = 6, kv_heads: int = 2, d_head: int | None = 8, hidden: int = 36, layers: int = 2,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Families whose config is Llama's with options of their own."""
+    head_dim = {} if d_head is None else {"head_dim": d_head}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=47, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        **{"intermediate_size": 34, **head_dim, **options},
+    )  # fmt: skip
+    return getattr(transformers, f"{family}ForCausalLM")(config)
+
+
+def gemma2(**options: Any) -> Any:
+    small = {"sliding_window": 3, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0}
+    return like_llama("Gemma2", **{"query_pre_attn_scalar": 11, **small, **options})
+
+
+def gpt_oss(rope: dict[str, Any] | None = None, **options: Any) -> Any:
+    chosen = {
+        "sliding_window": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 28,
+        "rope_parameters": rope or {"rope_type": "default", "rope_theta": 10_000.0}, **options,
+    }  # fmt: skip
+    return like_llama("GptOss", **chosen)
+
+
+def roberta(heads: int = 3, d_head: int = 7, layers: int = 2, kind: str = "Roberta") -> Any:
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=59, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=26, max_position_embeddings=23, type_vocab_size=2, pad_token_id=1,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForMaskedLM")(config)
+
+
 MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "bloom": bloom,
     "bloom5": lambda: bloom(heads=5, d_head=4),
@@ -76,19 +153,65 @@ MAKERS: Final[dict[str, Callable[[], Any]]] = {
 }
 
 FAMILIES: Final = ("bloom", "gpt2", "llama", "llama_bias", "bert")
-"""One model of each family, and Llama with and without biases."""
+"""One model of each family that has its own layout, and Llama with and without biases."""
+
+YARN: Final = {
+    "rope_type": "yarn", "rope_theta": 150.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+NEW: Final[dict[str, Callable[[], Any]]] = {
+    "bloom6": lambda: bloom(heads=6, d_head=4),
+    "mpt3": mpt,
+    "mpt4": lambda: mpt(heads=4, d_head=6),
+    "mpt6": lambda: mpt(heads=6, d_head=4),
+    "falcon_alibi_serial": lambda: falcon(alibi=True, parallel_attn=False, multi_query=False, bias=True),
+    "falcon_alibi_parallel": lambda: falcon(heads=4, d_head=8, alibi=True, parallel_attn=True, multi_query=False),
+    "falcon_alibi_multi_query": lambda: falcon(heads=3, d_head=8, alibi=True, multi_query=True),
+    "falcon_multi_query": lambda: falcon(multi_query=True, bias=True),
+    "falcon_rotary_serial": lambda: falcon(heads=3, d_head=8, multi_query=False, parallel_attn=False, bias=True),
+    "falcon_new": lambda: falcon(new_decoder_architecture=True, num_kv_heads=3, bias=True),
+    "falcon_new_one_norm": lambda: falcon(new_decoder_architecture=True, num_kv_heads=3, num_ln_in_parallel_attn=1),
+    "opt": opt,
+    "opt_post": lambda: opt(do_layer_norm_before=False, word_embed_proj_dim=10),
+    "gpt_neox": gpt_neox,
+    "gpt_neox_serial": lambda: gpt_neox(share=0.5, use_parallel_residual=False, attention_bias=False),
+    "gptj": gptj,
+    "gptj_full": lambda: gptj(heads=5, d_head=6, rotary_dim=6),
+    "mistral": lambda: like_llama("Mistral", sliding_window=3),
+    "qwen2": lambda: like_llama("Qwen2", d_head=None, heads=6, kv_heads=3),
+    "qwen3": lambda: like_llama("Qwen3", attention_bias=False),
+    "qwen3_bias": lambda: like_llama("Qwen3", attention_bias=True, kv_heads=3),
+    "gemma2": gemma2,
+    "gpt_oss": gpt_oss,
+    "gpt_oss_yarn": lambda: gpt_oss(YARN, layers=1),
+    "roberta": roberta,
+    "xlm_roberta": lambda: roberta(heads=2, d_head=9, kind="XLMRoberta"),
+}
+"""Models of the families beyond those, for tests/families."""
+
+SINGLE_ONLY: Final = ("gpt_oss", "gpt_oss_yarn")
+"""Models that transformers cannot run in float64."""
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     """A model of its own, for tests that change it."""
-    return randomised(MAKERS[name](), dtype=dtype, seed=seed)
+    return randomised((MAKERS | NEW)[name](), dtype=dtype, seed=seed)
 
 
 @cache
 def plain(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """transformers' model in eager attention, shared by all tests: not to be changed."""
-    model = fresh(name, dtype)
-    model.set_attn_implementation("eager")
+    """transformers' model, shared by all tests: not to be changed.
+
+    In eager attention, but for Falcon with ALiBi, which eager attention counts twice.
+    """
+    return in_attention(fresh(name, dtype), "sdpa" if name.startswith("falcon_alibi") else "eager")
+
+
+def in_attention(model: Any, implementation: str) -> Any:
+    """The model, set to one of transformers' attention implementations."""
+    # Falcon does not let `set_attn_implementation` choose.
+    model.config._attn_implementation = implementation
     return model
 
 
@@ -118,7 +241,7 @@ def padded(name: str, side: str = "right", batch: int = 3, length: int = 7) -> d
 def blocks_of(model: Any) -> nn.ModuleList:
     """The list of blocks of a transformers model, wherever it stands."""
     base = model.base_model
-    for path in ("h", "layers", "encoder.layer"):
+    for path in ("h", "layers", "encoder.layer", "blocks", "decoder.layers"):
         try:
             return base.get_submodule(path)
         except AttributeError:

@@ -7,12 +7,64 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-_BLOCKS: Final = {
-    "bloom": "transformer.h.{}.",
-    "gpt2": "transformer.h.{}.",
-    "llama": "model.layers.{}.",
-    "bert": "bert.encoder.layer.{}.",
-}
+
+@dataclass(frozen=True)
+class Place:
+    """Where a family keeps the attention of one block, under transformers' names."""
+
+    block: str
+    qkv: tuple[str, ...]
+    out: str
+    norm: str | None
+    """The norm that makes the attention's input; None where the stream itself is it."""
+    norm_kind: str = "layer"
+    """"layer", "rms" (Llama) or "rms + 1" (Gemma 2)."""
+    before: tuple[str, str | None] = ("", None)
+    """Post-norm: the last norm of a block, and the norm of the embedding."""
+    eps: str = "layer_norm_epsilon"
+
+
+_SEPARATE: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_LLAMA: Final = Place(
+    "model.layers.{}.", _SEPARATE, "self_attn.o_proj", "input_layernorm", norm_kind="rms", eps="rms_norm_eps"
+)
+_BERT: Final = ("attention.self.query", "attention.self.key", "attention.self.value")
+
+_PLACES: Final = {
+    "bloom": Place(
+        "transformer.h.{}.", ("self_attention.query_key_value",), "self_attention.dense", "input_layernorm"
+    ),
+    "falcon": Place(
+        "transformer.h.{}.", ("self_attention.query_key_value",), "self_attention.dense", "input_layernorm"
+    ),
+    "gpt2": Place("transformer.h.{}.", ("attn.c_attn",), "attn.c_proj", "ln_1"),
+    "gptj": Place("transformer.h.{}.", ("attn.q_proj", "attn.k_proj", "attn.v_proj"), "attn.out_proj", "ln_1"),
+    "gpt_neox": Place(
+        "gpt_neox.layers.{}.", ("attention.query_key_value",), "attention.dense", "input_layernorm",
+        eps="layer_norm_eps",
+    ),
+    "mpt": Place("transformer.blocks.{}.", ("attn.Wqkv",), "attn.out_proj", "norm_1"),
+    "opt": Place("model.decoder.layers.{}.", _SEPARATE, "self_attn.out_proj", "self_attn_layer_norm", eps=""),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gpt_oss": _LLAMA,
+    "gemma2": Place(
+        "model.layers.{}.", _SEPARATE, "self_attn.o_proj", "input_layernorm", norm_kind="rms + 1", eps="rms_norm_eps"
+    ),
+    "bert": Place(
+        "bert.encoder.layer.{}.", _BERT, "attention.output.dense", None,
+        before=("output.LayerNorm", "bert.embeddings.LayerNorm"), eps="layer_norm_eps",
+    ),
+    "roberta": Place(
+        "roberta.encoder.layer.{}.", _BERT, "attention.output.dense", None,
+        before=("output.LayerNorm", "roberta.embeddings.LayerNorm"), eps="layer_norm_eps",
+    ),
+}  # fmt: skip
+_PLACES["xlm-roberta"] = _PLACES["roberta"]
+
+ENCODERS: Final = ("bert", "roberta", "xlm-roberta")
 
 
 @dataclass
@@ -39,80 +91,85 @@ def family(model: Any) -> str:
     return str(model.config.model_type)
 
 
+def _place(model: Any) -> Place:
+    kind, config = family(model), model.config
+    place = _PLACES[kind]
+    if kind == "opt" and not config.do_layer_norm_before:
+        return Place(place.block, place.qkv, place.out, None, before=("final_layer_norm", None), eps="")
+    two = kind == "falcon" and config.new_decoder_architecture and config.num_ln_in_parallel_attn != 1
+    return Place(place.block, place.qkv, place.out, "ln_attn") if two else place
+
+
+def heads_of(model: Any) -> tuple[int, int, int]:
+    """Heads, heads of keys and values, and the dimensions of a head."""
+    config = model.config
+    heads = config.num_attention_heads
+    kv = getattr(config, "num_key_value_heads", None) or heads
+    if family(model) == "falcon":
+        kv = config.num_kv_heads if config.new_decoder_architecture else 1 if config.multi_query else heads
+    return heads, kv, getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
+def _start(kind: str, part: int, head: int, heads: int, kv: int) -> int:
+    """Which block of d_head rows of a fused projection holds a head of q (part 0), k (1) or v (2)."""
+    if kind in ("gpt2", "mpt"):
+        return part * heads + head
+    if kind in ("bloom", "gpt_neox"):
+        return 3 * head + part
+    group = heads // kv
+    if part == 0:
+        return head // group * (group + 2) + head % group
+    return head * (group + 2) + group + part - 1
+
+
 def layer_weights(model: Any, layer: int) -> Layer:
     """The weights of one layer, cut out of the state dict by explicit slices."""
-    kind, config = family(model), model.config
+    kind, config, place = family(model), model.config, _place(model)
     state = {name: value.detach() for name, value in model.state_dict().items()}
-    at = _BLOCKS[kind].format(layer)
-    heads = config.num_attention_heads
-    d_model = config.hidden_size
+    at = place.block.format(layer)
+    heads, kv, d = heads_of(model)
+    counts = (heads, kv, kv)
+    W: list[list[Tensor]] = []
+    b: list[list[Tensor] | None] = []
+    for part, count in enumerate(counts):
+        path = at + place.qkv[0 if len(place.qkv) == 1 else part]
+        matrix, bias = state[path + ".weight"], state.get(path + ".bias")
+        matrix = matrix.T if kind == "gpt2" else matrix
+        starts = [d * (_start(kind, part, head, heads, kv) if len(place.qkv) == 1 else head) for head in range(count)]
+        W.append([matrix[start : start + d].T for start in starts])
+        b.append(None if bias is None else [bias[start : start + d] for start in starts])
+    out = state[at + place.out + ".weight"]
+    out = out if kind == "gpt2" else out.T
+    W_O = [out[h * d : (h + 1) * d] for h in range(heads)]
+    gamma = beta = None
+    if place.norm is not None:
+        gamma, beta = state[at + place.norm + ".weight"], state.get(at + place.norm + ".bias")
+    elif layer:
+        beta = state[place.block.format(layer - 1) + place.before[0] + ".bias"]
+    elif place.before[1]:
+        beta = state[place.before[1] + ".bias"]
+    eps = float(getattr(config, place.eps)) if place.eps else 1e-5
+    return Layer(*W, W_O, *b, state.get(at + place.out + ".bias"), gamma, beta, eps, d)
 
-    if kind == "bloom":
-        d = d_model // heads
-        fused, bias = (
-            state[at + "self_attention.query_key_value.weight"],
-            state[at + "self_attention.query_key_value.bias"],
-        )
-        rows = [[slice((3 * h + part) * d, (3 * h + part + 1) * d) for h in range(heads)] for part in range(3)]
-        W = [[fused[rows[part][h]].T for h in range(heads)] for part in range(3)]
-        b = [[bias[rows[part][h]] for h in range(heads)] for part in range(3)]
-        dense = state[at + "self_attention.dense.weight"].T
-        W_O = [dense[h * d : (h + 1) * d] for h in range(heads)]
-        return Layer(
-            *W, W_O, *b, state[at + "self_attention.dense.bias"], state[at + "input_layernorm.weight"],
-            state[at + "input_layernorm.bias"], config.layer_norm_epsilon, d,
-        )  # fmt: skip
-    if kind == "gpt2":
-        d = d_model // heads
-        fused, bias = state[at + "attn.c_attn.weight"], state[at + "attn.c_attn.bias"]
-        columns = [
-            [slice(part * d_model + h * d, part * d_model + (h + 1) * d) for h in range(heads)] for part in range(3)
-        ]
-        W = [[fused[:, columns[part][h]] for h in range(heads)] for part in range(3)]
-        b = [[bias[columns[part][h]] for h in range(heads)] for part in range(3)]
-        dense = state[at + "attn.c_proj.weight"]
-        W_O = [dense[h * d : (h + 1) * d] for h in range(heads)]
-        return Layer(
-            *W, W_O, *b, state[at + "attn.c_proj.bias"], state[at + "ln_1.weight"], state[at + "ln_1.bias"],
-            config.layer_norm_epsilon, d,
-        )  # fmt: skip
-    if kind == "llama":
-        d, kv = config.head_dim, config.num_key_value_heads
-        names, out, counts = ("q_proj", "k_proj", "v_proj"), "o_proj", (heads, kv, kv)
-        names, out = tuple("self_attn." + name for name in names), "self_attn.o_proj"
-        gamma, beta, eps = state[at + "input_layernorm.weight"], None, config.rms_norm_eps
-    else:
-        d, counts = d_model // heads, (heads, heads, heads)
-        names = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
-        out = "attention.output.dense"
-        gamma, eps = None, config.layer_norm_eps
-        before = _BLOCKS[kind].format(layer - 1) + "output.LayerNorm" if layer else "bert.embeddings.LayerNorm"
-        beta = state[before + ".bias"]
-    W = [
-        [state[f"{at}{name}.weight"][h * d : (h + 1) * d].T for h in range(count)]
-        for name, count in zip(names, counts, strict=True)
-    ]
-    b = [
-        [state[f"{at}{name}.bias"][h * d : (h + 1) * d] for h in range(count)]
-        if f"{at}{name}.bias" in state else None
-        for name, count in zip(names, counts, strict=True)
-    ]  # fmt: skip
-    W_O = [state[f"{at}{out}.weight"][:, h * d : (h + 1) * d].T for h in range(heads)]
-    return Layer(*W, W_O, *b, state.get(f"{at}{out}.bias"), gamma, beta, eps, d)
+
+def _rms(x: Tensor, eps: float) -> Tensor:
+    """x over its root mean square, taken in float32 whatever the model's precision, as transformers does."""
+    single = x.float()
+    return single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + eps)
 
 
 def attention_input(model: Any, layer: int, stream: Tensor) -> Tensor:
     """What the projections see: the stream through the norm of a pre-norm block, written out."""
-    weights = layer_weights(model, layer)
+    weights, kind = layer_weights(model, layer), _place(model).norm_kind
     if weights.gamma is None:
         return stream
-    if weights.beta is None:
-        # Llama takes its norm in float32, whatever the model's precision.
-        single = stream.float()
-        root = torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + weights.eps)
-        return (single * root).to(stream.dtype) * weights.gamma
+    if kind == "rms":
+        return _rms(stream, weights.eps).to(stream.dtype) * weights.gamma
+    if kind == "rms + 1":
+        return (_rms(stream, weights.eps) * (1 + weights.gamma.float())).to(stream.dtype)
     centred = stream - stream.mean(-1, keepdim=True)
-    return centred / (centred.pow(2).mean(-1, keepdim=True) + weights.eps).sqrt() * weights.gamma + weights.beta
+    normed = centred / (centred.pow(2).mean(-1, keepdim=True) + weights.eps).sqrt() * weights.gamma
+    return normed if weights.beta is None else normed + weights.beta
 
 
 def slopes(heads: int) -> list[float]:
@@ -124,31 +181,113 @@ def slopes(heads: int) -> list[float]:
     return slopes(closest) + slopes(2 * closest)[0::2][: heads - closest]
 
 
-def rotation(position: int, d_head: int, theta: float, dtype: torch.dtype) -> Tensor:
-    """The matrix R so that x R is x rotated; angles in float32, as Llama takes them."""
-    half = d_head // 2
-    frequency = 1.0 / theta ** (torch.arange(0, d_head, 2).float() / d_head)
-    angle = float(position) * frequency
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    matrix = torch.zeros(d_head, d_head, dtype=dtype)
+def slopes_mpt(heads: int) -> list[float]:
+    """MPT's: the slopes of the next power of two, those with odd index first, cut to the number of heads."""
+    whole = 1
+    while whole < heads:
+        whole *= 2
+    every = [0.5 ** (8.0 * (h + 1) / whole) for h in range(whole)]
+    return every if whole == heads else (every[1::2] + every[0::2])[:heads]
+
+
+def rotation(
+    position: int, d_head: int, theta: float, dtype: torch.dtype, *, turned: int | None = None, pairs: bool = False
+) -> Tensor:
+    """The matrix R so that x R is x rotated; angles in float32, as transformers takes them.
+
+    Only the first `turned` dimensions turn; dimension i with i + turned/2 or, in `pairs`, 2i with 2i + 1.
+    """
+    turned = d_head if turned is None else turned
+    frequency = 1.0 / theta ** (torch.arange(0, turned, 2).float() / turned)
+    return _turn(float(position) * frequency, d_head, dtype, 1.0, pairs)
+
+
+def _turn(angle: Tensor, d_head: int, dtype: torch.dtype, size: float, pairs: bool) -> Tensor:
+    half = len(angle)
+    cos, sin = (angle.cos() * size).to(dtype), (angle.sin() * size).to(dtype)
+    matrix = torch.eye(d_head, dtype=dtype)
     for i in range(half):
-        matrix[i, i] = matrix[i + half, i + half] = cos[i]
-        matrix[i + half, i] = -sin[i]
-        matrix[i, i + half] = sin[i]
+        first, second = (2 * i, 2 * i + 1) if pairs else (i, i + half)
+        matrix[first, first] = matrix[second, second] = cos[i]
+        matrix[second, first] = -sin[i]
+        matrix[first, second] = sin[i]
     return matrix
+
+
+def _yarn(position: int, d_head: int, rope: Any, dtype: torch.dtype) -> Tensor:
+    """YaRN (Peng et al. 2023): slow frequencies divided by the factor, fast ones kept, a ramp between."""
+
+    def dimension(turns: float) -> float:
+        return (
+            d_head
+            * math.log(rope["original_max_position_embeddings"] / (turns * 2 * math.pi))
+            / (2 * math.log(rope["rope_theta"]))
+        )
+
+    low, high = max(dimension(rope["beta_fast"]), 0.0), min(dimension(rope["beta_slow"]), d_head - 1.0)
+    angles = []
+    for i in range(d_head // 2):
+        slow = min(max((i - low) / (high - low), 0.0), 1.0)
+        frequency = rope["rope_theta"] ** (-2 * i / d_head)
+        angles.append(position * (frequency * (1 - slow) + frequency / rope["factor"] * slow))
+    return _turn(torch.tensor(angles), d_head, dtype, 0.1 * math.log(rope["factor"]) + 1.0, pairs=False)
+
+
+def turns(model: Any, length: int, dtype: torch.dtype) -> list[Tensor] | None:
+    """The rotation at every position; None where the family has none."""
+    kind, config = family(model), model.config
+    d = heads_of(model)[2]
+    if kind == "gptj":
+        return [rotation(p, d, 10_000.0, dtype, turned=config.rotary_dim, pairs=True) for p in range(length)]
+    if not (_place(model).norm_kind.startswith("rms") or kind == "gpt_neox" or (kind == "falcon" and not config.alibi)):
+        return None
+    rope = config.rope_parameters
+    if rope["rope_type"] == "yarn":
+        return [_yarn(p, d, rope, dtype) for p in range(length)]
+    assert rope["rope_type"] == "default"
+    turned = int(d * rope.get("partial_rotary_factor", 1.0))
+    return [rotation(p, d, rope["rope_theta"], dtype, turned=turned) for p in range(length)]
+
+
+def scale(model: Any) -> float:
+    """By what q·k is multiplied."""
+    if family(model) == "gemma2":
+        return float(model.config.query_pre_attn_scalar) ** -0.5
+    return 1 / math.sqrt(heads_of(model)[2])
+
+
+def position_term(model: Any, mask: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """The position term `[batch head key]`; None where the family has none."""
+    kind = family(model)
+    heads, _, d = heads_of(model)
+    batch, length = mask.shape
+    if kind not in ("bloom", "mpt") and not (kind == "falcon" and model.config.alibi):
+        return None
+    found = torch.zeros(batch, heads, length, dtype=dtype)
+    for n in range(batch):
+        place = 0
+        for j in range(length):
+            for h in range(heads):
+                if kind == "mpt":
+                    found[n, h, j] = slopes_mpt(heads)[h] * (j - (length - 1))
+                elif kind == "bloom":
+                    found[n, h, j] = slopes(heads)[h] * place * int(mask[n, j])
+                else:
+                    slope = torch.tensor(slopes(heads)[h]).bfloat16()
+                    rounded = (slope.float() * (place * int(mask[n, j]))).bfloat16()
+                    found[n, h, j] = rounded.to(dtype) / math.sqrt(d)
+            place += int(mask[n, j])
+    return found
 
 
 def terms(model: Any, layer: int, x: Tensor, mask: Tensor, fold_norm: bool = False) -> dict[str, Tensor]:
     """Every term of the scores `[batch head query key]`, from the attention's input; absent ones left out."""
-    w, kind = layer_weights(model, layer), family(model)
+    w = layer_weights(model, layer)
     batch, length, _ = x.shape
     heads, group = len(w.W_Q), len(w.W_Q) // len(w.W_K)
     beta = w.beta if fold_norm else None
-    theta = model.config.rope_parameters["rope_theta"] if kind == "llama" else None
-    turns = [
-        torch.eye(w.d_head, dtype=x.dtype) if theta is None else rotation(p, w.d_head, theta, x.dtype)
-        for p in range(length)
-    ]
+    turned, by = turns(model, length, x.dtype), scale(model)
+    given = x
     if beta is not None:
         x = x - beta
     found = {name: torch.zeros(batch, heads, length, length, dtype=x.dtype) for name in ("qk", "bk", "qb", "bb")}
@@ -157,18 +296,24 @@ def terms(model: Any, layer: int, x: Tensor, mask: Tensor, fold_norm: bool = Fal
         zero = torch.zeros(w.d_head, dtype=x.dtype)
         b_Q = zero if w.b_Q is None else w.b_Q[h]
         b_K = zero if w.b_K is None else w.b_K[h // group]
+        norms = _frozen(model, layer, given @ w.W_Q[h] + b_Q, "q"), _frozen(model, layer, given @ W_K + b_K, "k")
         if beta is not None:
             b_Q, b_K = b_Q + beta @ w.W_Q[h], b_K + beta @ W_K
         for n in range(batch):
-            for i in range(length):
-                query, query_bias = x[n, i] @ w.W_Q[h] @ turns[i], b_Q @ turns[i]
-                for j in range(length):
-                    key, key_bias = x[n, j] @ W_K @ turns[j], b_K @ turns[j]
-                    for name, left, right in (
-                        ("qk", query, key), ("bk", query_bias, key), ("qb", query, key_bias),
-                        ("bb", query_bias, key_bias),
-                    ):  # fmt: skip
-                        found[name][n, h, i, j] = left @ right / math.sqrt(w.d_head)
+
+            def scored(part: Tensor, frozen: Tensor, n: int = n) -> Tensor:
+                """A part of q or k at every position, normalised and rotated as the model does it."""
+                rows = [part[p] * frozen[n, p] for p in range(length)]
+                return torch.stack(rows if turned is None else [row @ turned[p] for p, row in enumerate(rows)])
+
+            query, key = scored(x[n] @ w.W_Q[h], norms[0]), scored(x[n] @ W_K, norms[1])
+            query_bias, key_bias = (
+                scored(b.expand(length, -1), norm) for b, norm in zip((b_Q, b_K), norms, strict=True)
+            )
+            for name, left, right in (
+                ("qk", query, key), ("bk", query_bias, key), ("qb", query, key_bias), ("bb", query_bias, key_bias),
+            ):  # fmt: skip
+                found[name][n, h] = left @ right.T * by
     result = {"query_key": found["qk"]}
     has_q, has_k = w.b_Q is not None or beta is not None, w.b_K is not None or beta is not None
     if has_q:
@@ -177,24 +322,45 @@ def terms(model: Any, layer: int, x: Tensor, mask: Tensor, fold_norm: bool = Fal
         result["query_bias"] = found["qb"]
     if has_q and has_k:
         result["constant"] = found["bb"]
-    if kind == "bloom":
-        place = (mask.cumsum(1) - 1) * mask
-        slope = torch.tensor(slopes(heads), dtype=x.dtype)
-        result["position"] = (slope[None, :, None, None] * place[:, None, None, :]).expand(batch, heads, length, length)
+    position = position_term(model, mask, x.dtype)
+    if position is not None:
+        result["position"] = position[:, :, None].expand(batch, heads, length, length)
+    cap = getattr(model.config, "attn_logit_softcapping", None)
+    if cap is not None:
+        total = torch.stack(list(result.values())).sum(0)
+        result["softcap"] = cap * torch.tanh(total / cap) - total
     hidden = torch.zeros(batch, heads, length, length, dtype=x.dtype)
-    hidden[~visible(model, mask).expand_as(hidden)] = torch.finfo(x.dtype).min
+    hidden[~visible(model, mask, layer).expand_as(hidden)] = torch.finfo(x.dtype).min
     result["mask"] = hidden
     return result
 
 
-def visible(model: Any, mask: Tensor) -> Tensor:
+def _frozen(model: Any, layer: int, value: Tensor, which: str) -> Tensor:
+    """By what qk-norm multiplies q or k `[batch position d_head]` of one head, entry by entry; 1 without one."""
+    gamma = model.state_dict().get(_place(model).block.format(layer) + f"self_attn.{which}_norm.weight")
+    if gamma is None:
+        return torch.ones_like(value)
+    return _rms(value, model.config.rms_norm_eps).to(value.dtype) * gamma / value
+
+
+def window(model: Any, layer: int) -> int | None:
+    """How many keys a query sees, itself among them; None where all before it."""
+    kinds = getattr(model.config, "layer_types", None)
+    if kinds is not None and kinds[layer] == "full_attention":
+        return None
+    found = getattr(model.config, "sliding_window", None)
+    return None if found is None else int(found)
+
+
+def visible(model: Any, mask: Tensor, layer: int = 0) -> Tensor:
     """Which keys a query may look at: `[batch 1 query key]`."""
     batch, length = mask.shape
+    wide = window(model, layer) or length
     seen = torch.zeros(batch, 1, length, length, dtype=torch.bool)
     for n in range(batch):
         for i in range(length):
             for j in range(length):
-                seen[n, 0, i, j] = bool(mask[n, j]) and (j <= i or family(model) == "bert")
+                seen[n, 0, i, j] = bool(mask[n, j]) and (family(model) in ENCODERS or i - wide < j <= i)
     return seen
 
 

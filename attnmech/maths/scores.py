@@ -18,7 +18,7 @@ it caps scores softly at c, what the cap changes is a term of its own. Multiplie
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -67,6 +67,38 @@ class ScoreParts:
         rotated = self.key_from_bias is not None and self.key_from_bias.ndim == 4
         fixed = ("mask",) if rotated else ("mask", "query_bias", "constant")
         return tuple(name for name in self.names() if name not in fixed)
+
+    def names_by_key(self) -> tuple[str, ...]:
+        """The terms that depend on the key alone, the same for every query."""
+        return tuple(name for name in self.names_along_row() if not self.differs_by_query(name))
+
+    def differs_by_query(self, name: str) -> bool:
+        """Whether a term differs between the queries of one key."""
+        if name == "position":
+            return self.position is not None and self.position.shape[2] > 1
+        if name in ("key_bias", "constant"):
+            return self.query_from_bias is not None and self.query_from_bias.ndim == 4
+        return True
+
+    def of_text(self, number: int, here: Int[Tensor, " place"]) -> "ScoreParts":
+        """The parts of one text of the batch at some of its positions, as a batch of one."""
+
+        def cut(part: Tensor | None) -> Tensor | None:
+            return part if part is None or part.ndim == 2 else part[number][None, :, here]
+
+        position = self.position
+        if position is not None:
+            position = position[number if position.shape[0] > 1 else 0][None, ..., here]
+            position = position if position.shape[2] == 1 else position[:, :, here]
+        return replace(
+            self,
+            query_from_input=self.query_from_input[number][None, :, here],
+            key_from_input=self.key_from_input[number][None, :, here],
+            query_from_bias=cut(self.query_from_bias),
+            key_from_bias=cut(self.key_from_bias),
+            position=position,
+            visible=self.visible[number][None, :, here][..., here],
+        )
 
     def term(self, name: str, rows: slice = slice(None)) -> Float[Tensor, "#batch #head #row #key"]:
         """One term for a block of query rows; axes along which it does not change have length 1."""

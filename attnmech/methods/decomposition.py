@@ -267,7 +267,7 @@ class ScoreDecomposition(Result):
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
         scores, patterns, keys, shares, key_terms = [], [], [], [], []
         for parts in self.parts:
-            one = _one_sequence(parts, sequence, here)
+            one = parts.of_text(sequence, here)
             total = one.total()
             hidden = ~one.visible.expand_as(total)
             scores.append(total.masked_fill(hidden, torch.nan)[0])
@@ -276,7 +276,7 @@ class ScoreDecomposition(Result):
             ranked, share = _shares_of(one, min(ranks, length), self.real.new_ones(1, length))
             keys.append(ranked[0])
             shares.append({name: value[0] for name, value in share.items()})
-            key_terms.append(_key_terms(one, length))
+            key_terms.append({name: one.term(name)[0, :, 0].expand(-1, length) for name in one.names_by_key()})
         heads = self.residual.shape[1]
         return ScoreView(
             tokens=tokens,
@@ -430,7 +430,7 @@ class Terms(Mapping[str, Tensor]):
         if name not in tuple(self):
             raise KeyError(f"this model's scores have no term {name!r}; they have {', '.join(self)}")
         first = split.parts[0].term(name, slice(0, 1))
-        rows = split.real.shape[1] if _changes_along_rows(split.parts[0], name) else 1
+        rows = split.real.shape[1] if split.parts[0].differs_by_query(name) else 1
         size = len(split.parts) * first[:, :, :1].numel() * rows * first.element_size()
         if size > MAX_TERM_BYTES:
             raise InputError(
@@ -540,47 +540,6 @@ def _shares_of(parts: ScoreParts, ranks: int, real: Tensor) -> tuple[Tensor, dic
     keys = rank_keys(total, visible, ranks)
     terms = {name: parts.term(name) for name in parts.names_along_row()}
     return keys, term_shares(terms, visible, keys)
-
-
-def _one_sequence(parts: ScoreParts, sequence: int, here: Int[Tensor, " position"]) -> ScoreParts:
-    """The parts of one text at its real tokens."""
-
-    def cut(value: Tensor | None) -> Tensor | None:
-        return value if value is None or value.ndim == 2 else value[sequence][None, :, here]
-
-    position = parts.position
-    if position is not None:
-        position = position[sequence if position.shape[0] > 1 else 0][None, ..., here]
-        position = position if position.shape[2] == 1 else position[:, :, here]
-    return ScoreParts(
-        parts.query_from_input[sequence][None, :, here],
-        parts.key_from_input[sequence][None, :, here],
-        cut(parts.query_from_bias),
-        cut(parts.key_from_bias),
-        parts.scale,
-        position,
-        parts.visible[sequence][None, :, here][..., here],
-        parts.softcap,
-    )
-
-
-def _key_terms(parts: ScoreParts, length: int) -> dict[str, Tensor]:
-    """Figure 3: the terms that depend on the key alone, `[head key]`."""
-    found = {}
-    for name in parts.names_along_row():
-        if not _changes_along_rows(parts, name):
-            found[name] = parts.term(name)[0, :, 0].expand(-1, length)
-    return found
-
-
-def _changes_along_rows(parts: ScoreParts, name: str) -> bool:
-    """Whether a term differs between queries."""
-    if name in ("mask", "softcap"):
-        return True
-    if name == "position":
-        return parts.position is not None and parts.position.shape[2] > 1
-    query = parts.query_from_bias if name in ("key_bias", "constant") else parts.query_from_input
-    return query is not None and query.ndim == 4
 
 
 def _notes(parts: ScoreParts) -> tuple[str, ...]:

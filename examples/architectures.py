@@ -1,0 +1,114 @@
+"""Makes `architectures.md`: what attnmech gives on each family, measured on the small random models of the tests.
+
+`python examples/architectures.py` from a checkout; needs the packages of the tests.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+import attnmech as am
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import models
+
+TERMS = ("query_key", "key_bias", "query_bias", "constant", "position", "softcap", "mask")
+HEADER = ("model_type", "variant", *TERMS, "missing points", "certificate", "float32", "float64")
+ABOUT = """# Architectures
+
+Every model here is small, with random weights, biases and norms; its makers stand in `tests/models.py`. Made by
+`python examples/architectures.py`.
+
+- **Terms** of the score ledger that the variant has (✓): together they are the attention score.
+- **Missing points**: every other point is there: {points}.
+- **Certificate**: "holds" if no check fails at load; a note says where another implementation computes something else.
+- **float32, float64**: the ledger's residual, max |Σ terms − score| over visible cells of a batch padded on the right,
+  relative to the largest visible score of the layer; the worst layer and head. 0 is to the last bit.
+"""
+
+
+class Notes:
+    """Numbered notes below the table, each once."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """The number of a note, as it stands in a cell."""
+        if text not in self._texts:
+            self._texts.append(text)
+        return f"[{self._texts.index(text) + 1}]"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{number}. {text}" for number, text in enumerate(self._texts, 1))
+
+
+def residual(name: str, dtype: torch.dtype, notes: Notes) -> str:
+    """The relative residual of the ledger; a note where transformers cannot run the model so."""
+    try:
+        split = am.decompose_scores(models.hooked(name, dtype), models.padded(name))
+    except am.WeightsError as error:
+        return f"– {notes.mark(str(error).partition(' Try ')[0])}"
+    found = float((split.residual / split.largest.amax(dim=1, keepdim=True)).max())
+    return "0" if found == 0 else f"{found:.0e}"
+
+
+def missing(model: am.HookedModel, notes: Notes) -> str:
+    """The points that a model lacks, those of one reason together, each reason a note."""
+    by_reason: dict[str, list[str]] = {}
+    for name, point in model.points.items():
+        if point.absent is not None:
+            # The same reason is one note, whichever family it is said of.
+            reason = point.absent.replace(model.architecture.name, "the family", 1)
+            by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)} {notes.mark(reason)}" for reason, names in by_reason.items()) or "–"
+
+
+def verdict(certificate: am.Certificate, notes: Notes) -> str:
+    """holds or FAILS, with a note for each check that fails or that another implementation fails."""
+    marks = [
+        notes.mark("; ".join(filter(None, (f"does not hold: {check.statement}", check.detail.partition("; ")[2]))))
+        for check in certificate.remarks
+    ]
+    if not certificate.ok:
+        return " ".join(["FAILS", notes.mark(certificate.verdict)])
+    return " ".join(["holds", *dict.fromkeys(marks)])
+
+
+def rows(names: Sequence[str], notes: Notes) -> Iterator[tuple[str, ...]]:
+    """A row a variant."""
+    for name in names:
+        model = models.hooked(name)
+        present = am.decompose_scores(model, models.padded(name)).terms
+        unknown = set(present) - set(TERMS)
+        if unknown:
+            raise SystemExit(f"terms without a column: {', '.join(sorted(unknown))}")
+        yield (
+            model.config.model_type,
+            name.replace("_", " "),
+            *("✓" if term in present else "" for term in TERMS),
+            missing(model, notes),
+            verdict(model.certificate, notes),
+            residual(name, torch.float32, notes),
+            residual(name, torch.float64, notes),
+        )
+
+
+def table(names: Sequence[str]) -> str:
+    """The whole page."""
+    notes = Notes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        body = sorted(rows(names, notes), key=lambda row: row[0])
+    lines = [HEADER, tuple(":-:" if title in TERMS else "---" for title in HEADER), *body]
+    points = ", ".join(f"`{point}`" for point in models.hooked(names[0]).points)
+    drawn = "\n".join("| " + " | ".join(cell for cell in line) + " |" for line in lines)
+    return f"{ABOUT.format(points=points)}\n{drawn}\n\n{notes}\n"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    Path(__file__).with_suffix(".md").write_text(table([*models.MAKERS, *models.NEW]), encoding="utf-8")

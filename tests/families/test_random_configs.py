@@ -1,0 +1,169 @@
+"""Sizes and options drawn by lot for every family: the certificate holds, and the ledger adds up."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import models
+import pytest
+import torch
+import transformers
+
+import attnmech as am
+from attnmech.model.architectures import ARCHITECTURES
+
+Lot = Random
+
+
+def even(lot: Lot) -> int:
+    return lot.choice([2, 4, 6, 8, 10])
+
+
+def flag(lot: Lot) -> bool:
+    return lot.random() < 0.5
+
+
+def groups(lot: Lot, heads: int) -> int:
+    return lot.choice([kv for kv in range(1, heads + 1) if heads % kv == 0])
+
+
+def windows(lot: Lot, layers: int) -> dict[str, Any]:
+    kinds = [lot.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    return {"sliding_window": lot.randint(1, 6), "layer_types": kinds}
+
+
+def falcon(lot: Lot) -> Any:
+    heads, alibi = lot.randint(1, 7), flag(lot)
+    options: dict[str, Any] = {"alibi": alibi, "bias": flag(lot), "multi_query": flag(lot), "parallel_attn": flag(lot)}
+    if flag(lot):
+        norms = lot.choice([None, 1, 2])
+        options |= {"new_decoder_architecture": True, "num_kv_heads": groups(lot, heads), "parallel_attn": True}
+        options["num_ln_in_parallel_attn"] = norms
+    return models.falcon(heads, even(lot), lot.randint(1, 3), **options)
+
+
+def like_llama(kind: str, lot: Lot) -> Any:
+    heads, layers = lot.randint(1, 6), lot.randint(1, 3)
+    # gpt-oss wants rows of whole 16 bytes.
+    width = 4 if kind == "GptOss" else lot.choice([2, 4, 6])
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": groups(lot, heads), "hidden": heads * width, "layers": layers}
+    if kind == "Qwen2":
+        chosen = windows(lot, layers)
+        return models.like_llama(kind, **sizes, d_head=None, use_sliding_window=True, **chosen)
+    sizes["d_head"] = even(lot)
+    if kind == "Qwen3":
+        chosen = {"use_sliding_window": True, "attention_bias": flag(lot), **windows(lot, layers)}
+    elif kind == "Mistral":
+        chosen = {"sliding_window": lot.choice([None, 1, 2, 5, 50])}
+    elif kind == "Gemma2":
+        caps = {"attn_logit_softcapping": lot.choice([None, 0.7, 5.0]), "query_pre_attn_scalar": lot.randint(1, 40)}
+        chosen = {**caps, **windows(lot, layers), "attention_bias": flag(lot)}
+        return models.gemma2(**sizes, **chosen)
+    elif kind == "GptOss":
+        rope = models.YARN if flag(lot) else None
+        return models.gpt_oss(rope, **{**sizes, **windows(lot, layers), "attention_bias": flag(lot)})
+    else:
+        chosen = {"attention_bias": flag(lot), "rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}
+    return models.like_llama(kind, **sizes, **chosen)
+
+
+def opt(lot: Lot) -> Any:
+    pre = flag(lot)
+    heads, d_head = lot.randint(1, 7), lot.randint(1, 9)
+    options = {"do_layer_norm_before": pre, "enable_bias": flag(lot), "word_embed_proj_dim": lot.choice([5, 12])}
+    return models.opt(heads, d_head, lot.randint(1, 3), layer_norm_elementwise_affine=flag(lot), **options)
+
+
+def gpt_neox(lot: Lot) -> Any:
+    options = {"use_parallel_residual": flag(lot), "attention_bias": flag(lot)}
+    return models.gpt_neox(
+        lot.randint(1, 7), lot.choice([8, 12, 16]), lot.randint(1, 3), share=lot.choice([None, 0.25, 0.5, 1.0]),
+        **options,
+    )  # fmt: skip
+
+
+def gptj(lot: Lot) -> Any:
+    d_head = even(lot)
+    return models.gptj(lot.randint(1, 7), d_head, lot.randint(1, 3), rotary_dim=lot.choice(range(2, d_head + 1, 2)))
+
+
+def mpt(lot: Lot) -> Any:
+    scale = lot.choice([None, 0.3])
+    return models.mpt(lot.randint(1, 12), lot.randint(1, 7), lot.randint(1, 3), softmax_scale=scale)
+
+
+def three_sizes(maker: Callable[..., Any], lot: Lot, **options: Any) -> Any:
+    return maker(lot.randint(1, 12), lot.randint(1, 9), lot.randint(1, 3), **options)
+
+
+def gpt2(lot: Lot) -> Any:
+    return models.gpt2(lot.randint(1, 9), lot.randint(1, 7), lot.randint(1, 3))
+
+
+DRAWS: dict[str, Callable[[Lot], Any]] = {
+    "bert": lambda lot: three_sizes(models.bert, lot),
+    "bloom": lambda lot: three_sizes(models.bloom, lot),
+    "falcon": falcon,
+    "gemma2": lambda lot: like_llama("Gemma2", lot),
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+    "gpt_oss": lambda lot: like_llama("GptOss", lot),
+    "gptj": gptj,
+    "llama": lambda lot: like_llama("Llama", lot),
+    "mistral": lambda lot: like_llama("Mistral", lot),
+    "mpt": mpt,
+    "opt": opt,
+    "qwen2": lambda lot: like_llama("Qwen2", lot),
+    "qwen3": lambda lot: like_llama("Qwen3", lot),
+    "roberta": lambda lot: three_sizes(models.roberta, lot),
+    "xlm-roberta": lambda lot: three_sizes(models.roberta, lot, kind="XLMRoberta"),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("family", sorted(DRAWS))
+def test_a_config_by_lot(family: str, seed: int) -> None:
+    model = models.randomised(DRAWS[family](Random(f"{family} {seed}")), seed=seed)
+    assert model.config.model_type == family and family in ARCHITECTURES
+    hooked = am.load(model)
+    text = f"{model.config.to_diff_dict()}\n{hooked.certificate!r}"
+    assert hooked.certificate.ok, text
+    allowed = {"implementations", "bridge"} if family == "falcon" and model.config.alibi else {"bridge"}
+    assert {check.name for check in hooked.certificate.remarks} <= allowed, text
+    ids = torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(seed))
+    split = am.decompose_scores(hooked, ids)
+    assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-5
+    implementation = "sdpa" if family == "falcon" and model.config.alibi else "eager"
+    with torch.no_grad():
+        theirs = models.in_attention(model, implementation)(ids).logits
+    ours = hooked.run(ids).logits
+    assert float((ours - theirs).abs().max()) <= 5e-5 * float(theirs.abs().max())
+
+
+def test_windows_only_in_the_last_layers() -> None:
+    """Qwen's own order, `max_window_layers`: full attention below, windows above."""
+    options = {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1}
+    hooked = am.load(models.randomised(models.like_llama("Qwen2", d_head=None, **options)))
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    pattern = hooked.run(torch.arange(3, 10)[None], points=["pattern"])["pattern"]
+    assert bool((pattern[0, 0, :, 6] > 0).all())
+    assert bool((pattern[1, 0, :, 6, :5] == 0).all())
+
+
+def test_long_rope_of_its_own_is_used_as_it_is() -> None:
+    for rope in (
+        {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0},
+    ):
+        model = models.randomised(models.like_llama("Qwen3", rope_parameters=rope))
+        ids = torch.arange(3, 12)[None]
+        hooked = am.load(model)
+        assert hooked.certificate.ok
+        with torch.no_grad():
+            torch.testing.assert_close(hooked.run(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_families_that_only_differ_in_name_are_one_entry() -> None:
+    config = transformers.XLMRobertaConfig
+    assert config.model_type == "xlm-roberta"
+    assert models.hooked("xlm_roberta").architecture.name == models.hooked("roberta").architecture.name

@@ -1,0 +1,64 @@
+"""The table of architectures in the documentation: it lists what there is, and says what is so."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+
+from attnmech.model.architectures import ARCHITECTURES
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def cells() -> tuple[list[str], list[list[str]]]:
+    lines = [line for line in (EXAMPLES / "architectures.md").read_text("utf-8").splitlines() if line.startswith("|")]
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return header, rows
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("architectures_page", EXAMPLES / "architectures.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_lists_every_architecture_and_every_variant() -> None:
+    header, rows = cells()
+    assert {row[0] for row in rows} == set(ARCHITECTURES)
+    assert [row[1] for row in rows if row[1]] == [row[1] for row in rows]
+    assert {row[1] for row in rows} == {name.replace("_", " ") for name in models.MAKERS | models.NEW}
+    assert len(rows) == len(models.MAKERS | models.NEW)
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_every_row_holds_and_its_residuals_are_small() -> None:
+    header, rows = cells()
+    for row in rows:
+        found = dict(zip(header, row, strict=True))
+        assert found["certificate"].startswith("holds")
+        assert float(found["float32"]) <= 1e-5
+        assert float(found["float64"]) <= 1e-12 if not found["float64"].startswith("–") else "gpt_oss" in row
+
+
+def test_every_note_is_there() -> None:
+    text = (EXAMPLES / "architectures.md").read_text("utf-8")
+    _, rows = cells()
+    marks = {int(part.split("]")[0]) for row in rows for cell in row for part in cell.split("[")[1:]}
+    assert marks == set(range(1, len(marks) + 1))
+    for mark in marks:
+        assert f"\n{mark}. " in text
+
+
+@pytest.mark.parametrize("name", ["falcon_alibi_serial", "gemma2", "qwen3_bias", "gptj"])
+def test_the_page_is_what_the_command_writes(name: str) -> None:
+    """Of one variant, all but the residuals, which depend on the machine, and the numbers of the notes."""
+    page = script()
+    line = next(line for line in page.table([name]).splitlines() if f"| {name.replace('_', ' ')} |" in line)
+    made = [cell.strip().split(" [")[0] for cell in line.strip("|").split("|")][:-2]
+    _, rows = cells()
+    kept = next(row for row in rows if row[1] == name.replace("_", " "))
+    assert made == [cell.split(" [")[0] for cell in kept][:-2]
