@@ -1,0 +1,108 @@
+"""The command line: what it prints, what it writes, and what it says of a mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnmech import cli
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of `attnmech ARGUMENTS`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["attnmech", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return int(stopped.value.code or 0)
+
+
+def test_report_writes_a_page_and_prints_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "page.html"
+    assert run(monkeypatch, "report", "--text", "Anna painted a small boat.", "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert str(out) in printed
+    assert "HookedModel('demo'" in printed
+    for column in ("layer", "query_key", "key_bias", "position", "residual"):
+        assert column in printed
+    page = out.read_text(encoding="utf-8")
+    assert "painted" in page
+    assert "attnmech" in page
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_report_reads_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "page.html"
+    text.write_text("Tom gave an old anchor to Anna.", encoding="utf-8")
+    assert run(monkeypatch, "report", "--file", str(text), "--out", str(out)) == 0
+    assert "anchor" in out.read_text(encoding="utf-8")
+
+
+def test_check_prints_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "check") == 0
+    printed = capsys.readouterr().out
+    assert "certified" in printed.splitlines()[-1]
+    for name in ("transformers", "ledger", "pattern edit", "hook_embed ≠ embed", "resid_mid"):
+        assert name in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--text", " "], "the text is empty"),
+        (["--model", "./nowhere"], "there is no folder ./nowhere."),
+        (["--model", "nobody/nothing"], "'nobody/nothing' is not a folder and not in the local cache"),
+        (["--out", "/nowhere/page.html"], "there is no folder /nowhere."),
+        (["--out", "."], "it is a folder"),
+        (["--file", "/nowhere/text.txt"], "cannot read /nowhere/text.txt"),
+        (["--text", "a", "--file", "b"], "give either --text or --file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "report", *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.splitlines()[-1].startswith("error: ")
+    assert said in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    binary = tmp_path / "image.png"
+    binary.write_bytes(b"\x89PNG\xff\xfe")
+    assert run(monkeypatch, "report", "--file", str(binary), "--out", str(tmp_path / "page.html")) == 2
+    assert "it is not UTF-8 text" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [binary]
+
+
+def test_help_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from attnmech import cli; sys.argv = ['attnmech', '--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'transformer_lens', 'plotly'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "report" in done.stdout
+
+
+def test_the_installed_command_runs(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("attnmech")
+    done = subprocess.run(
+        [command, "report", "--text", "Anna sang."], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.html").is_file()

@@ -1,0 +1,88 @@
+"""The report: what it shows, what it leaves out, and that its file is whole or absent."""
+
+import importlib
+from pathlib import Path
+
+import models
+import pytest
+import torch
+
+import attnmech as am
+from attnmech.demo.text import PARAGRAPH
+
+module = importlib.import_module("attnmech.report")  # the package's `report` is the function
+
+
+@pytest.fixture(scope="module")
+def demo() -> am.HookedModel:
+    return am.load()
+
+
+def test_the_page_holds_the_text_the_residual_and_the_checks(demo: am.HookedModel) -> None:
+    report = am.report(demo, PARAGRAPH)
+    page = report.to_html()
+    assert "harbour" in page
+    assert f"{float(report.scores.residual.max()):.1e}" in page
+    for check in demo.certificate.checks:
+        assert check.name in page
+    assert demo.weights_hash in page
+    assert "http-equiv" in page
+    assert 'src="http' not in page
+
+
+def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
+    report = am.report(demo, PARAGRAPH)
+    shares = report.scores.shares(0)
+    means = {name: float(share[0].nanmean(dim=-1).mean()) for name, share in shares.items()}
+    first = max(means, key=lambda name: means[name])
+    assert f"{first} contributes most: {means[first]:.0%}" in report.lead
+
+
+def test_a_frame_has_a_row_a_layer(demo: am.HookedModel) -> None:
+    frame = am.report(demo, "Anna sang of shells and waves.").to_frame()
+    assert frame.layer.tolist() == [0, 1, 2, 3]
+    assert frame.filter(like="_share").sum(axis=1).round(4).tolist() == [1, 1, 1, 1]
+
+
+def test_a_long_text_is_cut_and_the_page_says_so(demo: am.HookedModel) -> None:
+    report = am.report(demo, " ".join(["Anna sang of shells and waves."] * 60))
+    assert len(report.scores.tokens[0]) == module.MAX_TOKENS
+    assert report.notes == ("The text has 421 tokens; the first 192 were run and are shown.",)
+    assert report.notes[0] in report.to_html()
+
+
+def test_of_many_heads_some_layers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CELLS", 2 * 5 * 6**2)
+    report = am.report(models.hooked("gpt2"), torch.arange(6))
+    assert report.scores.layers == (0, 2)
+    assert report.notes == ("The model has 3 layers; 2 of them are shown.",)
+
+
+def test_one_text_at_a_time(demo: am.HookedModel) -> None:
+    with pytest.raises(am.InputError, match="a report shows one text; got 2"):
+        am.report(demo, ["Anna sang.", "Tom sang."])
+
+
+def test_nothing_half_written_is_left(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = am.report(demo, "Anna sang.")
+    target = tmp_path / "page.html"
+    target.write_text("what stood there before")
+
+    def broken(self: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Report, "to_html", broken)
+    with pytest.raises(KeyboardInterrupt):
+        report.save(target)
+    assert target.read_text() == "what stood there before"
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(am.OutputError, match="there is no folder"):
+        report.save(tmp_path / "nowhere" / "page.html")
+
+
+def test_hostile_names_and_tokens_are_text() -> None:
+    hostile = "</script><script>window.owned=1</script>"
+    model = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(words=("[PAD]", "[UNK]", "[BOS]", hostile, "b")))
+    model.name = hostile
+    page = am.report(model, torch.tensor([[3, 4, 3]])).to_html()
+    assert hostile not in page

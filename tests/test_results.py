@@ -1,0 +1,71 @@
+"""What all results share: files written whole or not at all, and read back without a model."""
+
+import json
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import attnmech as am
+from attnmech.results import check_writable, writing
+
+
+@pytest.fixture(scope="module")
+def split() -> am.ScoreDecomposition:
+    return am.decompose_scores(models.hooked("bloom"), models.token_ids("bloom"))
+
+
+def test_provenance_comes_back(split: am.ScoreDecomposition, tmp_path: Path) -> None:
+    path = split.save(tmp_path / "scores.safetensors")
+    loaded = am.ScoreDecomposition.load(path)
+    assert loaded.provenance == split.provenance
+    assert loaded.provenance.weights == models.hooked("bloom").weights_hash
+    assert set(loaded.provenance.versions) == {"attnmech", "torch", "transformers", "transformer-lens", "python"}
+
+
+def test_a_file_holds_no_tensor_twice(split: am.ScoreDecomposition, tmp_path: Path) -> None:
+    path = split.save(tmp_path / "scores.safetensors")
+    with safe_open(path, framework="pt") as file:
+        same = json.loads(file.metadata()["attnmech"])["same_as"]
+        names = set(file.keys())  # noqa: SIM118 - a safetensors file is no dict
+    assert same["1.visible"] == "0.visible"
+    assert not names & set(same)
+
+
+def test_what_is_no_result_is_refused(split: am.ScoreDecomposition, tmp_path: Path) -> None:
+    with pytest.raises(am.InputError, match="there is no file"):
+        am.ScoreDecomposition.load(tmp_path / "nothing")
+    other = tmp_path / "other.safetensors"
+    save_file({"x": torch.zeros(2)}, other)
+    with pytest.raises(am.InputError, match="is not a result that attnmech saved"):
+        am.ScoreDecomposition.load(other)
+    text = tmp_path / "text"
+    text.write_text("no tensors")
+    with pytest.raises(am.InputError, match="is not a result that attnmech saved"):
+        am.ScoreDecomposition.load(text)
+
+
+def test_nothing_half_written_is_left(tmp_path: Path) -> None:
+    target = tmp_path / "result"
+    target.write_text("before")
+    with pytest.raises(ZeroDivisionError), writing(target) as draft:
+        draft.write_text("half")
+        raise ZeroDivisionError
+    assert target.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [target]
+    with writing(target) as draft:
+        draft.write_text("after")
+    assert target.read_text() == "after"
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(am.OutputError, match="it is a folder"):
+        check_writable(tmp_path)
+    with pytest.raises(am.OutputError, match="there is no folder"):
+        check_writable(tmp_path / "a" / "b")
+    with pytest.raises(am.OutputError, match="cannot write"):
+        check_writable(Path("/proc/result"))
+    assert list(tmp_path.iterdir()) == []
