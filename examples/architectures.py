@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 
 import attnmech as am
+from attnmech.points import POINTS, split_stack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import models
 
 TERMS = ("query_key", "key_bias", "query_bias", "constant", "position", "softcap", "mask")
-HEADER = ("model_type", "variant", *TERMS, "missing points", "certificate", "float32", "float64")
+HEADER = ("model_type", "variant", "stack", *TERMS, "missing points", "certificate", "float32", "float64")
 ABOUT = """# Architectures
 
 Every model here is small, with random weights, biases and norms; its makers stand in `tests/models.py`. Made by
@@ -46,21 +47,22 @@ class Notes:
         return "\n".join(f"{number}. {text}" for number, text in enumerate(self._texts, 1))
 
 
-def residual(name: str, dtype: torch.dtype, notes: Notes) -> str:
+def residual(name: str, stack: str, dtype: torch.dtype, notes: Notes) -> str:
     """The relative residual of the ledger; a note where transformers cannot run the model so."""
     try:
-        split = am.decompose_scores(models.hooked(name, dtype), models.padded(name))
+        split = am.decompose_scores(models.hooked(name, dtype), models.inputs_of(name), stack=stack or None)
     except am.WeightsError as error:
         return f"– {notes.mark(str(error).partition(' Try ')[0])}"
     found = float((split.residual / split.largest.amax(dim=1, keepdim=True)).max())
     return "0" if found == 0 else f"{found:.0e}"
 
 
-def missing(model: am.HookedModel, notes: Notes) -> str:
-    """The points that a model lacks, those of one reason together, each reason a note."""
+def missing(model: am.HookedModel, stack: str, notes: Notes) -> str:
+    """The points that a stack of a model lacks, those of one reason together, each reason a note."""
     by_reason: dict[str, list[str]] = {}
-    for name, point in model.points.items():
-        if point.absent is not None:
+    for full, point in model.points.items():
+        label, name = split_stack(full)
+        if point.absent is not None and label in ("", stack):
             # The same reason is one note, whichever family it is said of.
             reason = point.absent.replace(model.architecture.name, "the family", 1)
             by_reason.setdefault(reason, []).append(name)
@@ -79,21 +81,22 @@ def verdict(certificate: am.Certificate, notes: Notes) -> str:
 
 
 def rows(names: Sequence[str], notes: Notes) -> Iterator[tuple[str, ...]]:
-    """A row a variant."""
-    for name in names:
+    """A row a variant or, where it has several stacks, a row a stack."""
+    for name, stack in [(each, stack) for each in names for stack in models.hooked(each).stacks]:
         model = models.hooked(name)
-        present = am.decompose_scores(model, models.padded(name)).terms
+        present = am.decompose_scores(model, models.inputs_of(name), stack=stack or None).terms
         unknown = set(present) - set(TERMS)
         if unknown:
             raise SystemExit(f"terms without a column: {', '.join(sorted(unknown))}")
         yield (
             model.config.model_type,
             name.replace("_", " "),
+            stack or "self",
             *("✓" if term in present else "" for term in TERMS),
-            missing(model, notes),
+            missing(model, stack, notes),
             verdict(model.certificate, notes),
-            residual(name, torch.float32, notes),
-            residual(name, torch.float64, notes),
+            residual(name, stack, torch.float32, notes),
+            residual(name, stack, torch.float64, notes),
         )
 
 
@@ -104,11 +107,11 @@ def table(names: Sequence[str]) -> str:
         warnings.simplefilter("ignore", UserWarning)
         body = sorted(rows(names, notes), key=lambda row: row[0])
     lines = [HEADER, tuple(":-:" if title in TERMS else "---" for title in HEADER), *body]
-    points = ", ".join(f"`{point}`" for point in models.hooked(names[0]).points)
+    points = ", ".join(f"`{point}`" for point in POINTS)
     drawn = "\n".join("| " + " | ".join(cell for cell in line) + " |" for line in lines)
     return f"{ABOUT.format(points=points)}\n{drawn}\n\n{notes}\n"
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    Path(__file__).with_suffix(".md").write_text(table([*models.MAKERS, *models.NEW]), encoding="utf-8")
+    Path(__file__).with_suffix(".md").write_text(table([*models.MAKERS, *models.NEW, *models.OTHERS]), encoding="utf-8")

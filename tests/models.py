@@ -190,13 +190,71 @@ NEW: Final[dict[str, Callable[[], Any]]] = {
 }
 """Models of the families beyond those, for tests/families."""
 
-SINGLE_ONLY: Final = ("gpt_oss", "gpt_oss_yarn")
+
+def t5(kind: str = "T5ForConditionalGeneration", config: str = "T5Config") -> Any:
+    made = getattr(transformers, config)(
+        vocab_size=43, d_model=21, d_kv=5, d_ff=17, num_layers=2, num_decoder_layers=3, num_heads=4,
+        relative_attention_num_buckets=8, relative_attention_max_distance=6, decoder_start_token_id=0,
+        pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return getattr(transformers, kind)(made)
+
+
+def vit(kind: str = "ViTForImageClassification") -> Any:
+    config = transformers.ViTConfig(
+        hidden_size=15, num_hidden_layers=2, num_attention_heads=3, intermediate_size=22, image_size=(8, 12),
+        patch_size=4, num_channels=2, num_labels=6,
+    )  # fmt: skip
+    return getattr(transformers, kind)(config)
+
+
+HYBRID: Final[dict[str, Any]] = {
+    "vocab_size": 41, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 28,
+    "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def jamba() -> Any:
+    config = transformers.JambaConfig(
+        **HYBRID, attn_layer_period=2, attn_layer_offset=1, num_experts=2, expert_layer_period=2,
+        expert_layer_offset=1, mamba_d_state=4, mamba_dt_rank=3,
+    )  # fmt: skip
+    return transformers.JambaForCausalLM(config)
+
+
+def bamba() -> Any:
+    config = transformers.BambaConfig(
+        **HYBRID, attn_layer_indices=[1, 3], mamba_n_heads=4, mamba_d_head=12, mamba_n_groups=1, mamba_d_state=4
+    )
+    return transformers.BambaForCausalLM(config)
+
+
+def lfm2() -> Any:
+    config = transformers.Lfm2Config(
+        **HYBRID, layer_types=["conv", "full_attention", "conv", "full_attention"], block_auto_adjust_ff_dim=False
+    )
+    return transformers.Lfm2ForCausalLM(config)
+
+
+OTHERS: Final[dict[str, Callable[[], Any]]] = {
+    "t5": t5,
+    "t5_encoder_alone": lambda: t5("T5EncoderModel"),
+    "mt5": lambda: t5("MT5ForConditionalGeneration", "MT5Config"),
+    "vit": vit,
+    "vit_headless": lambda: vit("ViTModel"),
+    "jamba": jamba,
+    "bamba": bamba,
+    "lfm2": lfm2,
+}
+"""Models of several stacks, of images, and hybrids, which have tests of their own in tests/model."""
+
+SINGLE_ONLY: Final = ("gpt_oss", "gpt_oss_yarn", "jamba")
 """Models that transformers cannot run in float64."""
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     """A model of its own, for tests that change it."""
-    return randomised((MAKERS | NEW)[name](), dtype=dtype, seed=seed)
+    return randomised((MAKERS | NEW | OTHERS)[name](), dtype=dtype, seed=seed)
 
 
 @cache
@@ -277,3 +335,15 @@ def tokenizer(*, has_bos: bool = False, adds_bos: bool = False, words: tuple[str
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=raw, unk_token="[UNK]", pad_token="[PAD]", **special
     )  # fmt: skip
+
+
+def inputs_of(name: str) -> dict[str, Tensor]:
+    """What a model of any kind can be run on: padded texts, with a decoder's tokens where it has one, or images."""
+    config = plain(name).config
+    if name.startswith("vit"):
+        generator = torch.Generator().manual_seed(1)
+        return {"pixel_values": torch.randn(3, config.num_channels, *config.image_size, generator=generator)}
+    given = padded(name)
+    if config.is_encoder_decoder:
+        given["decoder_input_ids"] = token_ids(name, length=5, seed=2)
+    return given

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import UnsupportedModelError
+from ..errors import UnsupportedModelError, WeightsError
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .stand_ins import BloomAttention, FalconAttention, GPTJAttention, MptAttention
 from .weights import Fused, Grouped, Layout, Separate
@@ -251,7 +251,8 @@ def _qwen3(config: Config) -> Architecture:
 
 
 def _gpt_oss(config: Config) -> Architecture:
-    return replace(_llama(config, "gpt-oss"), rotary=HALVES_ONCE)
+    # sdpa would leave out the sinks.
+    return replace(_llama(config, "gpt-oss"), rotary=HALVES_ONCE, trusted="eager")
 
 
 def _gemma2(config: Config) -> Architecture:
@@ -263,6 +264,7 @@ def _gemma2(config: Config) -> Architecture:
         mid_norm="pre_feedforward_layernorm",
         mlp_out="post_feedforward_layernorm",
         embed_scale=config.hidden_size**0.5,
+        trusted="eager",  # sdpa would leave out the soft cap
     )
 
 
@@ -315,7 +317,7 @@ def _bert(config: Config, name: str = "BERT") -> Architecture:
 
 def _roberta(config: Config) -> Architecture:
     # Positions are counted from padding_idx + 1, so the table holds fewer tokens than it has rows.
-    limit = config.max_position_embeddings - config.pad_token_id - 1
+    limit = config.max_position_embeddings - (config.pad_token_id or 0) - 1
     return replace(_bert(config, "RoBERTa"), position_limit=limit)
 
 
@@ -438,6 +440,8 @@ def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
 def _with_heads(plan: Architecture, config: Config) -> Architecture:
     heads = plan.n_heads or int(config.num_attention_heads)
     kv_heads = plan.n_kv_heads or int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads % kv_heads:
+        raise WeightsError(f"the config's {heads} heads must be a multiple of its {kv_heads} heads of keys and values.")
     return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
 
 

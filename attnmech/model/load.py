@@ -172,10 +172,16 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
+                ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
     except Exception as error:
         raise WeightsError(f"folder {folder}: its weights cannot be read: {_first_line(error)}") from error
+    for name, stored, wanted in report["mismatched_keys"]:
+        raise WeightsError(
+            f"folder {folder}: {name} has the shape {tuple(stored)}, but its config asks for {tuple(wanted)}; the "
+            "two do not belong together."
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise WeightsError(
@@ -231,5 +237,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

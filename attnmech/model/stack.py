@@ -39,13 +39,13 @@ class Stack:
         self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
+        self._read_sizes()
         for layer, block in self.blocks.items():
             self._use_our_attention(layer, block)
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
             self._wire_output(layer, block)
-        _, self.d_model, self.d_head = self.weights(self.layers[0]).W_Q.shape
 
     @property
     def label(self) -> str:
@@ -85,6 +85,11 @@ class Stack:
         if layer == 0 and plan.embed_norm is not None:
             return bias_of(submodule(self._base, plan.embed_norm))
         return None
+
+    def _read_sizes(self) -> None:
+        # Every layer's, so that one that is quantised or does not fit its config is named here.
+        first, *_ = (self.weights(layer).W_Q for layer in self.layers)
+        _, self.d_model, self.d_head = first.shape
 
     def _use_our_attention(self, layer: int, block: nn.Module) -> None:
         plan = self.architecture

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from einops import rearrange
+from einops import EinopsError, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -113,6 +113,19 @@ def attention_weights(
     kv_heads: int,
 ) -> AttentionWeights:
     """The weights of one layer, from its projection modules (`nn.Linear` or transformers' `Conv1D`)."""
+    try:
+        return _split_weights(projections, layout, out, heads, kv_heads)
+    except EinopsError as error:
+        shapes = ", ".join(str(tuple(matrix_of(part).shape)) for part in (*projections, out))
+        raise WeightsError(
+            f"the config's {heads} heads ({kv_heads} of keys and values) do not fit projections of the shapes "
+            f"{shapes}; the config and the weights do not belong together."
+        ) from error
+
+
+def _split_weights(
+    projections: Sequence[nn.Module], layout: Layout, out: nn.Module, heads: int, kv_heads: int
+) -> AttentionWeights:
     matrices = [matrix_of(projection) for projection in projections]
     biases = [bias_of(projection) for projection in projections]
     W_Q, W_K, W_V = (

@@ -249,12 +249,21 @@ def test_gpt_oss_in_float64_says_what_transformers_cannot_do() -> None:
 
 
 @pytest.mark.parametrize("make", ["BertForSequenceClassification", "OPTForSequenceClassification"])
-def test_a_head_that_gives_one_answer_a_text_is_refused_by_name(make: str) -> None:
-    """Its output is no logits a token."""
+def test_a_head_that_gives_one_answer_a_text(make: str) -> None:
     source = models.bert() if make.startswith("Bert") else models.opt()
+    model = models.randomised(getattr(transformers, make)(source.config))
+    hooked, ids = am.load(model), torch.arange(3, 9)[None]
+    assert hooked.certificate.ok, repr(hooked.certificate)
+    with torch.no_grad():
+        torch.testing.assert_close(hooked.run(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_without_logits_is_refused_by_name() -> None:
+    model = models.randomised(transformers.BertForQuestionAnswering(models.bert().config))
     with pytest.raises(am.UnsupportedModelError) as caught:
-        am.load(models.randomised(getattr(transformers, make)(source.config)))
-    assert make in one_line(caught.value)
+        am.load(model)
+    assert "am.load(model.base_model)" in one_line(caught.value)
+    assert am.load(model.base_model).certificate.ok
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])

@@ -6,44 +6,15 @@ from typing import Any
 import models
 import pytest
 import torch
-import transformers
 
 import attnmech as am
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 41, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 28,
-    "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-
-
-def jamba() -> Any:
-    config = transformers.JambaConfig(
-        **COMMON, attn_layer_period=2, attn_layer_offset=1, num_experts=2, expert_layer_period=2,
-        expert_layer_offset=1, mamba_d_state=4, mamba_dt_rank=3,
-    )  # fmt: skip
-    return transformers.JambaForCausalLM(config)
-
-
-def bamba() -> Any:
-    config = transformers.BambaConfig(
-        **COMMON, attn_layer_indices=[1, 3], mamba_n_heads=4, mamba_d_head=12, mamba_n_groups=1, mamba_d_state=4
-    )
-    return transformers.BambaForCausalLM(config)
-
-
-def lfm2() -> Any:
-    config = transformers.Lfm2Config(
-        **COMMON, layer_types=["conv", "full_attention", "conv", "full_attention"], block_auto_adjust_ff_dim=False
-    )
-    return transformers.Lfm2ForCausalLM(config)
-
-
-MAKERS = {"jamba": jamba, "bamba": bamba, "lfm2": lfm2}
+NAMES = ("jamba", "bamba", "lfm2")
 
 
 @cache
 def original(name: str) -> Any:
-    return models.randomised(MAKERS[name]())
+    return models.fresh(name)
 
 
 @cache
@@ -54,7 +25,7 @@ def hooked(name: str) -> am.HookedModel:
 IDS = torch.tensor([[5, 9, 3, 30, 7, 7, 12, 40]])
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_check_holds_and_logits_are_those_of_transformers(name: str) -> None:
     assert hooked(name).certificate.ok, repr(hooked(name).certificate)
     with torch.no_grad():
@@ -62,7 +33,7 @@ def test_every_check_holds_and_logits_are_those_of_transformers(name: str) -> No
     torch.testing.assert_close(hooked(name).run(IDS).logits, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_layers_keep_the_numbers_of_the_model(name: str) -> None:
     acts = hooked(name).run(IDS, points=["pattern", "resid_pre"])
     assert sorted(layer for point, layer in acts.values if point == "pattern") == [1, 3]
@@ -74,7 +45,7 @@ def test_layers_keep_the_numbers_of_the_model(name: str) -> None:
         hooked(name).run(IDS, points=[("pattern", 0)])
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_ledger_adds_up(name: str) -> None:
     split = am.decompose_scores(hooked(name), IDS)
     assert split.layers == (1, 3)

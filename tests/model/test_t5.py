@@ -17,13 +17,8 @@ STACKS = ("encoder", "decoder", "cross")
 
 
 @cache
-def t5(dtype: torch.dtype, kind: type = transformers.T5ForConditionalGeneration) -> Any:
-    config = transformers.T5Config(
-        vocab_size=43, d_model=21, d_kv=5, d_ff=17, num_layers=2, num_decoder_layers=3, num_heads=4,
-        relative_attention_num_buckets=8, relative_attention_max_distance=6, decoder_start_token_id=0,
-        pad_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    return models.randomised(kind(config), dtype=dtype)
+def t5(dtype: torch.dtype, name: str = "t5") -> Any:
+    return models.fresh(name, dtype)
 
 
 @cache
@@ -220,10 +215,10 @@ def test_the_decoder_starts_by_itself() -> None:
 
 
 def test_an_encoder_alone_has_one_stack() -> None:
-    model = am.load(t5(F32, transformers.T5EncoderModel))
+    model = am.load(t5(F32, "t5_encoder_alone"))
     assert model.certificate.ok, repr(model.certificate)
     given = inputs()
     given.pop("decoder_input_ids")
     acts = model.run(given, points=["pattern", "embed"])
     assert acts["pattern", 1].shape == (3, 4, 9, 9)
-    torch.testing.assert_close(acts["embed"], t5(F32, transformers.T5EncoderModel).shared.weight[given["input_ids"]])
+    torch.testing.assert_close(acts["embed"], t5(F32, "t5_encoder_alone").shared.weight[given["input_ids"]])

@@ -6,7 +6,6 @@ from typing import Any
 import models
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 import attnmech as am
@@ -16,12 +15,7 @@ F32, F64 = torch.float32, torch.float64
 
 @cache
 def vit(dtype: torch.dtype, headless: bool = False) -> Any:
-    config = transformers.ViTConfig(
-        hidden_size=15, num_hidden_layers=2, num_attention_heads=3, intermediate_size=22, image_size=(8, 12),
-        patch_size=4, num_channels=2, num_labels=6,
-    )  # fmt: skip
-    kind = transformers.ViTModel if headless else transformers.ViTForImageClassification
-    return models.randomised(kind(config), dtype=dtype)
+    return models.fresh("vit_headless" if headless else "vit", dtype)
 
 
 def images(count: int = 2) -> Tensor:
