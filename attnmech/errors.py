@@ -4,6 +4,8 @@ Every message says what was expected, what came, and what to try; `AttnmechError
 The classes derive from the built-in that a caller would expect (`ValueError`, `FileNotFoundError`, ...).
 """
 
+import operator
+
 
 class AttnmechError(Exception):
     """Base of every error that attnmech raises on purpose."""
@@ -42,3 +44,33 @@ class CertificateError(AttnmechError, RuntimeError):
 
 class OutputError(AttnmechError, OSError):
     """A result cannot be written where it was asked to go."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line; with the second where the first only announces it.
+
+    >>> first_line(ValueError("Bad field:\\n  too small"))
+    'Bad field: too small'
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def index_of(name: str, value: object, count: int, owner: str = "") -> int:
+    """A whole number from 0 to count − 1, whatever its type; `InputError` for anything else.
+
+    >>> index_of("head", 3, 8)
+    3
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = -1
+    if not 0 <= found < count:
+        about = f" ({owner})" if owner else ""
+        raise InputError(f"`{name}` must be from 0 to {count - 1}{about}; got {value!r}.")
+    return found

@@ -130,7 +130,7 @@ def parse(name: PointName) -> PointKey:
         point = POINTS.get(base)
         if point is None:
             raise InputError(_unknown(full))
-        if not isinstance(layer, int):
+        if not hasattr(layer, "__index__"):
             raise InputError(f"the layer of point {base!r} must be an int; got {layer!r}.")
         if not point.per_layer:
             raise InputError(f"point {base!r} stands outside the layers: ask for {base!r} alone; got {name!r}.")

@@ -6,11 +6,13 @@ from typing import Final, Literal
 
 import pandas as pd
 
+from .axes import spread
 from .draw.page import render_page
 from .draw.view import Fact, ScoreView
 from .errors import InputError
 from .methods.decomposition import ScoreDecomposition, decompose_scores
 from .model.certificate import Certificate
+from .model.certify import certify
 from .model.hooked import HookedModel
 from .model.inputs import Inputs
 from .results import check_writable, writing
@@ -37,8 +39,14 @@ class Report:
     """The Python that makes the page's numbers again."""
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a layer: the largest residual, and the mean share of each term in the rows' highest scores."""
-        return self.scores.to_frame().groupby("layer", as_index=False).mean().drop(columns="head")
+        """A row a layer: the largest residual and score of its heads, and the heads' mean share of each term."""
+        frame = self.scores.to_frame()
+        how = {name: "mean" if name.endswith("_share") else "max" for name in map(str, frame.columns)}
+        return (
+            frame.drop(columns="head")
+            .groupby("layer", as_index=False)
+            .agg({name: way for name, way in how.items() if name not in ("layer", "head")})
+        )
 
     def to_html(self) -> str:
         """The page: one file that opens without a network."""
@@ -61,7 +69,9 @@ class Report:
             ],
             provenance={
                 "model": provenance.model,
-                "weights (SHA-256)": provenance.weights,
+                "config and weights (SHA-256)": provenance.weights,
+                "inputs (SHA-256)": provenance.inputs,
+                "hooks in force": ", ".join(provenance.edits) or "none",
                 **{name: str(value) for name, value in provenance.options.items()},
                 **provenance.versions,
             },
@@ -80,11 +90,14 @@ class Report:
     def lead(self) -> str:
         """One sentence that the numbers support."""
         frame = self.scores.to_frame()
-        shares = frame.filter(like="_share").mean()
+        shares = frame.filter(like="_share").mean().dropna()
+        exact = f"every score is the sum of its terms to within {float(frame.residual.max()):.0e}"
+        if len(shares) < 2:
+            return f"{exact[0].upper()}{exact[1:]}."
         first = str(shares.idxmax()).removesuffix("_share")
         return (
-            f"In each row's strongest score, {first} contributes most: {shares.max():.0%} on average over "
-            f"{len(frame)} heads; every score is the sum of its terms to within {float(frame.residual.max()):.0e}."
+            f"Averaged over {len(frame)} heads and all rows, {first} makes up {shares.max():.0%} of a row's highest "
+            f"score; {exact}."
         )
 
     def _repr_html_(self) -> str:
@@ -136,25 +149,19 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
         others = ", ".join(label for label in model.stacks if label != shown.label)
         notes.append(f"The {shown.label} is shown; {others} by am.decompose_scores(..., stack=...).")
     fits = max(1, MAX_CELLS // (shown.n_heads * length**2))
-    layers = [shown.layers[place] for place in _spread(shown.n_layers, fits)]
+    layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
     scores = decompose_scores(model, batch, layers=layers, stack=shown.label or None)
-    return Report(scores, model.certificate, tuple(notes), _call(model))
+    if model.edited:
+        notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
+    proven = not model.edited and model.certificate.weights == model.weights_hash
+    certificate = model.certificate if proven else certify(model)
+    return Report(scores, certificate, tuple(notes), _call(model, shown.label, bos))
 
 
-def _spread(count: int, at_most: int) -> list[int]:
-    """At most so many of the layers, evenly from the first to the last."""
-    if count <= at_most:
-        return list(range(count))
-    if at_most == 1:
-        return [0]
-    return sorted({round(i * (count - 1) / (at_most - 1)) for i in range(at_most)})
-
-
-def _call(model: HookedModel) -> str:
-    source = "" if model.name == "demo" else repr(model.name)
-    return (
-        f"am.decompose_scores(am.load({source}), text)"
-        '.plot("{figure}", layer={layer}, head={head}, rank={rank})'
-    )
+def _call(model: HookedModel, stack: str, bos: bool | None) -> str:
+    options = f", stack={stack!r}" if stack else ""
+    options += "" if bos is None else f", bos={bos}"
+    figure = '.plot("{figure}", layer={layer}, head={head}, rank={rank})'
+    return f"am.decompose_scores({model.source}, text{options}){figure}"

@@ -24,7 +24,11 @@ class Provenance:
 
     model: str
     weights: str
-    """SHA-256 of the model's parameters."""
+    """SHA-256 of the model's config and parameters."""
+    inputs: str
+    """SHA-256 of everything that the model was given."""
+    edits: tuple[str, ...]
+    """The points at which hooks were in force, "pattern 3"; such results are not the model's own."""
     tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(
@@ -36,6 +40,8 @@ class Provenance:
         return {
             "model": self.model,
             "weights": self.weights,
+            "inputs": self.inputs,
+            "edits": list(self.edits),
             "tokens": [list(row) for row in self.tokens],
             "options": dict(self.options),
             "versions": dict(self.versions),
@@ -45,7 +51,16 @@ class Provenance:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The reverse of `to_dict`."""
         tokens = tuple(tuple(row) for row in values["tokens"])
-        return cls(values["model"], values["weights"], tokens, values["options"], values["versions"])
+        edits = tuple(values["edits"])
+        return cls(
+            values["model"],
+            values["weights"],
+            values["inputs"],
+            edits,
+            tokens,
+            values["options"],
+            values["versions"],
+        )
 
 
 class Result:

@@ -35,7 +35,43 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
     shares = report.scores.shares(0)
     means = {name: float(share[0].nanmean(dim=-1).mean()) for name, share in shares.items()}
     first = max(means, key=lambda name: means[name])
-    assert f"{first} contributes most: {means[first]:.0%}" in report.lead
+    assert f"{first} makes up {means[first]:.0%} of a row's highest score" in report.lead
+
+
+def test_a_frame_gives_the_largest_residual_of_a_layer_and_the_mean_share(demo: am.HookedModel) -> None:
+    report = am.report(demo, PARAGRAPH)
+    frame, heads = report.to_frame(), report.scores.to_frame()
+    for layer in range(4):
+        of_layer = heads[heads.layer == layer]
+        assert frame.residual[layer] == float(report.scores.residual[layer].max()) == of_layer.residual.max()
+        assert frame.largest_score[layer] == of_layer.largest_score.max()
+        assert frame.query_key_share[layer] == pytest.approx(of_layer.query_key_share.mean())
+
+
+def test_one_token_has_no_shares_and_a_page_all_the_same(demo: am.HookedModel) -> None:
+    report = am.report(demo, torch.tensor([[400]]))
+    assert report.lead.startswith("Every score is the sum of its terms")
+    assert report.to_html()
+
+
+def test_hooks_in_force_are_told(demo: am.HookedModel) -> None:
+    with demo.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
+        report = am.report(demo, "Anna sang.")
+    assert report.scores.provenance.edits == ("resid_pre 1",)
+    assert report.notes == ("Hooks were in force at resid_pre 1: these numbers are not the model's own.",)
+    assert report.scores.provenance != am.report(demo, "Anna sang.").scores.provenance
+
+
+def test_the_certificate_on_the_page_is_that_of_the_weights_as_they_are() -> None:
+    source = models.fresh("gpt2")
+    model = am.load(source)
+    assert am.report(model, torch.arange(5)).certificate is model.certificate
+    with torch.no_grad():
+        source.transformer.h[1].mlp.c_fc.bias.data += 0.5
+    old = model.certificate
+    renewed = am.report(model, torch.arange(5)).certificate
+    assert renewed is not old
+    assert renewed.weights == model.weights_hash != old.weights
 
 
 def test_a_frame_has_a_row_a_layer(demo: am.HookedModel) -> None:

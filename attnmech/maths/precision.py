@@ -15,10 +15,10 @@ def step_tolerance(dtype: torch.dtype) -> float:
 def pass_tolerance(dtype: torch.dtype) -> float:
     """Largest relative residual of a whole forward pass between two implementations of a model.
 
-    In float64 transformers still takes some softmaxes and its rotary tables in float32, and there its logits
-    stop agreeing.
+    In float64 transformers still takes some softmaxes and its rotary tables in float32, whose rounding the layers
+    after them amplify; there its logits stop agreeing.
     """
-    return {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}[dtype]
+    return {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}[dtype]
 
 
 def table_tolerance(dtype: torch.dtype) -> float:

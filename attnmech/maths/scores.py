@@ -33,7 +33,7 @@ Rotation = Callable[[Tensor], Tensor]
 class ScoreParts:
     """One layer's queries and keys, each as what comes from the input and what comes from a bias.
 
-    All that the terms need, in memory that grows with the length and not with its square. Parts are rotated
+    All that the terms need. Parts are rotated
     where the model rotates. A bias part without rotation is the same at every position: `[head d_head]`.
     """
 
@@ -45,6 +45,8 @@ class ScoreParts:
     position: Float[Tensor, "#batch #head #query key"] | None
     visible: Bool[Tensor, "batch 1 query key"]
     softcap: float | None = None
+    sink: Float[Tensor, " head"] | None = None
+    """One more logit in the normaliser of each row; None where the model has none."""
 
     def names(self) -> tuple[str, ...]:
         """The terms that these scores have, in the order of the table."""
@@ -145,6 +147,7 @@ def score_parts(
     query_norm: Float[Tensor, "batch head position d_head"] | None = None,
     key_norm: Float[Tensor, "batch kv_head position d_head"] | None = None,
     softcap: float | None = None,
+    sink: Float[Tensor, " head"] | None = None,
     key_x: Float[Tensor, "batch key d_model"] | None = None,
     shift: Float[Tensor, " d_model"] | None = None,
 ) -> ScoreParts:
@@ -162,7 +165,7 @@ def score_parts(
     if key_bias is not None:
         kv = "kv" if key_bias.ndim == 2 else "batch kv key"
         key_bias = repeat(key_bias, f"{kv} d_head -> {kv.replace('kv', '(kv group)')} d_head", group=group)
-    return ScoreParts(query, key, query_bias, key_bias, scale, position, visible, softcap)
+    return ScoreParts(query, key, query_bias, key_bias, scale, position, visible, softcap, sink)
 
 
 def _as_scored(
@@ -198,6 +201,22 @@ def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]
     if key.ndim == 2:
         return rearrange(einsum(query, key, "batch head query d, head d -> batch head query"), "b h q -> b h q 1")
     return einsum(query, key, "batch head query d, batch head key d -> batch head query key")
+
+
+def attention_of(
+    scores: Float[Tensor, "batch head query key"], sink: Float[Tensor, " head"] | None = None
+) -> Float[Tensor, "batch head query key"]:
+    """softmax_j(score_ij); a sink (gpt-oss) is one more logit in the normaliser, so that a row sums to 1 − its mass.
+
+    Taken in float32 or, of float64 scores, in float64.
+    """
+    precise = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if sink is not None:
+        column = sink.to(precise)[None, :, None, None].expand(*precise.shape[:-1], 1)
+        pattern = torch.softmax(torch.cat((precise, column), dim=-1), dim=-1)[..., :-1]
+    else:
+        pattern = torch.softmax(precise, dim=-1)
+    return pattern.to(scores.dtype)
 
 
 def rounding_floor(

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..errors import ExactnessError, InputError
+from ..errors import ExactnessError, InputError, index_of
 from ..maths.precision import step_tolerance
-from ..maths.scores import ScoreParts, rank_keys, rounding_floor, term_shares
-from ..model.attention import RowBlock
+from ..maths.scores import ScoreParts, attention_of, rank_keys, rounding_floor, term_shares
+from ..model.attention import MaskRule, RowBlock
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.ledger import parts_of
@@ -59,7 +59,8 @@ def decompose_scores(
 
     `stack` says which attention of a model with several is meant: "encoder", "decoder" or "cross".
     `fold_norm` counts the shift β of the norm before attention as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
-    Memory grows with the length of the text, not with its square, until a term is asked for.
+    What is kept of each layer are its queries and keys, and of all layers with one mask what is visible; the
+    terms are made when asked for.
     """
     blocks = model.stack(stack)
     chosen = model.points.check_layers(layers, blocks.label)
@@ -79,7 +80,7 @@ def decompose_scores(
         real=queries.mask,
         tokens=queries.tokens,
         key_tokens=keys.tokens,
-        provenance=Provenance(model.name, model.weights_hash, queries.tokens, options),
+        provenance=model.provenance(batch, queries.tokens, options),
     )
 
 
@@ -91,7 +92,7 @@ class _Audit:
         self.parts: dict[int, ScoreParts] = {}
         self.residual: dict[int, Tensor] = {}
         self.largest: dict[int, Tensor] = {}
-        self._visible: dict[int, Tensor] = {}
+        self._visible: list[tuple[MaskRule, Tensor]] = []
 
     def __call__(self, block: RowBlock, values: Mapping[PointKey, Tensor]) -> None:
         layer = block.layer
@@ -111,10 +112,11 @@ class _Audit:
 
     def _visible_of(self, block: RowBlock) -> Tensor:
         # Layers with one mask share one tensor of what is visible.
-        key = id(block.mask)
-        if key not in self._visible:
-            self._visible[key] = block.mask.visible(range(block.mask.queries))
-        return self._visible[key]
+        for mask, visible in self._visible:
+            if mask is block.mask:
+                return visible
+        self._visible.append((block.mask, block.mask.visible(range(block.mask.queries))))
+        return self._visible[-1][1]
 
     def require_exact(self) -> None:
         """Raises `ExactnessError` for the first layer whose terms do not add up."""
@@ -171,13 +173,21 @@ class ScoreDecomposition(Result):
         return Terms(self)
 
     @property
+    def sink(self) -> Float[Tensor, "layer head"] | None:
+        """The logit of each head's sink, one more in the normaliser of every row (gpt-oss); None without sinks."""
+        sinks = [parts.sink for parts in self.parts if parts.sink is not None]
+        return torch.stack(sinks) if sinks else None
+
+    @property
     def visible(self) -> Bool[Tensor, "batch layer 1 query key"]:
         """Which keys each real token may look at; nothing at padding."""
         return torch.stack([_seen(parts, self.real) for parts in self.parts], dim=1)
 
-    def select(self, layers: Iterable[int]) -> "ScoreDecomposition":
+    def select(self, layers: int | Iterable[int]) -> "ScoreDecomposition":
         """The same for some of its layers."""
-        wanted = [self._index(layer) for layer in layers]
+        wanted = [self._index(layer) for layer in ([layers] if isinstance(layers, int) else layers)]
+        if not wanted:
+            raise InputError("`layers` must name at least one layer; got an empty list.")
         return replace(
             self,
             layers=tuple(self.layers[i] for i in wanted),
@@ -193,8 +203,7 @@ class ScoreDecomposition(Result):
         NaN where the row has no such key, or sees one key only (row 0 of a causal model).
         """
         length = len(self.key_tokens[0])
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < length:
-            raise InputError(f"`rank` must be from 0 (the highest score) to {length - 1}; got {rank!r}.")
+        rank = index_of("rank", rank, length, "0 is the highest score")
         found = [_shares_of(parts, rank + 1, self.real) for parts in self.parts]
         names = found[0][1]
         return Shares(
@@ -210,9 +219,8 @@ class ScoreDecomposition(Result):
         The exponential of the sum is by how much more likely `key_a` is than `key_b`.
         """
         queries, keys = self.real.shape[1], len(self.key_tokens[0])
-        for name, position, length in (("query", query, queries), ("key_a", key_a, keys), ("key_b", key_b, keys)):
-            if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < length:
-                raise InputError(f"`{name}` must be a position from 0 to {length - 1}; got {position!r}.")
+        query = index_of("query", query, queries)
+        key_a, key_b = index_of("key_a", key_a, keys), index_of("key_b", key_b, keys)
         both = self.visible[:, :, 0, query, [key_a, key_b]].all(dim=-1)
         if not both.any():
             raise InputError(f"token {query} cannot see both key {key_a} and key {key_b}; choose keys it may look at.")
@@ -257,7 +265,7 @@ class ScoreDecomposition(Result):
         """The numbers of figures 1 to 3 for one text, as arrays for drawing."""
         from ..draw.view import ScoreView
 
-        self._check_sequence(sequence)
+        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
         if self.tokens != self.key_tokens:
             raise InputError(
                 "figures 1 to 3 show a text that looks at itself; this is cross-attention. Use .to_frame()."
@@ -271,7 +279,7 @@ class ScoreDecomposition(Result):
             total = one.total()
             hidden = ~one.visible.expand_as(total)
             scores.append(total.masked_fill(hidden, torch.nan)[0])
-            pattern = torch.softmax(total.masked_fill(hidden, torch.finfo(total.dtype).min), dim=-1)
+            pattern = attention_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), one.sink)
             patterns.append(pattern.masked_fill(hidden, 0.0)[0])
             ranked, share = _shares_of(one, min(ranks, length), self.real.new_ones(1, length))
             keys.append(ranked[0])
@@ -307,11 +315,9 @@ class ScoreDecomposition(Result):
         from ..draw import scores as draw
 
         index = 0 if layer is None else self._index(layer)
+        rank = index_of("rank", rank, len(self.key_tokens[0]), "0 is the highest score")
         heads = self.residual.shape[1]
-        if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < heads:
-            raise InputError(
-                f"`head` must be from 0 to {heads - 1} (this model has {heads} heads in each layer); got {head!r}."
-            )
+        head = index_of("head", head, heads, f"this model has {heads} heads in each layer")
         view = self.select([self.layers[index]]).view(sequence, ranks=rank + 1)
         if figure == "attention_map":
             return draw.attention_map(view.scores[0, head], view.tokens)
@@ -319,8 +325,7 @@ class ScoreDecomposition(Result):
             return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.tokens)
         if figure != "score_shares":
             raise InputError(f'`figure` must be "attention_map", "score_shares" or "key_terms"; got {figure!r}.')
-        if rank >= view.ranked_key.shape[-1]:
-            raise InputError(f"`rank` must be from 0 to {view.ranked_key.shape[-1] - 1} for this text; got {rank}.")
+        index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
         return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank)
 
@@ -355,11 +360,6 @@ class ScoreDecomposition(Result):
         if layer not in self.layers:
             raise InputError(f"`layer` must be one of the layers decomposed, {list(self.layers)}; got {layer!r}.")
         return self.layers.index(layer)
-
-    def _check_sequence(self, sequence: int) -> None:
-        count = self.real.shape[0]
-        if isinstance(sequence, bool) or not isinstance(sequence, int) or not 0 <= sequence < count:
-            raise InputError(f"`sequence` must be from 0 to {count - 1} ({count} texts were run); got {sequence!r}.")
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"residual": self.residual, "largest": self.largest, "real": self.real}
@@ -408,6 +408,7 @@ _PART_TENSORS: Final = (
     "key_from_bias",
     "position",
     "visible",
+    "sink",
 )
 
 
@@ -486,11 +487,8 @@ class Contrast(Mapping[str, Tensor]):
         if layer not in self.layers:
             raise InputError(f"`layer` must be one of {list(self.layers)}; got {layer!r}.")
         index = self.layers.index(layer)
-        heads = self.total.shape[2]
-        if not 0 <= head < heads:
-            raise InputError(f"`head` must be from 0 to {heads - 1}; got {head!r}.")
-        if not 0 <= sequence < len(self.words):
-            raise InputError(f"`sequence` must be from 0 to {len(self.words) - 1}; got {sequence!r}.")
+        head = index_of("head", head, self.total.shape[2])
+        sequence = index_of("sequence", sequence, len(self.words))
         total = float(self.total[sequence, index, head])
         query, a, b = self.words[sequence]
         if math.isnan(total):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..errors import UnsupportedModelError
+from ..maths.scores import attention_of
 from .tap import Notes, Tap
 
 IMPLEMENTATION: Final = "attnmech"
@@ -150,8 +151,7 @@ def attend(
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         scores = tap.visit(site.point("scores"), layer, scores, owned=True)
-        precision = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        pattern = _softmax(scores.to(precision), sink).to(scores.dtype)
+        pattern = attention_of(scores, sink)
         pattern = tap.visit(site.point("pattern"), layer, pattern, owned=True)
         if tap.under_way.observers:
             notes = tap.under_way.notes
@@ -164,13 +164,6 @@ def attend(
         blocks.append(torch.matmul(pattern, values))
     z = rearrange(torch.cat(blocks, dim=2), "batch head query d_head -> batch query head d_head")
     return tap.visit(site.point("z"), layer, z)
-
-
-def _softmax(scores: Tensor, sink: Tensor | None) -> Tensor:
-    if sink is None:
-        return torch.softmax(scores, dim=-1)
-    column = sink.to(scores)[None, :, None, None].expand(*scores.shape[:-1], 1)
-    return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
 
 
 def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import PreTrainedModel
 
-from ..errors import UnsupportedModelError
+from ..errors import UnsupportedModelError, first_line
 from .hooked import copy_of, use_attention
 
 
@@ -21,8 +21,7 @@ def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge
         with torch.random.fork_rng(devices=[]):
             return build_bridge_from_module(copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer))
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnsupportedModelError(f"TransformerLens has no bridge for {name}: {reason}") from error
+        raise UnsupportedModelError(f"TransformerLens has no bridge for {name}: {first_line(error)}") from error
 
 
 def _own_tokenizer(tokenizer: Any) -> Any:

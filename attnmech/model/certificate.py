@@ -54,6 +54,8 @@ class Certificate:
     """
 
     model: str
+    weights: str
+    """The hash of the weights that it was proven of (`model.weights_hash`)."""
     checks: tuple[Check, ...]
     lens: tuple[LensHook, ...]
     edited: tuple[int, ...]

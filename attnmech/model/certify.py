@@ -14,7 +14,7 @@ import torch
 from einops import einsum
 from torch import Tensor
 
-from ..errors import UnsupportedModelError, WeightsError
+from ..errors import UnsupportedModelError, WeightsError, first_line
 from ..maths.precision import table_tolerance
 from ..maths.scores import rounding_floor
 from ..points import POINTS, PointKey, lens_name
@@ -29,14 +29,13 @@ from .probe import (
     always,
     attempt,
     bridge_run,
-    first_line,
+    each_token_changed,
     one_text,
     output_of,
     plain_output,
     plain_run,
     probe_batch,
     relative,
-    with_last_token_changed,
 )
 
 _EVERY_POINT: Final = tuple(POINTS)
@@ -54,14 +53,20 @@ _HANDED: Final = {
 def certify(model: HookedModel) -> Certificate:
     """Proves, on a few probe tokens, that the points of a model mean what their names say.
 
-    Runs at load; run it again after changing weights, or inside `model.hooks` to see what an edit breaks.
+    Runs at load; run it again after changing weights, which renews `model.certificate` too, or inside `model.hooks`
+    to see what an edit breaks.
     Never raises for a faulty model: the faults stand in the certificate.
     """
     statements = [_Statements(model, stack) for stack in model.stacks.values()]
     checks = list(statements[0].of_model())
     for each in statements:
         checks += each.of_stack()
-    return Certificate(model.name, tuple(checks), statements[0].lens_hooks, tuple(statements[0].edited))
+    certificate = Certificate(
+        model.name, model.weights_hash, tuple(checks), statements[0].lens_hooks, tuple(statements[0].edited)
+    )
+    if not model.edited:
+        model.certificate = certificate
+    return certificate
 
 
 def check_runs(model: HookedModel) -> None:
@@ -285,7 +290,7 @@ class _Statements(Probe):
             yield LensHook(name, hook, "agrees" if residual <= self.whole else "differs", residual)
 
     def _padding(self) -> Check:
-        statement = "padding changes no output"
+        statement = "padding on the right changes no output"
         if not self.batch.padded:
             return Check("padding", statement, (), None, detail="this probe has no padding")
         alone = one_text(self.batch, 1, int(self.batch.lengths.min()))
@@ -297,14 +302,18 @@ class _Statements(Probe):
         statement = "no token sees a later one"
         if not self.model.causal:
             return Check("causal", statement, (), None, detail="an encoder: every token sees every other")
-        if self.batch.ids.shape[1] < 2:
+        if self.written(self.batch).ids.shape[1] < 2:
             return Check("causal", statement, (), None, detail="the probe has one token")
-        first = one_text(self.batch, 0, self.batch.ids.shape[1])
-        changed = with_last_token_changed(first, self.model.n_vocab)
+        text = one_text(self.batch, 0, self.batch.ids.shape[1])
+        changed = each_token_changed(text, self.model.n_vocab)
+        copies = len(self.written(changed).ids)
         before, after = (
-            torch.cat([self.by_token(batch), *self.plain_by_token(batch)])[:, :-1] for batch in (first, changed)
+            torch.stack([self.by_token(batch), *self.plain_by_token(batch)]).expand(-1, copies, -1, -1)
+            for batch in (text, changed)
         )
-        real = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device)
+        # Copy n differs from the text at place n + 1: whatever stands before that must not move.
+        untouched = torch.ones(copies, copies + 1, dtype=torch.bool, device=before.device).tril()
+        real = untouched.expand(len(before), -1, -1)
         return self.compare("causal", statement, ("scores", "pattern", "z"), before, after, real=real)
 
     # -- one layer at a time -------------------------------------------------------------------------------

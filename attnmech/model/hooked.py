@@ -1,11 +1,13 @@
 """A transformer with named activation points: run it, look at any point, edit any point, leave no trace."""
 
 import copy
+import hashlib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from jaxtyping import Float
@@ -15,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..activations import Activations, Batch
 from ..errors import CertificateError, InputError, UnsupportedModelError
 from ..points import PointKey, PointName
+from ..results import Provenance
 from .architectures import Architecture, architectures_of, submodule
 from .attention import IMPLEMENTATION
 from .images import ImageEncoder, PatchGrid
@@ -22,7 +25,7 @@ from .inputs import Encoder, Inputs
 from .points import ModelPoints, points_of
 from .stack import Stack
 from .tap import Edit, Observer, Pass, Tap
-from .weights import AttentionWeights, weights_hash
+from .weights import AttentionWeights, tensors_hash, weights_hash
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
 Measure = Callable[..., Tensor]
 """`f(logits)` or `f(logits, batch)` -> one number, or one for each sequence."""
+
+
+_NOT_THE_MODEL: Final = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
+"""Entries of a config that change where a model is written and read, and not what it computes."""
 
 
 class HookedModel:
@@ -48,8 +55,18 @@ class HookedModel:
     certificate: "Certificate"
     """What was proven of this model when it was loaded."""
 
-    def __init__(self, original: PreTrainedModel, tokenizer: Any = None, *, name: str, bos: bool | None = None) -> None:
+    def __init__(
+        self,
+        original: PreTrainedModel,
+        tokenizer: Any = None,
+        *,
+        name: str,
+        source: str = "model",
+        bos: bool | None = None,
+    ) -> None:
         self.name = name
+        self.source = source
+        """The Python that gives this model again, such as am.load(); `model` where it was made from an object."""
         plans = architectures_of(original)
         self.config = original.config
         self.tokenizer = tokenizer
@@ -64,7 +81,7 @@ class HookedModel:
         self.n_layers, self.n_heads, self.n_kv_heads = first.n_layers, first.n_heads, first.n_kv_heads
         self.d_model, self.d_head = first.d_model, first.d_head
         weight = first.weights(first.layers[0]).W_Q
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device = weight.device
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
         if self.grid is not None:
@@ -72,7 +89,6 @@ class HookedModel:
         else:
             self._read_tokens(bos)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
-        self._hash: tuple[tuple[int, ...], str] | None = None
 
     # -- what a user calls ---------------------------------------------------------------------------------
 
@@ -146,7 +162,9 @@ class HookedModel:
         `model.hooks`, which would not reach the bridge; `CertificateError` where the bridge computes something else.
         """
         batch = self.encode(inputs, bos=bos)
-        if self._tap.editing_now:
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise InputError(f"`max_new_tokens` must be 1 or more; got {max_new_tokens!r}.")
+        if self._tap.edited:
             raise InputError(
                 "generate goes through TransformerLens's bridge, which model.hooks does not reach; use run."
             )
@@ -194,6 +212,11 @@ class HookedModel:
         return {} if certificate is None else certificate.refused
 
     @property
+    def edited(self) -> tuple[str, ...]:
+        """The points at which hooks are in force: "pattern 3"."""
+        return self._tap.edited
+
+    @property
     def causal(self) -> bool:
         """Whether the tokens of the output's stack may look only at themselves and at what stands before."""
         return self.output_stack.architecture.causal
@@ -209,12 +232,24 @@ class HookedModel:
         return self.output_stack.point("resid_post"), self.output_stack.layers[-1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights, as they are now."""
+        return next(iter(self.stacks.values())).weights(next(iter(self.stacks.values())).layers[0]).W_Q.dtype
+
+    @property
     def weights_hash(self) -> str:
-        """SHA-256 of all parameters as they are now."""
-        versions = tuple(parameter._version for parameter in self._model.parameters())
-        if self._hash is None or self._hash[0] != versions:
-            self._hash = versions, weights_hash(self._model)
-        return self._hash[1]
+        """SHA-256 of the config and all parameters as they are now."""
+        # Never kept: a fused optimizer step or `parameter.data` changes weights without a trace.
+        config = {name: value for name, value in self.config.to_dict().items() if name not in _NOT_THE_MODEL}
+        written = json.dumps(config, sort_keys=True, default=str)
+        return hashlib.sha256(f"{written} {weights_hash(self._model)}".encode()).hexdigest()
+
+    def provenance(self, batch: Batch, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
+        """Where a result of this model comes from: weights, inputs, edits in force, options."""
+        given = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
+        if batch.target is not None:
+            given |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
+        return Provenance(self.name, self.weights_hash, tensors_hash(given), self._tap.edited, tokens, options)
 
     def __repr__(self) -> str:
         shape = "; ".join(_shape_of(stack) for stack in self.stacks.values())
@@ -301,10 +336,9 @@ class HookedModel:
 
     def _further_inputs(self) -> dict[str, int | None]:
         """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""
-        tables = {
-            "token_type_ids": getattr(self.config, "type_vocab_size", self.n_vocab),
-            "position_ids": self.architecture.position_limit,
-        }
+        tables = {"position_ids": self.architecture.position_limit}
+        if hasattr(self.config, "type_vocab_size"):
+            tables["token_type_ids"] = self.config.type_vocab_size
         taken = inspect.signature(self._model.forward).parameters
         return {name: size for name, size in tables.items() if name in taken}
 
@@ -409,11 +443,20 @@ def _shape_of(stack: Stack) -> str:
 
 
 def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:
-    takes_batch = len(inspect.signature(measure).parameters) >= 2
-    value = measure(logits, batch) if takes_batch else measure(logits)
+    value = measure(logits, batch) if _wants_batch(measure) else measure(logits)
     if not isinstance(value, torch.Tensor) or value.ndim > 1 or not value.requires_grad:
         raise InputError(
             "gradients_of must return a tensor computed from the logits, one number or one for each sequence; got "
             f"{value!r}."
         )
     return value
+
+
+def _wants_batch(measure: Measure) -> bool:
+    """Whether a function has a second argument that it cannot do without."""
+    try:
+        parameters = inspect.signature(measure).parameters.values()
+    except (TypeError, ValueError):  # builtins tell nothing of themselves
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters) >= 2

@@ -47,6 +47,7 @@ def parts_of(
         query_norm=_by_head(block.notes.query_norm, wide),
         key_norm=_by_head(block.notes.key_norm, wide),
         softcap=block.softcap,
+        sink=widen(block.sink),
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
 

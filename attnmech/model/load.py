@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from ..demo import model_folder
-from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError
+from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
 from .architectures import architectures_of
 from .certify import certify, check_runs
 from .hooked import HookedModel, copy_of
@@ -63,9 +63,10 @@ def load(
     else:
         original, tokenizer, name = _from_files(source, tokenizer, place, kind)
     check_finite(original)
-    model = HookedModel(original, tokenizer, name=name, bos=bos)
+    code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
+    model = HookedModel(original, tokenizer, name=name, source=code, bos=bos)
     check_runs(model)
-    model.certificate = certify(model)
+    certify(model)
     if not model.certificate.ok:
         warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=2)
     return model
@@ -88,7 +89,7 @@ def _device(device: str | torch.device | None) -> torch.device | None:
         place = torch.device(device)
         torch.zeros(1, device=place).item()
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f'device {str(device)!r} cannot be used here ({_first_line(error)}); try "cpu".') from error
+        raise InputError(f'device {str(device)!r} cannot be used here ({first_line(error)}); try "cpu".') from error
     return place
 
 
@@ -149,14 +150,14 @@ def _read_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise InputError(f"folder {folder}: its tokenizer cannot be read: {_first_line(error)}") from error
+        raise InputError(f"folder {folder}: its tokenizer cannot be read: {first_line(error)}") from error
 
 
 def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config is anybody's text; what goes wrong in it has many names
-        raise UnsupportedModelError(f"folder {folder}: its config cannot be read: {_first_line(error)}") from error
+        raise UnsupportedModelError(f"folder {folder}: its config cannot be read: {first_line(error)}") from error
     named = (getattr(config, "architectures", None) or [None])[0]
     kind = getattr(transformers, named or "", None)
     if kind is None or not issubclass(kind, PreTrainedModel):
@@ -176,7 +177,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
                 output_loading_info=True,
             )
     except Exception as error:
-        raise WeightsError(f"folder {folder}: its weights cannot be read: {_first_line(error)}") from error
+        raise WeightsError(f"folder {folder}: its weights cannot be read: {first_line(error)}") from error
     for name, stored, wanted in report["mismatched_keys"]:
         raise WeightsError(
             f"folder {folder}: {name} has the shape {tuple(stored)}, but its config asks for {tuple(wanted)}; the "
@@ -221,7 +222,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, local_files_only=True, allow_patterns=wanted))
     except HFValidationError as error:
-        raise ModelNotFoundError(f"{name!r} is neither a folder nor a hub name: {_first_line(error)}") from error
+        raise ModelNotFoundError(f"{name!r} is neither a folder nor a hub name: {first_line(error)}") from error
     except LocalEntryNotFoundError:
         pass
     unreachable = f"{name!r} is not a folder and not in the local cache, and the hub cannot be reached"
@@ -231,13 +232,6 @@ def _from_hub(name: str) -> Path:
         HfApi().model_info(name, timeout=_ANSWER_WITHIN)
         return Path(snapshot_download(name, allow_patterns=wanted))
     except HfHubHTTPError as error:
-        raise ModelNotFoundError(f"the hub has no model {name!r} that you may read: {_first_line(error)}") from error
+        raise ModelNotFoundError(f"the hub has no model {name!r} that you may read: {first_line(error)}") from error
     except Exception as error:  # which one depends on the hub library's own choice of http client
-        raise ModelNotFoundError(f"{unreachable} ({_first_line(error)}).") from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+        raise ModelNotFoundError(f"{unreachable} ({first_line(error)}).") from error

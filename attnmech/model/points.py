@@ -84,14 +84,14 @@ class ModelPoints(Mapping[str, ModelPoint]):
             return list(there)
         chosen: list[int] = [layers] if isinstance(layers, int) else list(layers)
         for layer in chosen:
-            if isinstance(layer, bool) or not isinstance(layer, int):
+            if isinstance(layer, bool) or not hasattr(layer, "__index__"):
                 raise InputError(f"`layers` must be a list of ints; got {layer!r}.")
             if layer not in there:
                 owner = f"its {stack} stack" if stack else "this model"
                 raise InputError(f"`layer` must be {_range(there, owner)}; got {layer}.")
         if not chosen:
             raise InputError("`layers` must name at least one layer; got an empty list.")
-        return chosen
+        return [int(layer) for layer in chosen]
 
     def to_frame(self) -> pd.DataFrame:
         """A row a point: point, shape, meaning, absent."""

@@ -9,6 +9,7 @@ from einops import repeat
 from torch import Tensor
 
 from ..activations import Batch
+from ..axes import spread
 from ..errors import UnsupportedModelError
 from ..maths.precision import pass_tolerance, step_tolerance, table_tolerance
 from ..points import PointKey
@@ -18,7 +19,7 @@ from .hooked import HookedModel, call
 from .stack import Stack
 from .tap import Edit
 
-_LENGTH: Final = 8
+_LENGTH: Final = 24
 _EDITED_LAYERS: Final = 6
 """An edit takes a forward pass of its own: it is tried in so many layers; all else is checked in every layer."""
 
@@ -35,7 +36,7 @@ class Probe:
         self.model = model
         self.stack, self.plan = stack, stack.architecture
         self.layers = list(stack.layers)
-        self.edited = [self.layers[place] for place in _spread(stack.n_layers, _EDITED_LAYERS)]
+        self.edited = [self.layers[place] for place in spread(stack.n_layers, _EDITED_LAYERS)]
         self.local = step_tolerance(model.dtype)
         self.whole = pass_tolerance(model.dtype)
         self.tables = table_tolerance(model.dtype)
@@ -137,10 +138,9 @@ def _has_row_a_token(output: Tensor, tokens: Batch) -> bool:
     return output.ndim == 3 and output.shape[:2] == tokens.mask.shape
 
 
-def _spread(count: int, at_most: int) -> list[int]:
-    """So many layers at most, evenly from the first to the last."""
-    steps = torch.linspace(0, count - 1, min(count, at_most))
-    return sorted({round(float(step)) for step in steps})
+def always(value: Tensor) -> Edit:
+    """An edit that puts one value in place of whatever stands there."""
+    return lambda _: value
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:
@@ -180,13 +180,18 @@ def one_text(batch: Batch, number: int, length: int) -> Batch:
     return Batch(batch.ids[rows], batch.mask[rows], batch.tokens[rows], batch.bos, target).beginning(length)
 
 
-def with_last_token_changed(batch: Batch, n_vocab: int) -> Batch:
-    """A batch with another last token; in an encoder-decoder model the decoder's."""
+def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
+    """Copies of one text, the n-th with another token at place n + 1; of the decoder's tokens, where there are any."""
     if batch.target is not None:
-        return replace(batch, target=with_last_token_changed(batch.target, n_vocab))
-    ids = batch.ids.clone()
-    ids[:, -1] = (ids[:, -1] + max(1, n_vocab // 2)) % n_vocab
-    return replace(batch, ids=ids)
+        target = each_token_changed(batch.target, n_vocab)
+        copies = len(target.ids)
+        whole = replace(batch, ids=batch.ids.expand(copies, -1), mask=batch.mask.expand(copies, -1))
+        return replace(whole, tokens=batch.tokens * copies, target=target)
+    copies = batch.ids.shape[1] - 1
+    ids = batch.ids.repeat(copies, 1)
+    places = torch.arange(copies, device=ids.device)
+    ids[places, places + 1] = (ids[places, places + 1] + max(1, n_vocab // 2)) % n_vocab
+    return replace(batch, ids=ids, mask=batch.mask.expand(copies, -1), tokens=batch.tokens * copies)
 
 
 def output_of(output: object) -> Tensor:
@@ -227,13 +232,3 @@ def bridge_run(model: HookedModel, batch: Batch) -> tuple[Tensor, Mapping[str, T
         logits, cache = model.bridge.run_with_cache(inputs, return_cache_object=True, **options)
     assert isinstance(logits, torch.Tensor)
     return logits, dict(cache.items())  # type: ignore[no-untyped-call]
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def always(value: Tensor) -> Edit:
-    """An edit that puts one value in place of whatever stands there."""
-    return lambda _: value

@@ -58,8 +58,9 @@ class Tap:
     """The edits in force and the pass under way."""
 
     def __init__(self) -> None:
-        self._edits: Mapping[PointKey, tuple[Edit, ...]] = {}
+        self._edits: list[tuple[PointKey, Edit, object]] = []
         self._pass = Pass()
+        self._in_edit = False
 
     @property
     def under_way(self) -> Pass:
@@ -67,26 +68,29 @@ class Tap:
         return self._pass
 
     @property
-    def editing_now(self) -> bool:
-        """Whether any edit is in force."""
-        return bool(self._edits)
+    def edited(self) -> tuple[str, ...]:
+        """The points at which edits are in force: "pattern 3"."""
+        keys = sorted({key for key, _, _ in self._edits}, key=str)
+        return tuple(name if layer is None else f"{name} {layer}" for name, layer in keys)
 
     @contextmanager
     def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> Iterator[None]:
-        """Adds edits, after those already in force; whatever happens inside, they are gone afterwards."""
-        before = self._edits
-        merged = dict(before)
-        for key, edit in edits:
-            merged[key] = (*merged.get(key, ()), edit)
+        """Adds edits, after those already in force; whatever happens inside, they are gone afterwards.
+
+        Each block takes away its own, in whatever order blocks end.
+        """
+        mine = object()
         try:
-            self._edits = merged
+            self._edits = [*self._edits, *((key, edit, mine) for key, edit in edits)]
             yield
         finally:
-            self._edits = before
+            self._edits = [entry for entry in self._edits if entry[2] is not mine]
 
     @contextmanager
     def recording(self, wanted: Pass) -> Iterator[Pass]:
         """Makes `wanted` the pass under way; whatever happens inside, the one before is put back."""
+        if self._in_edit:
+            raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
         before = self._pass
         try:
             self._pass = wanted
@@ -100,7 +104,7 @@ class Tap:
 
     def edits(self, name: str, layer: int | None) -> bool:
         """Whether anyone edits this point."""
-        return (name, layer) in self._edits
+        return any(key == (name, layer) for key, _, _ in self._edits)
 
     def visit(self, name: str, layer: int | None, value: Tensor, *, owned: bool = False) -> Tensor:
         """Passes a value through the edits of its point, keeps it if asked to, and returns it.
@@ -108,8 +112,9 @@ class Tap:
         `owned` says that nobody else will change this tensor in place; all others are copied when kept.
         """
         key = (name, layer)
-        for edit in self._edits.get(key, ()):
-            value = _apply(edit, key, value)
+        for place, edit, _ in self._edits:
+            if place == key:
+                value = self._apply(edit, key, value)
         if key in self._pass.captures:
             if key in self._pass.values:
                 raise UnsupportedModelError(
@@ -132,23 +137,27 @@ class Tap:
         """Forgets the notes on the layer before."""
         self._pass.notes = Notes()
 
-
-def _apply(edit: Edit, key: PointKey, value: Tensor) -> Tensor:
-    # A copy, so that an edit in place changes this point and nothing that shares its memory.
-    given = value.clone()
-    edited = edit(given)
-    if edited is None:
-        return given
-    if not isinstance(edited, torch.Tensor):
-        raise InputError(
-            f"the hook at {_shown(key)} must return a tensor, or None to keep the value; it returned "
-            f"{type(edited).__name__}."
-        )
-    if edited.shape != value.shape:
-        raise InputError(
-            f"the hook at {_shown(key)} must keep the shape {tuple(value.shape)}; it returned {tuple(edited.shape)}."
-        )
-    return edited.to(value)
+    def _apply(self, edit: Edit, key: PointKey, value: Tensor) -> Tensor:
+        # A copy, so that an edit in place changes this point and nothing that shares its memory.
+        given = value.clone()
+        try:
+            self._in_edit = True
+            edited = edit(given)
+        finally:
+            self._in_edit = False
+        if edited is None:
+            return given
+        if not isinstance(edited, torch.Tensor):
+            raise InputError(
+                f"the hook at {_shown(key)} must return a tensor, or None to keep the value; it returned "
+                f"{type(edited).__name__}."
+            )
+        if edited.shape != value.shape:
+            raise InputError(
+                f"the hook at {_shown(key)} must keep the shape {tuple(value.shape)}; it returned "
+                f"{tuple(edited.shape)}."
+            )
+        return edited.to(value)
 
 
 def _shown(key: PointKey) -> str:

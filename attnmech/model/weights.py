@@ -1,7 +1,7 @@
 """Where a layer's attention weights are, in the field's names and shapes; and whether they are fit for use."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -185,9 +185,14 @@ def check_finite(model: nn.Module) -> None:
 
 def weights_hash(model: nn.Module) -> str:
     """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash."""
+    return tensors_hash(dict(model.named_parameters()))
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of tensors."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        value = parameter.detach().cpu().contiguous()
+    for name, tensor in sorted(tensors.items()):
+        value = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

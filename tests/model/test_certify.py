@@ -613,3 +613,40 @@ def test_a_scale_that_is_not_one_over_the_root_of_d_head_is_reported() -> None:
     split = am.decompose_scores(hooked, torch.tensor([[5, 7, 9]]))
     assert split.parts[0].scale == pytest.approx(1 / math.sqrt(8))
     assert split.parts[1].scale == pytest.approx(1.3 / math.sqrt(8))
+
+
+def test_look_ahead_in_the_middle_of_a_text_is_caught() -> None:
+    model = models.fresh("llama")
+    mlp = models.blocks_of(model)[0].mlp
+    honest = mlp.forward
+
+    def leaks(x: Tensor) -> Tensor:
+        out = honest(x)
+        if out.shape[1] > 4:
+            out = out + torch.nn.functional.pad(out[:, 4:5], (0, 0, 0, out.shape[1] - 1))
+        return out
+
+    mlp.forward = leaks
+    with pytest.warns(UnprovenWarning):
+        hooked = am.load(model)
+    assert "causal" in failed(hooked.certificate)
+
+
+def test_a_new_certificate_takes_the_place_of_the_old_one() -> None:
+    source = models.fresh("gpt2")
+    hooked = am.load(source)
+    with torch.no_grad():
+        source.transformer.h[1].ln_1.weight[0] = torch.nan
+    assert hooked.certificate.ok
+    assert am.certify(hooked) is hooked.certificate
+    assert not hooked.certificate.ok
+    with pytest.raises(am.CertificateError):
+        hooked.run(models.token_ids("gpt2"), points=["pattern"])
+
+
+def test_a_certificate_under_hooks_is_not_kept() -> None:
+    hooked = am.load(models.fresh("gpt2"))
+    before = hooked.certificate
+    with hooked.hooks({("attn_out", 1): lambda value: value * 2}):
+        assert not am.certify(hooked).ok
+    assert hooked.certificate is before

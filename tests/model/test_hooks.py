@@ -539,3 +539,46 @@ def test_a_gradient_of_nothing_is_refused() -> None:
             hooked.run(ids, points=["q"], gradients_of=measure)
     with pytest.raises(am.InputError, match="without a head on top"):
         models.hooked("bert_headless").run(ids, points=["q"], gradients_of=lambda x: x.sum())
+
+
+def test_blocks_that_end_in_any_order_take_away_their_own() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    clean = hooked.run(ids).logits
+    first = hooked.hooks({("z", 0): lambda z: z * 0})
+    second = hooked.hooks({("z", 1): lambda z: z * 0})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    with hooked.hooks({("z", 1): lambda z: z * 0}):
+        expected = hooked.run(ids).logits
+    torch.testing.assert_close(hooked.run(ids).logits, expected)
+    second.__exit__(None, None, None)
+    assert torch.equal(hooked.run(ids).logits, clean)
+
+
+def test_a_hook_cannot_run_its_own_model() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+
+    def again(value: Tensor) -> Tensor:
+        hooked.run(ids)
+        return value
+
+    with hooked.hooks({("z", 0): again}), pytest.raises(am.InputError, match="cannot run the model"):
+        hooked.run(ids)
+    assert hooked.edited == ()
+
+
+def test_gradients_of_functions_of_any_signature() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+
+    def scaled(logits: Tensor, scale: float = 2.0) -> Tensor:
+        return scale * logits[:, -1, 3]
+
+    def with_batch(logits: Tensor, batch: am.Batch) -> Tensor:
+        return logits[torch.arange(len(batch.ids)), batch.lengths - 1, 3]
+
+    twice = hooked.run(ids, points=[("z", 0)], gradients_of=scaled).gradients
+    once = hooked.run(ids, points=[("z", 0)], gradients_of=with_batch).gradients
+    assert twice is not None and once is not None
+    torch.testing.assert_close(twice["z", 0], 2 * once["z", 0])
+    assert hooked.run(ids, points=[("z", 0)], gradients_of=torch.sum).gradients is not None

@@ -1,0 +1,30 @@
+"""Sinks (gpt-oss): one more logit in the normaliser, wherever a pattern is shown."""
+
+import models
+import torch
+
+import attnmech as am
+
+
+def test_the_view_shows_the_pattern_that_the_model_has() -> None:
+    model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1)
+    split = am.decompose_scores(model, ids)
+    pattern = model.run(ids, points=["pattern"])
+    shown = torch.from_numpy(split.view().pattern)
+    for layer in range(model.n_layers):
+        torch.testing.assert_close(shown[layer], pattern["pattern", layer][0], rtol=1e-5, atol=1e-6)
+    assert float(shown.sum(dim=-1).min()) < 0.99
+
+
+def test_sinks_are_the_models_own() -> None:
+    split = am.decompose_scores(models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1))
+    assert split.sink is not None
+    for layer, sink in enumerate(split.sink):
+        torch.testing.assert_close(sink, models.plain("gpt_oss").model.layers[layer].self_attn.sinks)
+    assert am.decompose_scores(models.hooked("llama"), models.token_ids("llama")).sink is None
+
+
+def test_sinks_come_back_from_a_file(tmp_path: object) -> None:
+    split = am.decompose_scores(models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1))
+    loaded = am.ScoreDecomposition.load(split.save(f"{tmp_path}/scores.safetensors"))
+    assert torch.equal(torch.from_numpy(loaded.view().pattern), torch.from_numpy(split.view().pattern))
