@@ -149,7 +149,7 @@ class Step:
 def _print_report(console: Console, model: "HookedModel", frame: "pd.DataFrame", notes: tuple[str, ...]) -> None:
     console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
     shares = [str(name) for name in frame.filter(like="_share")]
-    table = Table(title="What each row's highest score is made of (mean over heads)", title_justify="left")
+    table = Table(title="Mean share of each term in a row's highest score; largest residual", title_justify="left")
     table.add_column("layer", justify="right")
     for name in shares:
         table.add_column(name.removesuffix("_share"), justify="right")
@@ -171,7 +171,7 @@ def _print_certificate(console: Console, model: "HookedModel", certificate: "Cer
     for column in ("check", "", "statement", "evidence"):
         table.add_column(column, overflow="fold")
     for item in certificate.checks:
-        style = {True: "green", False: "bold red", None: "dim"}[item.passed]
+        style = {"holds": "green", "differs": "yellow", "FAILS": "bold red"}.get(item.status, "dim")
         table.add_row(item.name, f"[{style}]{item.status}[/{style}]", _plain(item.statement), _plain(item.evidence))
     console.print(table)
     differing = [hook for hook in certificate.lens if hook.verdict == "differs"]

@@ -24,7 +24,13 @@ MAX_CELLS: Final = 2_250_000
 """A page holds at most this many scores, about 12 MB; of larger models it shows some layers."""
 
 
-_STATUS: Final[dict[bool | None, Literal["ok", "fail"] | None]] = {True: "ok", False: "fail", None: None}
+_STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
+    "holds": "ok",
+    "differs": "warn",
+    "FAILS": "fail",
+    "not checked": None,
+}
+"""How the page marks a check."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Report:
                 Fact(
                     check.name,
                     check.statement,
-                    _STATUS[check.passed],
+                    _STATUS[check.status],
                     check.evidence,
                 )
                 for check in self.certificate.checks

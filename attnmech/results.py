@@ -2,6 +2,7 @@
 
 import json
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -63,26 +64,27 @@ class Provenance:
         )
 
 
-class Result:
+class Result(ABC):
     """Base of all results. A subclass gives `to_frame`, and its tensors and facts for `save`."""
 
     provenance: Provenance
 
+    @abstractmethod
     def to_frame(self) -> pd.DataFrame:
         """The numbers as a tidy table, a row a head."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
         """Everything numeric that `load` needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """Everything else that `load` needs, as JSON values."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        raise NotImplementedError
+        """The reverse of `_tensors` and `_facts`."""
 
     def save(self, path: str | Path) -> Path:
         """Writes the result to one safetensors file (tensors, and JSON in its header); never pickle."""

@@ -8,10 +8,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
 install_import_hook("attnmech", "checking.checked")
 torch.set_num_threads(1)
+
+# A busy machine is slow, and a check that fails must fail again.
+settings.register_profile("attnmech", deadline=None, derandomize=True)
+settings.load_profile("attnmech")
 
 
 @pytest.fixture

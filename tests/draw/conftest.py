@@ -1,5 +1,6 @@
 """A small view whose numbers all differ, with hostile tokens, and its page opened in a real browser."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,11 @@ def page_html(view: ScoreView) -> str:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not CHROMIUM.exists():
+        # Where the checks promise a browser, its absence is a failure.
+        assert "ATTNMECH_NEEDS_BROWSER" not in os.environ, f"{CHROMIUM} is not installed"
         pytest.skip(f"{CHROMIUM} is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=str(CHROMIUM),
