@@ -1,4 +1,4 @@
-"""The names of the axes: the same words in annotations, einops patterns, frames and plot labels.
+"""The axes of a plot, how many places of one are shown, and how a token is written at it.
 
 >>> axis_label("query")
 'query token'
@@ -6,31 +6,10 @@
 
 from typing import Final
 
-BATCH: Final = "batch"
-POSITION: Final = "position"
 QUERY: Final = "query"
 KEY: Final = "key"
-LAYER: Final = "layer"
-HEAD: Final = "head"
-KV_HEAD: Final = "kv_head"
-D_HEAD: Final = "d_head"
-D_MODEL: Final = "d_model"
-SOURCE: Final = "source"
-VOCAB: Final = "vocab"
 
-_LABELS: Final = {
-    BATCH: "sequence",
-    POSITION: "token position",
-    QUERY: "query token",
-    KEY: "key token",
-    LAYER: "layer",
-    HEAD: "head",
-    KV_HEAD: "key-value head",
-    D_HEAD: "head dimension",
-    D_MODEL: "model dimension",
-    SOURCE: "writer upstream",
-    VOCAB: "vocabulary entry",
-}
+_LABELS: Final = {QUERY: "query token", KEY: "key token"}
 
 
 def axis_label(axis: str) -> str:

@@ -102,6 +102,15 @@ def split_stack(name: str) -> tuple[str, str]:
     return (stack, base) if stack in STACKS else ("", name)
 
 
+def full_name(stack: str, base: str) -> str:
+    """A point's name with its stack; the points outside the layers have none.
+
+    >>> full_name("cross", "pattern"), full_name("", "pattern"), full_name("cross", "logits")
+    ('cross.pattern', 'pattern', 'logits')
+    """
+    return f"{stack}.{base}" if stack and POINTS[base].per_layer else base
+
+
 def point_of(name: str) -> Point:
     """The table's entry for a name with or without its stack."""
     return POINTS[split_stack(name)[1]]
@@ -134,22 +143,18 @@ def parse(name: PointName) -> PointKey:
             raise InputError(f"the layer of point {base!r} must be an int; got {layer!r}.")
         if not point.per_layer:
             raise InputError(f"point {base!r} stands outside the layers: ask for {base!r} alone; got {name!r}.")
-        return _joined(stack, base), layer
+        return full_name(stack, base), layer
     if not isinstance(name, str):
         raise InputError(f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.')
     stack, base = split_stack(name)
     if base in POINTS:
-        return _joined(stack, base), None
+        return full_name(stack, base), None
     if name in _OUTSIDE_LAYERS:
         return _OUTSIDE_LAYERS[name], None
     block = _LENS_BLOCK.fullmatch(name)
     if block and block[2] in _IN_LAYER:
         return _IN_LAYER[block[2]], int(block[1])
     raise InputError(_unknown(name))
-
-
-def _joined(stack: str, base: str) -> str:
-    return f"{stack}.{base}" if stack and POINTS[base].per_layer else base
 
 
 def _unknown(name: str) -> str:

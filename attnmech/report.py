@@ -138,8 +138,8 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
 
     >>> am.report(am.load(), "The keys to the cabinet are here.").save("report.html")    # doctest: +SKIP
 
-    Of a text longer than 192 tokens the beginning is run and shown; of a model with very many heads, some
-    layers. The page says so.
+    Of a text longer than 192 tokens (it must fit the model's positions) the beginning is run and shown; of a model
+    with very many heads, some layers. The page says so.
     """
     batch = model.encode(inputs, bos=bos)
     if len(batch.ids) > 1:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..errors import UnsupportedModelError, WeightsError
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .stand_ins import BloomAttention, FalconAttention, GPTJAttention, MptAttention
-from .weights import Fused, Grouped, Layout, Separate
+from .weights import Fused, Layout, Separate
 
 Config: TypeAlias = Any
 """A transformers config; which entries it has depends on the family."""
@@ -106,7 +106,7 @@ def _bloom(config: Config) -> Architecture:
         name="BLOOM",
         blocks="h",
         attention="self_attention",
-        qkv=Fused("query_key_value", "head qkv d_head"),
+        qkv=BloomAttention.layout,
         out="self_attention.dense",
         attn_norm="input_layernorm",
         mid_norm="post_attention_layernorm",
@@ -124,7 +124,7 @@ def _mpt(config: Config) -> Architecture:
         name="MPT",
         blocks="blocks",
         attention="attn",
-        qkv=Fused("Wqkv", "qkv head d_head"),
+        qkv=MptAttention.layout,
         out="attn.out_proj",
         attn_norm="norm_1",
         mid_norm="norm_2",
@@ -145,7 +145,7 @@ def _falcon(config: Config) -> Architecture:
         name="Falcon",
         blocks="h",
         attention="self_attention",
-        qkv=Grouped("query_key_value"),
+        qkv=FalconAttention.layout,
         out="self_attention.dense",
         attn_norm="ln_attn" if two_norms else "input_layernorm",
         mid_norm="post_attention_layernorm" if serial else None,

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..errors import UnsupportedModelError
 from ..maths.scores import attention_of
+from ..points import full_name
 from .tap import Notes, Tap
 
 IMPLEMENTATION: Final = "attnmech"
@@ -196,7 +197,7 @@ class Site:
 
     def point(self, name: str) -> str:
         """The full name of a point of this stack: "pattern", or "cross.pattern" where there are several."""
-        return f"{self.stack}.{name}" if self.stack else name
+        return full_name(self.stack, name)
 
 
 def attention_of_site(

@@ -2,7 +2,7 @@
 
 A few probe tokens run through three models that share their parameters: ours, transformers' own, and
 TransformerLens's bridge. What must be equal is compared, and every comparison stands in the certificate with
-its residual. A point whose meaning is not proven is refused.
+its residual. A point whose check fails is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import UnsupportedModelError, WeightsError, first_line
 from ..maths.precision import table_tolerance
 from ..maths.scores import rounding_floor
-from ..points import POINTS, PointKey, lens_name
+from ..points import POINTS, PointKey, full_name, lens_name
 from .certificate import Certificate, Check, LensHook
 from .hooked import HookedModel
 from .ledger import parts_of
@@ -37,9 +37,11 @@ from .probe import (
     probe_batch,
     relative,
 )
+from .weights import check_finite
 
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = ("weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed")
+"""The checks of whole passes, which speak of every stack."""
 
 _HANDED: Final = {
     "": {"streams": "hidden_states", "attentions": "attentions"},
@@ -89,15 +91,15 @@ class _Statements(Probe):
 
     def of_model(self) -> Iterator[Check]:
         """The checks of whole passes."""
-        yield self._finite()
+        yield self._spelled_out(self._finite())
         reached = self._reached()
-        yield reached
+        yield self._spelled_out(reached)
         if reached.passed:
             yield from self._computed(self._whole_passes())
 
     def of_stack(self) -> Iterator[Check]:
         """The checks of the stack's layers; none where a pass did not come through."""
-        if self._reached().passed:
+        if self.values or self._reached().passed:
             yield from self._computed([*self._layer_by_layer(), self._pattern_edit, self._resid_mid_edit])
 
     def _computed(self, makers: list[Callable[[], Check]]) -> Iterator[Check]:
@@ -108,14 +110,15 @@ class _Statements(Probe):
             except Exception as error:
                 name = make.args[0] if isinstance(make, partial) else make.__name__.strip("_")
                 check = Check(name, f"{name} can be checked", _EVERY_POINT, False, detail=first_line(error))
-            yield self._of_this_stack(check)
+            yield self._spelled_out(check)
 
-    def _of_this_stack(self, check: Check) -> Check:
-        """The check with the stack's label before its name and its points, where the model has several."""
-        if not self.stack.label or check.name in _WHOLE:
-            return check
-        points = tuple(self.stack.point(name) if POINTS[name].per_layer else name for name in check.points)
-        return replace(check, name=f"{self.stack.label} {check.name}", points=points)
+    def _spelled_out(self, check: Check) -> Check:
+        """The check with its points under their full names: a whole pass speaks of every stack, a layer of its own."""
+        whole = check.name in _WHOLE
+        labels = list(self.model.stacks) if whole else [self.stack.label]
+        points = tuple(dict.fromkeys(full_name(label, name) for label in labels for name in check.points))
+        name = check.name if whole or not self.stack.label else f"{self.stack.label} {check.name}"
+        return replace(check, name=name, points=points)
 
     def _whole_passes(self) -> list[Callable[[], Check]]:
         return [
@@ -203,9 +206,10 @@ class _Statements(Probe):
 
     def _finite(self) -> Check:
         statement = "every weight is finite"
-        for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(parameter).all():
-                return Check("weights", statement, _EVERY_POINT, False, detail=f"{name} holds NaN or infinity")
+        try:
+            check_finite(self.model.named_parameters())
+        except WeightsError as error:
+            return Check("weights", statement, _EVERY_POINT, False, detail=str(error))
         return Check("weights", statement, (), True)
 
     def _transformers(self) -> Check:
@@ -500,7 +504,7 @@ class _Statements(Probe):
         """resid_post, from resid_mid and what is added to it."""
         plan = self.plan
         if plan.interposed:
-            middle = middle + values[f"{plan.interposed}.attn_out", layer]
+            middle = middle + values[full_name(plan.interposed, "attn_out"), layer]
         if plan.mlp_out is None:
             return middle
         added = values[self.stack.point("mlp_out"), layer]
@@ -569,7 +573,9 @@ class _Statements(Probe):
                 middle = self.at("resid_mid", layer)
                 edited = middle + torch.randn(middle.shape, generator=generator, dtype=torch.float32).to(middle)
                 mlp_out, resid_post = self.stack.point("mlp_out"), self.stack.point("resid_post")
-                between: list[PointKey] = [(f"{self.plan.interposed}.attn_out", layer)] if self.plan.interposed else []
+                between: list[PointKey] = (
+                    [(full_name(self.plan.interposed, "attn_out"), layer)] if self.plan.interposed else []
+                )
                 with self.model.editing({(self.stack.point("resid_mid"), layer): always(edited)}):
                     found = self.model.forward(self.batch, captures=[(mlp_out, layer), (resid_post, layer), *between])
                 expected = self._block_end(layer, edited, found)

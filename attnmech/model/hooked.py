@@ -44,7 +44,8 @@ class HookedModel:
     """A transformers model whose every activation point has one meaning.
 
     Made by `am.load`. The model that the caller gave is never touched: this is a copy of its modules that
-    shares its parameters, so a later change of a weight shows here as well.
+    shares its parameters, so a later change of a weight in place shows here as well. Forward hooks on the caller's
+    modules are copied as they were at load.
 
     >>> acts = model.run("The keys are here.", points=["q", "pattern"])     # doctest: +SKIP
     >>> acts["pattern", 3]                                                   # doctest: +SKIP
@@ -53,7 +54,7 @@ class HookedModel:
     """
 
     certificate: "Certificate"
-    """What was proven of this model when it was loaded."""
+    """What `certify` last proved of this model, at load or since."""
 
     def __init__(
         self,
@@ -234,7 +235,7 @@ class HookedModel:
     @property
     def dtype(self) -> torch.dtype:
         """The precision of the weights, as they are now."""
-        return next(iter(self.stacks.values())).weights(next(iter(self.stacks.values())).layers[0]).W_Q.dtype
+        return next(self._model.parameters()).dtype
 
     @property
     def weights_hash(self) -> str:

@@ -62,7 +62,7 @@ def load(
         original, name = _from_object(source, place, kind)
     else:
         original, tokenizer, name = _from_files(source, tokenizer, place, kind)
-    check_finite(original)
+    check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
     model = HookedModel(original, tokenizer, name=name, source=code, bos=bos)
     check_runs(model)

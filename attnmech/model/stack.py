@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from ..points import full_name
 from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
 from .tap import Tap
@@ -54,7 +55,7 @@ class Stack:
 
     def point(self, name: str) -> str:
         """The full name of a point of this stack: "pattern", or "cross.pattern" where there are several."""
-        return f"{self.label}.{name}" if self.label else name
+        return full_name(self.label, name)
 
     def module(self, layer: int, path: str) -> nn.Module:
         """A module of one block, by its dotted path."""

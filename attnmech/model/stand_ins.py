@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .attention import MaskRule, Site, attend
 from .position import rotate_halves, rotate_pairs
-from .weights import Fused, Grouped, Separate
+from .weights import Fused, Grouped, Layout, Separate
 
 _BY_HEAD = "batch position head d_head -> batch head position d_head"
 
@@ -22,14 +22,13 @@ class StandIn(nn.Module):
     """What they share: the projections, the site, and heads put together again."""
 
     attnmech_site: Site
-    layout: Fused | Grouped | Separate
+    layout: Layout
     out_name: str
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
         for name, module in original.named_children():
             self.add_module(name, module)
-        self.config: Any = getattr(original, "config", None)
         self.heads = int(getattr(original, "num_heads", 0) or getattr(original, "n_heads", 0) or 0)
 
     def project(self, hidden_states: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """Where a layer's attention weights are, in the field's names and shapes; and whether they are fit for use."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -171,9 +171,9 @@ def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
     return bias if isinstance(bias, torch.Tensor) else None
 
 
-def check_finite(model: nn.Module) -> None:
+def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Raises `WeightsError` naming the first parameter that holds NaN or infinity."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters:
         # A sum is finite unless an entry is not (or it overflows), and takes no second array.
         if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
             bad = int((~torch.isfinite(parameter)).sum())

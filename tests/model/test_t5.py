@@ -222,3 +222,18 @@ def test_an_encoder_alone_has_one_stack() -> None:
     acts = model.run(given, points=["pattern", "embed"])
     assert acts["pattern", 1].shape == (3, 4, 9, 9)
     torch.testing.assert_close(acts["embed"], t5(F32, "t5_encoder_alone").shared.weight[given["input_ids"]])
+
+
+def test_a_fault_of_the_whole_model_refuses_the_points_of_every_stack() -> None:
+    source = models.fresh("t5")
+    model = am.load(source)
+    with torch.no_grad():
+        source.decoder.block[2].layer[1].layer_norm.weight[3] = torch.nan
+    assert not am.certify(model).ok
+    for stack in STACKS:
+        with pytest.raises(am.CertificateError, match="holds NaN or infinity"):
+            model.run(inputs(), points=[f"{stack}.pattern"])
+        with pytest.raises(am.CertificateError):
+            am.decompose_scores(model, inputs(), stack=stack)
+    with pytest.raises(am.CertificateError):
+        model.run(inputs(), points=["logits"])
