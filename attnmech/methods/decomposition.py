@@ -52,7 +52,8 @@ def decompose_scores(
     1e-12 in float64), `ExactnessError` is raised and nothing is returned. `CertificateError` is raised for a
     model whose certificate does not prove `attn_in` and `scores`.
 
-    >>> split = am.decompose_scores(model, "The keys are here.")          # doctest: +SKIP
+    >>> import attnmech as am
+    >>> split = am.decompose_scores(am.load(), "Anna sang of shells.")
     >>> split.terms["key_bias"].shape        # [batch layer head query key], 1 where it does not change
     torch.Size([1, 4, 8, 1, 6])
     >>> split.contrast(query=5, key_a=2, key_b=0).explain(layer=1, head=3)     # doctest: +SKIP
