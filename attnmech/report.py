@@ -7,6 +7,7 @@ from typing import Final, Literal
 import pandas as pd
 
 from .axes import spread
+from .demo.about import notes as notes_on_demo
 from .draw.page import render_page
 from .draw.view import Fact, ScoreView
 from .errors import InputError
@@ -158,6 +159,8 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
+    if model.source == "am.load()":
+        notes = notes_on_demo(batch.ids[0].tolist()) + notes
     scores = decompose_scores(model, batch, layers=layers, stack=shown.label or None)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnmech as am
+from attnmech.demo.about import ABOUT
 from attnmech.demo.text import PARAGRAPH
 
 module = importlib.import_module("attnmech.report")  # the package's `report` is the function
@@ -58,7 +59,10 @@ def test_hooks_in_force_are_told(demo: am.HookedModel) -> None:
     with demo.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
         report = am.report(demo, "Anna sang.")
     assert report.scores.provenance.edits == ("resid_pre 1",)
-    assert report.notes == ("Hooks were in force at resid_pre 1: these numbers are not the model's own.",)
+    assert report.notes == (
+        ABOUT,
+        "Hooks were in force at resid_pre 1: these numbers are not the model's own.",
+    )
     assert report.scores.provenance != am.report(demo, "Anna sang.").scores.provenance
 
 
@@ -83,8 +87,16 @@ def test_a_frame_has_a_row_a_layer(demo: am.HookedModel) -> None:
 def test_a_long_text_is_cut_and_the_page_says_so(demo: am.HookedModel) -> None:
     report = am.report(demo, " ".join(["Anna sang of shells and waves."] * 60))
     assert len(report.scores.tokens[0]) == module.MAX_TOKENS
-    assert report.notes == ("The text has 421 tokens; the first 192 were run and are shown.",)
-    assert report.notes[0] in report.to_html()
+    assert report.notes == (ABOUT, "The text has 421 tokens; the first 192 were run and are shown.")
+    assert report.notes[1] in report.to_html()
+
+
+def test_the_page_says_what_the_demo_model_is_and_what_it_cannot_read(demo: am.HookedModel) -> None:
+    report = am.report(demo, "The wug is new.")
+    assert report.notes[0] == ABOUT
+    assert report.notes[1].startswith("4 of the 9 tokens are single bytes")
+    assert all(note in report.to_html() for note in report.notes)
+    assert am.report(models.hooked("bloom"), torch.arange(6)).notes == ()
 
 
 def test_of_many_heads_some_layers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,16 +25,17 @@ class Relation:
     """Two words of a document that belong together; `key` always stands before `query`.
 
     What query and key are, by relation:
-    subject-verb: the verb, the head noun of its subject;
+    subject-verb: the verb, the head noun of its subject (each noun of two that are joined by "and"; in a
+    question, where the verb comes first, the noun is the query and the verb the key);
     verb-object: the object, its verb;
-    modifier: the noun, its adjective;
-    pronoun-antecedent: "she", "his", ..., the name meant;
+    modifier: the noun, its adjective or number;
+    pronoun-antecedent: "she", "his", "it", ..., the name or noun meant;
     recipient: the "to" before the recipient's name, that name's earlier mention;
     same-name: a name, its latest earlier mention;
     same-theme: a thing or place, the latest earlier one of the same theme;
-    bracket: the closing bracket, the opening one;
-    comma: the full stop, the last comma of its sentence;
-    sentence-final: the full stop, the one before it;
+    bracket: the closing bracket or quotation mark, the opening one;
+    comma: the mark that ends the sentence, the last comma of its sentence;
+    sentence-final: the mark that ends a sentence, the one before it;
     repeat: a word of a repeated span, the same word in the first copy.
     """
 
@@ -51,6 +52,8 @@ class Document:
 
     words: tuple[str, ...]
     relations: tuple[Relation, ...]
+    surprisal: float
+    """−ln of the probability that the grammar gives to this text among all of as many sentences, in nats."""
 
     @property
     def text(self) -> str:
@@ -59,32 +62,57 @@ class Document:
 
 
 class Draft:
-    """A document being written: takes words in order, sets spaces and capitals, and notes relations.
+    """A document being written: takes words in order, sets spaces, capitals and articles, and notes relations.
 
     >>> draft = Draft()
     >>> subject = draft.add("the", "boats")
-    >>> draft.relate("subject-verb", query=draft.add("(", "a", "gift", ")", "are"), key=subject)
-    >>> draft.add("new", ".")
-    8
-    >>> draft.finish().text, draft.finish().relations
-    ('The boats (a gift) are new.', (Relation(query=6, key=1, relation='subject-verb'),))
+    >>> bracket = draft.open("(")
+    >>> end = draft.add("from", "Anna")
+    >>> draft.close("(", bracket)
+    >>> draft.relate("subject-verb", query=draft.add("are"), key=subject)
+    >>> draft.add("new")
+    7
+    >>> draft.stop()
+    >>> draft.finish(surprisal=0.0).text, draft.finish(surprisal=0.0).relations[-1]
+    ('The boats (from Anna) are new.', Relation(query=6, key=1, relation='subject-verb'))
     """
 
     def __init__(self) -> None:
         self._words: list[str] = []
         self._relations: list[Relation] = []
         self._last_seen: dict[str, int] = {}
+        self._tight = True
+        self._capital = True
+        self._article = False
 
     def add(self, *added: str) -> int:
-        """Write words one after another; returns the index of the last."""
+        """Write words one after another ("a" becomes "an" where it must); returns the index of the last."""
         for word in added:
-            previous = self._words[-1] if self._words else ""
-            begins = not previous or previous == words.STOP
-            form = word[0].upper() + word[1:] if begins else word
-            opening = not previous or previous.strip() in words.BRACKETS
-            closing = word in words.PUNCTUATION and word not in words.BRACKETS
-            self._words.append(form if opening or closing else " " + form)
+            if self._article and word[0] in "aeiou":
+                self._words[-1] += "n"
+            mark = word in words.PUNCTUATION
+            form = word[0].upper() + word[1:] if self._capital else word
+            self.write(form if self._tight or mark else " " + form)
+            self._tight = False
+            self._capital = word in words.FINAL
+            self._article = word == "a"
         return len(self._words) - 1
+
+    def write(self, word: str) -> None:
+        """Put a word down, spelled with the space that leads it; every word passes here."""
+        self._words.append(word)
+
+    def open(self, mark: str) -> int:
+        """Write an opening bracket or quotation mark; returns its index. What is quoted begins with a capital."""
+        self.write(mark if self._tight else " " + mark)
+        self._tight = True
+        self._capital = self._capital or mark == words.QUOTE
+        return len(self._words) - 1
+
+    def close(self, mark: str, opened: int) -> None:
+        """Write what closes the mark that was opened at an index."""
+        self.write(words.BRACKETS.get(mark, mark))
+        self.relate("bracket", query=len(self._words) - 1, key=opened)
 
     def relate(self, relation: Kind, *, query: int, key: int) -> None:
         """Note that the word at `query` depends on the word at `key`."""
@@ -106,19 +134,19 @@ class Draft:
         """Write a comma."""
         self._last_seen[words.COMMA] = self.add(words.COMMA)
 
-    def stop(self) -> None:
+    def stop(self, mark: str = ".") -> None:
         """End the sentence."""
-        index = self.add_again(words.STOP, words.STOP, "sentence-final")
+        index = self.add_again(mark, "sentence", "sentence-final")
         comma = self._last_seen.pop(words.COMMA, None)
         if comma is not None:
             self.relate("comma", query=index, key=comma)
 
     def pronoun(self, word: str, antecedent: int) -> int:
-        """Write a pronoun that stands for the name at index `antecedent`."""
+        """Write a pronoun that stands for the name or noun at index `antecedent`."""
         index = self.add(word)
         self.relate("pronoun-antecedent", query=index, key=antecedent)
         return index
 
-    def finish(self) -> Document:
-        """The document written so far."""
-        return Document(tuple(self._words), tuple(self._relations))
+    def finish(self, surprisal: float) -> Document:
+        """The document written so far, with what its choices cost."""
+        return Document(tuple(self._words), tuple(self._relations), surprisal)

@@ -14,13 +14,15 @@ from torch import Tensor
 from transformers import BloomForCausalLM, PreTrainedTokenizerFast
 
 from attnmech.demo import model_folder, words
-from attnmech.demo.grammar import Document, Kind, Relation, document
-from attnmech.demo.sequences import document_tokens, repeated_tokens
-from attnmech.demo.tokenizer import token_ids
-from attnmech.errors import ModelNotFoundError
+from attnmech.demo.grammar import HELD_OUT, TRAINING, Document, Relation, Side, document
+from attnmech.demo.sequences import repeated_tokens
+from attnmech.demo.tokenizer import BOS, token_ids
+from attnmech.errors import AttnmechError, ModelNotFoundError
 
-HELD_OUT_SEED = 1_000_003
+FRESH_SEED = 1_000_003
 """Far from the seeds that training uses."""
+
+PERIOD, LENGTH, AT_ONCE = 20, 64, 32
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,25 @@ class Figure:
 
     name: str
     value: float
-    chance: float | None
-    """What guessing among the choices would reach; None where there are no choices."""
     cases: int
+    chance: float | None = None
+    """What guessing among the choices would reach; None where there are no choices."""
+    head: tuple[int, int] | None = None
+    """Layer and head, where the figure is the best head's."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A place in a text where one of a few words must come next."""
+    """A place in a text where one of two words must come next."""
 
     before: tuple[str, ...]
     """The words that the model sees."""
     right: str
     wrong: str
+
+
+ChoiceAt = Callable[[Document, Relation], Choice | None]
+"""Makes a choice of a relation of its sort in a document; None of any other."""
 
 
 def load(folder: Path | None = None) -> tuple[BloomForCausalLM, PreTrainedTokenizerFast]:
@@ -52,7 +60,7 @@ def load(folder: Path | None = None) -> tuple[BloomForCausalLM, PreTrainedTokeni
             f"expected a folder with a config.json; got {source}. "
             f"`python -m attnmech.demo.train --out {source}` makes one."
         )
-    model = BloomForCausalLM.from_pretrained(source, local_files_only=True)
+    model = BloomForCausalLM.from_pretrained(source, local_files_only=True, attn_implementation="eager")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
     model.train(False)
     return model, tokenizer
@@ -63,56 +71,137 @@ def evaluate(
     tokenizer: PreTrainedTokenizerFast,
     *,
     cases: int = 200,
-    seed: int = HELD_OUT_SEED,
+    seed: int = FRESH_SEED,
 ) -> list[Figure]:
     """Every figure of the model card.
 
-    The choices count as right where the right word scores above the wrong one.
+    `cases` is the number of documents, of spans and of choices of each sort.
     """
     rng = Random(seed)
-    figures = [_loss(model, tokenizer, rng, cases), _repetition(model, tokenizer, rng, cases)]
-    for name, choice_at in CHOICES.items():
-        choices = list(islice(_choices(rng, choice_at), cases))
-        figures.append(Figure(name, _accuracy(model, tokenizer, choices), 0.5, cases))
+    return [
+        *loss_figures(model, tokenizer, rng, cases),
+        repetition_figure(model, tokenizer, rng, cases),
+        *choice_figures(model, tokenizer, rng, cases),
+        *head_figures(model, tokenizer, rng, cases),
+    ]
+
+
+def loss_figures(
+    model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int
+) -> tuple[Figure, Figure, Figure]:
+    """Fresh documents of the training side: what the model pays for them, what the grammar does, how much more it is.
+
+    The entropy is that of the distribution that the model learnt from, so it is tried on texts of that side.
+    """
+    texts = [document(rng) for _ in range(cases)]
+    total = 0.0
+    for first in range(0, cases, AT_ONCE):
+        inputs = tokenizer([text.text for text in texts[first : first + AT_ONCE]], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            logits: Tensor = model(**inputs).logits[:, :-1]
+        labels = inputs["input_ids"][:, 1:].masked_fill(inputs["attention_mask"][:, 1:] == 0, -100)
+        total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
+    length = sum(len(text.words) for text in texts)
+    entropy = sum(text.surprisal for text in texts)
+    return (
+        Figure("loss on documents (nats a word)", total / length, cases),
+        Figure("grammar's entropy (nats a word)", entropy / length, cases),
+        Figure("loss above entropy (share)", total / entropy - 1, cases),
+    )
+
+
+def repetition_figure(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int) -> Figure:
+    """From the second word of the second copy on: until then nothing says that a copy has begun."""
+    right = []
+    for _ in range(0, cases, AT_ONCE):
+        tokens = torch.tensor([repeated_tokens(tokenizer, rng, period=PERIOD, length=LENGTH) for _ in range(AT_ONCE)])
+        with torch.no_grad():
+            guess = model(input_ids=tokens).logits.argmax(-1)
+        right.append((guess[:, PERIOD + 1 : -1] == tokens[:, PERIOD + 2 :]).float())
+    return Figure(
+        "next word of a repeated span",
+        torch.cat(right).mean().item(),
+        len(right) * AT_ONCE,
+        1 / len(tokenizer),
+    )
+
+
+def choice_figures(
+    model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int
+) -> list[Figure]:
+    """How often the right word scores above the wrong one.
+
+    Tried on the held-out side of the split, with names and pairs of nouns that training did not have, and on the
+    training side.
+    """
+    figures = []
+    for side, told in ((HELD_OUT, "held out"), (TRAINING, "seen")):
+        for name, choice_at in CHOICES.items():
+            choices = list(islice(_choices(rng, choice_at, side), cases))
+            figures.append(Figure(f"{name}, {told}", _accuracy(model, tokenizer, choices), cases, 0.5))
     return figures
 
 
-def _loss(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int) -> Figure:
-    tokens = torch.tensor([document_tokens(tokenizer, rng) for _ in range(cases)])
-    with torch.no_grad():
-        loss = model(input_ids=tokens, labels=tokens).loss
-    return Figure("loss on documents (nats a word)", loss.item(), None, cases)
+def head_figures(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int) -> list[Figure]:
+    """The best heads at looking to the first token, to the previous one, and behind the last copy of a word.
+
+    The first two are the share of rows that have that token as their top key, on held-out documents and on random
+    words that repeat; the third is the mean attention that the second copy of a random word gives to what followed
+    the first. Rows from the third on count: earlier ones have little else to look at.
+    """
+    before = torch.arange(1, LENGTH - 1)
+    measured: dict[str, list[Tensor]] = {}
+    for _ in range(0, cases, AT_ONCE):
+        texts = {
+            "documents": [held_out_tokens(tokenizer, rng) for _ in range(AT_ONCE)],
+            "random": [repeated_tokens(tokenizer, rng, length=LENGTH, period=PERIOD) for _ in range(AT_ONCE)],
+        }
+        for told, rows in texts.items():
+            patterns = _patterns(model, rows)
+            top = patterns.argmax(-1)[..., 2:]
+            for name, hit in (("first token", top == 0), ("previous token", top == before)):
+                measured.setdefault(f"{name} on top, {told}", []).append(hit.float().mean((1, 3)))
+        copied = patterns.diagonal(1 - PERIOD, 3, 4)[..., 2:]
+        measured.setdefault("induction mass, random", []).append(copied.mean((1, 3)))
+    return [_best(name, means) for name, means in measured.items()]
 
 
-def _repetition(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int) -> Figure:
-    """From the second word of the second copy on: until then nothing says that a copy has begun."""
-    period = 20
-    tokens = torch.tensor([repeated_tokens(tokenizer, rng, period=period) for _ in range(cases)])
+def held_out_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random) -> list[int]:
+    """`<s>`, then the first words of a held-out document."""
+    text = document(rng, sentences=LENGTH // 4, side=HELD_OUT).words[: LENGTH - 1]
+    return [*token_ids(tokenizer, [BOS]), *token_ids(tokenizer, text)]
+
+
+def _best(name: str, means: list[Tensor]) -> Figure:
+    """The largest of the mean figures [layer head]."""
+    mean = torch.stack(means).mean(0)
+    layer, head = divmod(int(mean.argmax()), mean.shape[1])
+    return Figure(name, mean.max().item(), len(means) * AT_ONCE, head=(layer, head))
+
+
+def _patterns(model: BloomForCausalLM, rows: list[list[int]]) -> Tensor:
+    """Attention probabilities [layer batch head query key]."""
     with torch.no_grad():
-        guess = model(input_ids=tokens).logits.argmax(-1)
-    right: Tensor = guess[:, period + 1 : -1] == tokens[:, period + 2 :]
-    return Figure("next word of a repeated random span", right.float().mean().item(), 1 / len(tokenizer), cases)
+        return torch.stack(model(input_ids=torch.tensor(rows), output_attentions=True).attentions)
 
 
 def _accuracy(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, choices: list[Choice]) -> float:
-    texts = ["".join(choice.before) for choice in choices]
-    inputs = tokenizer(texts, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        logits: Tensor = model(**inputs).logits
-    last = inputs["attention_mask"].sum(-1) - 1
-    scores = logits[torch.arange(len(choices)), last]
-    right = scores.gather(1, _column(tokenizer, [choice.right for choice in choices]))
-    wrong = scores.gather(1, _column(tokenizer, [choice.wrong for choice in choices]))
-    return (right > wrong).float().mean().item()
+    right = 0
+    for first in range(0, len(choices), AT_ONCE):
+        some = choices[first : first + AT_ONCE]
+        inputs = tokenizer(["".join(choice.before) for choice in some], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            logits: Tensor = model(**inputs).logits
+        scores = logits[torch.arange(len(some)), inputs["attention_mask"].sum(-1) - 1]
+        better = scores.gather(1, torch.tensor(token_ids(tokenizer, [choice.right for choice in some]))[:, None])
+        worse = scores.gather(1, torch.tensor(token_ids(tokenizer, [choice.wrong for choice in some]))[:, None])
+        right += int((better > worse).sum())
+    return right / len(choices)
 
 
-def _column(tokenizer: PreTrainedTokenizerFast, tokens: list[str]) -> Tensor:
-    return torch.tensor(token_ids(tokenizer, tokens))[:, None]
-
-
-def _choices(rng: Random, choice_at: Callable[[Document, Relation], Choice | None]) -> Iterator[Choice]:
+def _choices(rng: Random, choice_at: ChoiceAt, side: Side) -> Iterator[Choice]:
     while True:
-        text = document(rng, sentences=3)
+        text = document(rng, sentences=3, side=side)
         for relation in text.relations:
             choice = choice_at(text, relation)
             if choice is not None:
@@ -123,59 +212,61 @@ def _recipient(text: Document, relation: Relation) -> Choice | None:
     """When Anna and Tom went to the harbour, Anna gave a shell to ... Tom or Anna?"""
     if relation.relation != "recipient":
         return None
-    right = text.words[relation.query + 1]
-    pair = (text.words[relation.key - 2], text.words[relation.key + 2])
-    wrong = next(word for word in pair if word.strip() in words.GIRLS + words.BOYS)
-    return Choice(text.words[: relation.query + 1], right, " " + wrong.strip())
+    after = relation.key + 1
+    other = text.words[after + 1 if text.words[after] == " and" else relation.key - 2]
+    return Choice(text.words[: relation.query + 1], text.words[relation.query + 1], " " + other.strip())
 
 
-def _number(attractors: int) -> Callable[[Document, Relation], Choice | None]:
+def _number(attractors: int) -> ChoiceAt:
     """The keys beside the cabinet ... are or is? All nouns in between, so many, have the other number."""
 
     def choice_at(text: Document, relation: Relation) -> Choice | None:
-        if relation.relation != "subject-verb":
+        right, subject = text.words[relation.query], text.words[relation.key]
+        if relation.relation != "subject-verb" or right not in OTHER_NUMBER or subject not in PLURALS | SINGULARS:
             return None
-        plural = text.words[relation.key] in PLURALS
         between = text.words[relation.key + 1 : relation.query]
         numbers = [word in PLURALS for word in between if word in PLURALS | SINGULARS]
-        if numbers != [not plural] * attractors:
+        if numbers != [subject not in PLURALS] * attractors:
             return None
-        right = text.words[relation.query]
         return Choice(text.words[: relation.query], right, OTHER_NUMBER[right])
 
     return choice_at
 
 
 def _gender(text: Document, relation: Relation) -> Choice | None:
-    """Anna lost her book, so ... she or he?"""
-    return _one_of(text, relation, "pronoun-antecedent", (" she", " he"))
+    """Aunt Anna lost ... her or his? The first pronoun for someone who was named alone."""
+    right = text.words[relation.query]
+    if relation.relation != "pronoun-antecedent" or right not in OTHER_GENDER:
+        return None
+    earlier = [r.query for r in text.relations if r.relation == "pronoun-antecedent" and r.query < relation.query]
+    if any(query > relation.key for query in earlier) or " met" in text.words[: relation.query][relation.key - 2 :]:
+        return None
+    return Choice(text.words[: relation.query], right, OTHER_GENDER[right])
 
 
 def _closing(text: Document, relation: Relation) -> Choice | None:
-    """The keys (a gift from Tom ... ) or ]?"""
-    return _one_of(text, relation, "bracket", tuple(words.BRACKETS.values()))
-
-
-def _one_of(text: Document, relation: Relation, kind: Kind, pair: tuple[str, ...]) -> Choice | None:
+    """The keys (made by Tom ... ) or ]?"""
     right = text.words[relation.query]
-    if relation.relation != kind or right not in pair:
+    pair = tuple(words.BRACKETS.values())
+    if relation.relation != "bracket" or right not in pair:
         return None
     return Choice(text.words[: relation.query], right, next(word for word in pair if word != right))
 
 
-NOUNS = tuple(noun for theme in words.THEMES for noun in theme.nouns)
-SINGULARS = {" " + noun.singular for noun in NOUNS}
-PLURALS = {" " + noun.plural for noun in NOUNS}
-OTHER_NUMBER = {f" {verb.singular}": f" {verb.plural}" for verb in words.AGREEING}
+PLURALS = {" " + noun.plural for noun in words.things()}
+SINGULARS = {" " + noun.singular for noun in words.things()}
+OTHER_NUMBER = {f" {verb.singular}": f" {verb.plural}" for verb in words.LINKING + words.RESTING}
 OTHER_NUMBER |= {plural: singular for singular, plural in OTHER_NUMBER.items()}
+OTHER_GENDER = {" her": " his", " she": " he", " She": " He", " herself": " himself"}
+OTHER_GENDER |= {male: female for female, male in OTHER_GENDER.items()}
 
-CHOICES: dict[str, Callable[[Document, Relation], Choice | None]] = {
+CHOICES: dict[str, ChoiceAt] = {
     "recipient's name": _recipient,
-    "verb's number": _number(0),
-    "verb's number across 1 attractor": _number(1),
-    "verb's number across 2 attractors": _number(2),
+    "verb without attractor": _number(0),
+    "verb across 1 attractor": _number(1),
+    "verb across 2 attractors": _number(2),
     "pronoun's gender": _gender,
-    "kind of closing bracket": _closing,
+    "closing bracket": _closing,
 }
 
 
@@ -185,11 +276,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, help="folder of a model (default: the shipped one)")
     parser.add_argument("--cases", type=int, default=200, help="texts per figure (default %(default)s)")
     chosen = parser.parse_args(arguments)
-    model, tokenizer = load(chosen.model)
-    table = Table("figure", "value", "chance", "cases")
+    try:
+        model, tokenizer = load(chosen.model)
+    except AttnmechError as error:
+        parser.exit(2, f"{error}\n")
+    table = Table("figure", "value", "chance", "head", "cases")
     for figure in evaluate(model, tokenizer, cases=chosen.cases):
-        chance = "" if figure.chance is None else f"{figure.chance:.3f}"
-        table.add_row(figure.name, f"{figure.value:.3f}", chance, str(figure.cases))
+        chance = "" if figure.chance is None else f"{figure.chance:.4f}"
+        head = "" if figure.head is None else "layer {} head {}".format(*figure.head)
+        table.add_row(figure.name, f"{figure.value:.3f}", chance, head, str(figure.cases))
     Console().print(table)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from attnmech.demo import words
 from attnmech.demo.grammar import document
 from attnmech.demo.tokenizer import FIRST_WORD, token_ids
 
@@ -25,11 +26,42 @@ def repeated_tokens(
 
 
 def document_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, *, length: int = 64) -> list[int]:
-    """`<s>`, then the first words of a generated document (more than one where one is too short)."""
-    tokens = [_bos(tokenizer)]
-    while len(tokens) < length:
-        tokens += token_ids(tokenizer, document(rng).words)
-    return tokens[:length]
+    """`<s>`, then the first words of a document."""
+    return [_bos(tokenizer), *token_ids(tokenizer, _words(rng, length))][:length]
+
+
+def altered_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, *, length: int = 64) -> list[int]:
+    """`<s>`, then a document in which words have been given up for others, each wherever it stands.
+
+    In one document of four, one word is spelled with random letters; in the others everyone has some other word
+    for a name. So the model meets bytes, and learns to tell names by where they stand.
+    """
+    text = _words(rng, length)
+    if rng.random() < 0.25:
+        known = rng.choice([word for word in text if word.strip().isalpha()])
+        unknown = "".join(rng.choices(LETTERS, k=rng.randint(3, 8)))
+        spelt = known[: -len(known.strip())] + (unknown.capitalize() if known.istitle() else unknown)
+        instead = {known: tokenizer.encode(spelt, add_special_tokens=False)}
+    else:
+        new = {name: rng.choice(SUBSTITUTES) for name in words.names()}
+        instead = {word: token_ids(tokenizer, [new[word.strip()]]) for word in text if word.strip() in new}
+    pieces = [instead.get(word, [token]) for word, token in zip(text, token_ids(tokenizer, text), strict=True)]
+    return [_bos(tokenizer), *(token for piece in pieces for token in piece)][:length]
+
+
+def _words(rng: Random, length: int) -> tuple[str, ...]:
+    """The words of a document that has at least so many."""
+    sentences = length // 8
+    while len(text := document(rng, sentences=sentences).words) < length:
+        sentences += 4
+    return text
+
+
+LETTERS = "aaabcdeeefghiijklmnooprsttuvwyz"
+"""What unknown words are made of; vowels come up more often."""
+
+SUBSTITUTES = tuple(" " + word for word in words.plain_words() if word not in words.UNSEEN)
+"""What people may be called instead; the names that are held out stay so."""
 
 
 def batch(
@@ -37,14 +69,21 @@ def batch(
     rng: Random,
     *,
     size: int = 32,
-    length: int = 64,
-    repeated: float = 0.3,
+    length: int = 128,
+    repeated: float = 0.25,
+    altered: float = 0.2,
 ) -> Tensor:
-    """Token ids [batch position] of one training step; a share `repeated` is random words that repeat."""
+    """Token ids [batch position] of one training step.
+
+    A share `repeated` of the rows is random words that repeat, a share `altered` documents with strange words.
+    """
     rows = []
     for _ in range(size):
-        if rng.random() < repeated:
-            rows.append(repeated_tokens(tokenizer, rng, length=length, period=rng.randint(10, 30)))
+        kind = rng.random()
+        if kind < repeated:
+            rows.append(repeated_tokens(tokenizer, rng, length=length, period=rng.randint(10, 40)))
+        elif kind < repeated + altered:
+            rows.append(altered_tokens(tokenizer, rng, length=length))
         else:
             rows.append(document_tokens(tokenizer, rng, length=length))
     return torch.tensor(rows)

@@ -1,7 +1,7 @@
 """The paragraph that attnmech shows when it is given no text."""
 
 PARAGRAPH = (
-    "Anna painted a small boat near the harbour. The sails behind the blue boat (a gift from Tom) were new. "
+    "Anna painted a small boat near the harbour. The sails behind the blue boat (made by Tom) were new. "
     "Anna lost her anchor, so she walked to the beach. When Anna and Tom came to the harbour, Tom gave "
     "an old anchor to Anna. Anna sang of shells and waves, of shells and waves."
 )

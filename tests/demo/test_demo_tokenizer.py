@@ -41,7 +41,6 @@ def test_ids_are_laid_out_as_specials_bytes_reserved_words() -> None:
     assert sorted(vocabulary.values()) == list(range(len(TOKENIZER)))
     assert token_ids(TOKENIZER, [PAD, BOS, EOS, "<0x00>", "<0xFF>"]) == [0, 1, 2, 3, 258]
     assert {token for token, number in vocabulary.items() if number >= FIRST_WORD} == set(words.vocabulary())
-    assert 400 <= len(words.vocabulary()) <= 700
 
 
 def test_every_text_starts_with_the_same_token() -> None:
@@ -87,3 +86,20 @@ def test_the_paragraph_is_in_the_language() -> None:
     tokens = TOKENIZER.encode(PARAGRAPH)
     assert 45 <= len(tokens) <= 70
     assert min(tokens[1:]) >= FIRST_WORD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Boats are lovely.",
+        "When Mary and John went to the store, John gave a drink to Mary.",
+        "The keys to the cabinet are on the table.",
+        "My friend has a very old dog, and she loves it.",
+        "Why do the children like stories about dragons?",
+        "I think that some of these paintings were made by a famous artist.",
+    ],
+)
+def test_an_ordinary_sentence_has_few_tokens_a_word(text: str) -> None:
+    tokens = TOKENIZER.tokenize(text)
+    assert len(tokens) <= 1.6 * len(text.split())
+    assert not [token for token in tokens if token.startswith("<0x")]

@@ -1,0 +1,26 @@
+"""What a reader should know of the demo model before believing what it does with a text."""
+
+from collections.abc import Sequence
+
+from attnmech.demo.tokenizer import FIRST_WORD
+
+ABOUT = (
+    "This is the demo model of attnmech: a small decoder trained on sentences that a grammar generated. It has learnt "
+    "that grammar (which verb form a subject takes, who he, she and it are, what a bracket needs, names and phrases "
+    "that come back), and its vocabulary of some 2,000 words. It knows nothing of the world, and is no guide to what "
+    "large language models do."
+)
+
+
+def notes(ids: Sequence[int]) -> list[str]:
+    """What to say beside a text of these tokens.
+
+    >>> from attnmech.demo.tokenizer import build_tokenizer
+    >>> notes(build_tokenizer().encode("The wug is new."))[1]
+    '4 of the 9 tokens are single bytes: the model has no words for what they spell.'
+    """
+    spelt = sum(2 < token < FIRST_WORD for token in ids)
+    if not spelt:
+        return [ABOUT]
+    are = "is a single byte" if spelt == 1 else "are single bytes"
+    return [ABOUT, f"{spelt} of the {len(ids)} tokens {are}: the model has no words for what they spell."]

@@ -1,0 +1,66 @@
+"""A training run on disk: what it needs to go on after it was interrupted."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from attnmech.errors import InputError
+from attnmech.results import writing
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter."""
+
+
+class Journal:
+    """One file with a run's weights, its optimizer's moments and its random state; written whole or not at all."""
+
+    def __init__(self, file: Path, settings: Mapping[str, object]) -> None:
+        self.file = file
+        self._settings = dict(settings)
+
+    def write(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rng: Random) -> None:
+        """Put down a run as it stands after a step."""
+        header = {"settings": self._settings, "step": step, "random": rng.getstate()}
+        tensors = {}
+        for name, parameter in model.named_parameters():
+            tensors[f"weight {name}"] = parameter.detach()
+            tensors |= {f"{moment} {name}": optimizer.state[parameter][moment] for moment in MOMENTS}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self.file) as draft:
+            save_file(tensors, draft, metadata={"attnmech": json.dumps(header)})
+
+    def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rng: Random) -> int:
+        """Bring a new run to where the one on disk stands; returns its step, or 0 where there is none.
+
+        Raises `InputError` for the file of another run and for a file that is none; it stays as it is.
+        """
+        if not self.file.exists():
+            return 0
+        try:
+            with safe_open(self.file, framework="pt") as kept:
+                header = json.loads((kept.metadata() or {})["attnmech"])
+                tensors = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 - no dict
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise InputError(f"{self.file} is not a training run that can go on ({error}); remove it.") from error
+        if header["settings"] != self._settings:
+            raise InputError(
+                f"{self.file} is a run with {header['settings']}; this one has {self._settings}. "
+                "Give it the same settings, another folder, or remove the file."
+            )
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(tensors[f"weight {name}"])
+                moments = {moment: tensors[f"{moment} {name}"] for moment in MOMENTS}
+                optimizer.state[parameter] = {moment: value.to(parameter.device) for moment, value in moments.items()}
+        version, internal, gauss = header["random"]
+        rng.setstate((version, tuple(internal), gauss))
+        return int(header["step"])
+
+    def remove(self) -> None:
+        """Take the file away once the run is at its end."""
+        self.file.unlink(missing_ok=True)

@@ -1,0 +1,96 @@
+"""Choices cost what they are worth, and every text has one derivation, so what they cost is −ln p of the text."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from attnmech.demo.dice import Dice
+from attnmech.demo.draft import Draft
+from attnmech.demo.grammar import SENTENCES, Document, document, tell
+
+
+def test_surprisal_is_minus_the_logarithm_of_the_probability() -> None:
+    dice = Dice(Random(0))
+    chosen = dice.choose(("a", "b", "c"), (1.0, 2.0, 5.0))
+    assert dice.surprisal == pytest.approx(-math.log({"a": 1, "b": 2, "c": 5}[chosen] / 8))
+    before = dice.surprisal
+    came_true = dice.chance(0.2)
+    assert dice.surprisal - before == pytest.approx(-math.log(0.2 if came_true else 0.8))
+
+
+def test_options_come_up_as_often_as_they_weigh() -> None:
+    dice = Dice(Random(0))
+    counts = Counter(dice.choose("abc", (1.0, 2.0, 5.0)) for _ in range(8000))
+    assert [counts[option] for option in "abc"] == pytest.approx([1000, 2000, 5000], rel=0.1)
+
+
+class Unplanned(Exception):
+    """A choice that no place was given for."""
+
+    def __init__(self, options: int) -> None:
+        self.options = options
+
+
+class Differs(Exception):
+    """The text has another word here."""
+
+
+class Planned(Dice):
+    """Makes the choices that it is given."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        super().__init__(Random(0))
+        self.places = list(places)[::-1]
+
+    def roll(self, weights: Sequence[float]) -> int:
+        if not self.places:
+            raise Unplanned(len(weights))
+        return self.places.pop()
+
+
+class Following(Draft):
+    """Takes words as long as one of several texts begins with them."""
+
+    def __init__(self, texts: Sequence[Document]) -> None:
+        super().__init__()
+        self.texts = list(texts)
+
+    def write(self, word: str) -> None:
+        place = len(self._words)
+        forms = (word, word + "n") if word.strip() in ("a", "A") else (word,)
+        self.texts = [text for text in self.texts if len(text.words) > place and text.words[place] in forms]
+        if not self.texts:
+            raise Differs
+        super().write(word)
+
+
+def derivations(texts: Sequence[Document]) -> list[Document]:
+    """Every way to write one of these texts of one sentence, found by trying every choice at every place."""
+    wanted = {text.words for text in texts}
+    found: list[Document] = []
+    begun: list[tuple[int, ...]] = [()]
+    while begun:
+        places = begun.pop()
+        try:
+            told = tell(Following(texts), Planned(places), sentences=1)
+        except Unplanned as choice:
+            begun += [(*places, place) for place in range(choice.options)]
+        except Differs:
+            continue
+        else:
+            found += [told] * (told.words in wanted)
+    return found
+
+
+def test_a_text_has_one_derivation() -> None:
+    texts = [document(Random(7), sentences=1, kinds=[kind]) for kind in SENTENCES]
+    found = derivations(texts)
+    assert sorted(told.words for told in found) == sorted(text.words for text in texts)
+    cost = {text.words: text.surprisal for text in texts}
+    for told in found:
+        assert told.surprisal == pytest.approx(cost[told.words] + math.log(len(SENTENCES)))
+        assert told == next(replace(text, surprisal=told.surprisal) for text in texts if text.words == told.words)
