@@ -46,6 +46,14 @@ class OutputError(AttnmechError, OSError):
     """A result cannot be written where it was asked to go."""
 
 
+class JournalError(AttnmechError, ValueError):
+    """A journal that a run cannot go on from: that of another run, or no whole journal."""
+
+
+class ReducerError(AttnmechError, ValueError):
+    """A reducer that returned something other than the tensors of its state, or NaN."""
+
+
 def first_line(error: BaseException) -> str:
     """What an error of another library says, in one line; with the second where the first only announces it.
 

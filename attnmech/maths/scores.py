@@ -203,22 +203,6 @@ def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]
     return einsum(query, key, "batch head query d, batch head key d -> batch head query key")
 
 
-def attention_of(
-    scores: Float[Tensor, "batch head query key"], sink: Float[Tensor, " head"] | None = None
-) -> Float[Tensor, "batch head query key"]:
-    """softmax_j(score_ij); a sink (gpt-oss) is one more logit in the normaliser, so that a row sums to 1 − its mass.
-
-    Taken in float32 or, of float64 scores, in float64.
-    """
-    precise = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if sink is not None:
-        column = sink.to(precise)[None, :, None, None].expand(*precise.shape[:-1], 1)
-        pattern = torch.softmax(torch.cat((precise, column), dim=-1), dim=-1)[..., :-1]
-    else:
-        pattern = torch.softmax(precise, dim=-1)
-    return pattern.to(scores.dtype)
-
-
 def rounding_floor(
     query: Float[Tensor, "batch head query d_head"],
     key: Float[Tensor, "batch kv_head key d_head"],

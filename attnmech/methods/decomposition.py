@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..errors import ExactnessError, InputError, index_of
 from ..maths.precision import step_tolerance
-from ..maths.scores import ScoreParts, attention_of, rank_keys, rounding_floor, term_shares
+from ..maths.scores import ScoreParts, rank_keys, rounding_floor, term_shares
+from ..maths.softmax import softmax_of
 from ..model.attention import MaskRule, RowBlock
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.ledger import parts_of
 from ..model.stack import Stack
-from ..points import PointKey
 from ..results import Provenance, Result, writing
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def decompose_scores(
     batch = model.encode(inputs, bos=bos)
     queries, keys = batch.queries(blocks.label), batch.keys(blocks.label)
     audit = _Audit(model, blocks, queries.mask, chosen, fold_norm)
-    model.forward(batch, captures=captures, observers=[audit])
+    model.forward(batch, captures=captures, rows=[audit])
     audit.require_exact()
     options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm, "stack": blocks.label or "self"}
     return ScoreDecomposition(
@@ -95,19 +95,19 @@ class _Audit:
         self.largest: dict[int, Tensor] = {}
         self._visible: list[tuple[MaskRule, Tensor]] = []
 
-    def __call__(self, block: RowBlock, values: Mapping[PointKey, Tensor]) -> None:
+    def __call__(self, block: RowBlock) -> None:
         layer = block.layer
         if block.stack != self.stack.label or layer not in self.layers:
             return
         if layer not in self.parts:
-            attn_in = values[self.stack.point("attn_in"), layer]
+            attn_in = block["attn_in"]
             visible = self._visible_of(block)
             self.parts[layer] = parts_of(self.model, block, attn_in, visible, fold_norm=self.fold_norm)
             self.residual[layer] = self.largest[layer] = attn_in.new_zeros(self.stack.n_heads, dtype=torch.float64)
         rows = slice(block.rows.start, block.rows.stop)
         keep = block.visible & self.real[:, None, rows, None]
         scores = block.scores.to(self.parts[layer].query_from_input.dtype)
-        difference = self.parts[layer].total(rows) - scores
+        difference = self.parts[layer].total(rows)[..., : scores.shape[-1]] - scores
         self.residual[layer] = torch.maximum(self.residual[layer], _largest(difference, keep))
         self.largest[layer] = torch.maximum(self.largest[layer], _largest(scores, keep))
 
@@ -280,7 +280,7 @@ class ScoreDecomposition(Result):
             total = one.total()
             hidden = ~one.visible.expand_as(total)
             scores.append(total.masked_fill(hidden, torch.nan)[0])
-            pattern = attention_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), one.sink)
+            pattern = softmax_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), one.sink)
             patterns.append(pattern.masked_fill(hidden, 0.0)[0])
             ranked, share = _shares_of(one, min(ranks, length), self.real.new_ones(1, length))
             keys.append(ranked[0])

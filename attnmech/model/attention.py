@@ -6,26 +6,30 @@ through transformers' attention interface, or through a module of ours that stan
 so that no [query key] mask need exist.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, TypeVar
 
 import torch
-from einops import rearrange, repeat
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from ..activations import Batch
 from ..errors import UnsupportedModelError
-from ..maths.scores import attention_of
-from ..points import full_name
-from .tap import Notes, Tap
+from ..maths.softmax import Attention, softmax_of
+from ..points import PointKey, full_name
+from .tap import Notes, Points, Tap
 
 IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
 
-_BLOCK_BYTES: Final = 32 * 2**20
-"""Rows of scores are taken in blocks of about this size, which stay in cache-friendly reach."""
+Found = TypeVar("Found")
+
+_BLOCK_BYTES: Final = 8 * 2**20
+"""Rows are taken in blocks whose scores have about this size, so that they stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class MaskRule:
     allows: Callable[..., Tensor]
     padding: Bool[Tensor, "batch key"] | None
     device: torch.device
+    _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     ndim = 0
     """Models that would look into a mask tensor (Falcon) find that this is none."""
@@ -59,6 +64,28 @@ class MaskRule:
         if self.padding is not None:
             seen = seen & self.padding[:, None, None, self.key_offset : self.key_offset + self.keys]
         return seen.expand(self.batch, 1, len(rows), self.keys)
+
+    def span(self, rows: range) -> range:
+        """The keys that the mask must be looked up for: before them all rows see all, from their end on none does.
+
+        Where one of the rows sees nothing at all (padding on the left) it reaches to the last key.
+        """
+        return self.once(("span", rows), lambda: self._span(rows))
+
+    def _span(self, rows: range) -> range:
+        visible = self.visible(rows)
+        partly = (~visible.all(dim=(0, 1, 2))).nonzero()
+        seen = visible.any(dim=(0, 1, 2)).nonzero()
+        end = int(seen[-1]) + 1 if len(seen) and bool(visible.any(dim=3).all()) else self.keys
+        start = int(partly[0]) if len(partly) else end
+        return range(min(start, end), end)
+
+    def once(self, key: Any, make: Callable[[], Found]) -> Found:
+        """What `make` finds, made once for all the layers that share this mask."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: Found = self._known[key]
+        return found
 
 
 def mask_rule(
@@ -88,31 +115,53 @@ def mask_rule(
 
 
 @dataclass(frozen=True)
-class RowBlock:
+class RowBlock(Points):
     """What an observer sees of one layer: a block of rows, with all that made it.
 
-    `q`, `visible`, `scores` and `pattern` are those of the block's rows; `k`, `v`, `position` and `mask` those
-    of the layer. `scores` and `pattern` are what the model goes on with, after edits; hidden cells of `scores`
-    hold the lowest finite number. `position` is the model's own position term, None where scores have none.
+    `q`, `scores` and all that follows from them are those of the block's rows and of the keys up to the last that
+    one of these rows may see; `k`, `v`, `position` and `mask` are those of the layer. Scores and pattern are what the
+    model goes on with, after edits; hidden cells of `scores` hold the lowest finite number. Points that were asked
+    for stand under their names, as far as the layer has come: `block["resid_pre"]`. Views of a block's tensors must
+    be copied if they are to be kept.
     """
 
     stack: str
     """The label of the stack, empty where the model has one."""
     layer: int
+    index: int
+    """The place of this layer among those watched."""
     rows: range
+    batch: Batch
     q: Float[Tensor, "batch head row d_head"]
-    k: Float[Tensor, "batch kv_head key d_head"]
-    v: Float[Tensor, "batch kv_head key d_head"]
+    k: Float[Tensor, "batch kv_head all_keys d_head"]
+    v: Float[Tensor, "batch kv_head all_keys d_head"]
     scale: float
-    position: Float[Tensor, "#batch #head #query key"] | None
+    position: Float[Tensor, "#batch #head #query all_keys"] | None
+    """The model's own position term; None where scores have none."""
     mask: MaskRule
     softcap: float | None
     sink: Float[Tensor, " head"] | None
     notes: Notes
     """Rotary tables and norm scales of this layer's queries and keys."""
-    visible: Bool[Tensor, "batch 1 row key"]
     scores: Float[Tensor, "batch head row key"]
-    pattern: Float[Tensor, "batch head row key"]
+    attention: Attention
+    """The same rows after the softmax, with what is read off it: two highest, entropy."""
+    values: Mapping[PointKey, Tensor]
+
+    @property
+    def pattern(self) -> Float[Tensor, "batch head row key"]:
+        """The attention probabilities."""
+        return self.attention.pattern.to(self.scores.dtype)
+
+    @cached_property
+    def visible(self) -> Bool[Tensor, "batch 1 row key"]:
+        """True where the row may look at the key."""
+        return self.mask.visible(self.rows)[..., : self.scores.shape[-1]]
+
+    @property
+    def real(self) -> Bool[Tensor, "batch row"]:
+        """True at rows of real tokens, False at padding."""
+        return self.batch.queries(self.stack).mask[:, self.rows.start : self.rows.stop]
 
 
 def attend(
@@ -133,38 +182,77 @@ def attend(
     mask lets i see j, else the lowest finite number; pattern_i = softmax_j(score_ij), with a sink as one more
     logit in the normaliser; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of
     head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
-    eager attention. The softmax is taken in float32 or, in a float64 model, in float64.
+    eager attention. The softmax is taken in float32 or, in a float64 model, in float64. Keys that no row of a
+    block may see are left out of it, unless somebody asks for whole rows.
     """
     tap, layer = site.tap, site.layer
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
-    group = q.shape[1] // k.shape[1]
-    keys, values = (repeat(x, "batch kv key d -> batch (kv group) key d", group=group) for x in (k, v))
+    k, v = k.contiguous(), v.contiguous()
     whole = any(tap.wants(site.point(name), layer) for name in ("scores", "pattern"))
+    watch = tap.under_way.watch
+    index = watch.layers.get((site.stack, layer)) if watch.rows else None
     blocks = []
-    for rows in _row_blocks(q, keys, whole):
-        visible = mask.visible(rows)
+    for rows in _row_blocks(q, k.shape[2], whole):
+        span = mask.span(rows)
+        keys = k.shape[2] if whole else span.stop
         queries = q[:, :, rows.start : rows.stop]
-        place = None if position is None else _rows_of(position, rows)
-        scores = torch.matmul(queries, keys.transpose(-1, -2)) * scale
-        if place is not None:
-            scores = scores + place
+        place = None if position is None else _rows_of(position, rows)[..., :keys]
+        scores = _scaled_products(queries, k[:, :, :keys], scale, place)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        scores = tap.visit(site.point("scores"), layer, scores, owned=True)
-        pattern = attention_of(scores, sink)
-        pattern = tap.visit(site.point("pattern"), layer, pattern, owned=True)
-        if tap.under_way.observers:
-            notes = tap.under_way.notes
+        if whole:
+            scores = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
+            scores = tap.visit(site.point("scores"), layer, scores, owned=True)
+        elif span:
+            hidden = ~mask.visible(rows)[..., span.start : span.stop]
+            scores[..., span.start :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        attention = Attention(softmax_of(scores, sink), scores)
+        pattern = attention.pattern.to(scores.dtype)
+        if tap.wants(site.point("pattern"), layer):
+            visited = tap.visit(site.point("pattern"), layer, pattern, owned=True)
+            if tap.edits(site.point("pattern"), layer) and not torch.equal(visited, pattern):
+                attention = Attention(visited.to(attention.pattern.dtype), None)
+            pattern = visited
+        blocks.append(_weighted_values(pattern, v[:, :, :keys]))
+        if index is not None:
             block = RowBlock(
-                site.stack, layer, rows, queries, k, v, scale, position, mask, softcap, sink, notes,
-                visible, scores, pattern,
+                site.stack, layer, index, rows, tap.under_way.batch, queries, k, v, scale, position, mask, softcap,
+                sink, tap.under_way.notes, scores, attention, tap.under_way.values,
             )  # fmt: skip
-            for observe in tap.under_way.observers:
-                observe(block, tap.under_way.values)
-        blocks.append(torch.matmul(pattern, values))
+            for observe in watch.rows:
+                observe(block)
     z = rearrange(torch.cat(blocks, dim=2), "batch head query d_head -> batch query head d_head")
     return tap.visit(site.point("z"), layer, z)
+
+
+def _scaled_products(
+    q: Float[Tensor, "batch head row d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    scale: float,
+    position: Float[Tensor, "#batch #head #row key"] | None,
+) -> Float[Tensor, "batch head row key"]:
+    """scale · q·k + position, with scale and a position that is the same in all rows inside the matrix product."""
+    batch, heads, rows, _ = q.shape
+    shared = heads // k.shape[1]
+    products = rearrange(q, "batch (kv shared) row d_head -> (batch kv) (shared row) d_head", shared=shared)
+    keys = rearrange(k, "batch kv key d_head -> (batch kv) d_head key")
+    if position is not None and position.shape[2] == 1 and shared == 1 and position.dtype == q.dtype:
+        start, position = position.expand(batch, heads, 1, -1).flatten(0, 1), None
+        scores = torch.baddbmm(start, products, keys, alpha=scale)
+    else:
+        scores = torch.baddbmm(q.new_zeros(1, 1, 1), products, keys, beta=0, alpha=scale)
+    scores = scores.view(batch, heads, rows, -1)
+    return scores if position is None else scores + position
+
+
+def _weighted_values(
+    pattern: Float[Tensor, "batch head row key"], v: Float[Tensor, "batch kv_head key d_head"]
+) -> Float[Tensor, "batch head row d_head"]:
+    """Σ_j pattern_ij v_j, with the heads that share keys and values in one matrix product."""
+    batch, heads, rows, _ = pattern.shape
+    shared = heads // v.shape[1]
+    grouped = rearrange(pattern, "batch (kv shared) row key -> (batch kv) (shared row) key", shared=shared)
+    return torch.bmm(grouped.to(v.dtype), v.flatten(0, 1)).view(batch, heads, rows, -1)
 
 
 def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
@@ -179,9 +267,9 @@ def _rows_of(position: Tensor, rows: range) -> Tensor:
     return position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
 
 
-def _row_blocks(q: Tensor, keys: Tensor, whole: bool) -> Iterator[range]:
+def _row_blocks(q: Tensor, keys: int, whole: bool) -> Iterator[range]:
     batch, heads, queries, _ = q.shape
-    row_bytes = batch * heads * keys.shape[2] * q.element_size()
+    row_bytes = batch * heads * keys * q.element_size()
     step = queries if whole else max(16, _BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, queries, step):
         yield range(start, min(queries, start + step))

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +24,7 @@ from .images import ImageEncoder, PatchGrid
 from .inputs import Encoder, Inputs
 from .points import ModelPoints, points_of
 from .stack import Stack
-from .tap import Edit, Observer, Pass, Tap
+from .tap import Edit, LayerObserver, Pass, RowObserver, Tap, Watch
 from .weights import AttentionWeights, tensors_hash, weights_hash
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class HookedModel:
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
         if self.grid is not None:
-            self._encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
+            self.encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
             self._read_tokens(bos)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
@@ -191,7 +191,7 @@ class HookedModel:
         """The batch of tokens that `run` makes of its inputs."""
         if isinstance(inputs, Batch):
             return inputs
-        return self._encoder.encode(inputs, bos)
+        return self.encoder.encode(inputs, bos)
 
     def stack(self, label: str | None = None) -> Stack:
         """One stack of the model by its label; the only one where there is one."""
@@ -264,17 +264,32 @@ class HookedModel:
     # -- for methods and the certificate -------------------------------------------------------------------
 
     def forward(
-        self, batch: Batch, *, captures: Iterable[PointKey] = (), observers: Iterable[Observer] = ()
+        self,
+        batch: Batch,
+        *,
+        captures: Iterable[PointKey] = (),
+        rows: Sequence[RowObserver] = (),
+        ends: Sequence[LayerObserver] = (),
+        passing: Iterable[PointKey] = (),
+        layers: Iterable[tuple[str, int]] | None = None,
     ) -> dict[PointKey, Tensor]:
-        """One pass without gradients: the captured values, while the observers see every block of rows."""
-        wanted = Pass(frozenset(captures), tuple(observers), shape=tuple(batch.ids.shape))
+        """One pass without gradients: the captured values, while observers look on.
+
+        `rows` see every block of rows and `ends` every layer that is through, of the (stack, layer) in `layers` or of
+        all; the points in `passing` are there for them, and let go when their layer ends.
+        """
+        if layers is None:
+            layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
+        places = {layer: place for place, layer in enumerate(layers)}
+        watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
+        wanted = Pass(batch, frozenset(captures), watch)
         with torch.no_grad():
             self._pass(batch, wanted)
         return wanted.values
 
     def output(self, batch: Batch) -> Any:
         """What transformers returns for a batch, computed by our attention."""
-        with torch.no_grad(), self._tap.recording(Pass(shape=tuple(batch.ids.shape))):
+        with torch.no_grad(), self._tap.recording(Pass(batch)):
             output = call(self._model, batch)
             if getattr(output, "logits", None) is not None:
                 output.logits = self._tap.visit("logits", None, output.logits)
@@ -333,7 +348,7 @@ class HookedModel:
                 ),
                 0,
             )
-        self._encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
+        self.encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
 
     def _further_inputs(self) -> dict[str, int | None]:
         """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""
@@ -363,7 +378,7 @@ class HookedModel:
             logits = getattr(output, "logits", None)
             if logits is not None:
                 logits = self._tap.visit("logits", None, logits)
-        missed = wanted.captures - set(wanted.values)
+        missed = (wanted.captures | wanted.watch.points) - set(wanted.values) - wanted.reached
         if missed:
             name, layer = sorted(missed, key=str)[0]
             raise UnsupportedModelError(
@@ -373,7 +388,7 @@ class HookedModel:
         return logits
 
     def _run_with_gradients(self, batch: Batch, keys: list[PointKey], measure: Measure) -> Activations:
-        wanted = Pass(frozenset(keys), gradients=True, shape=tuple(batch.ids.shape))
+        wanted = Pass(batch, frozenset(keys), gradients=True)
         with torch.enable_grad():
             logits = self._pass(batch, wanted)
             if logits is None:

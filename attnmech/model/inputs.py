@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..activations import Batch
 from ..errors import InputError
@@ -36,6 +37,7 @@ class Encoder:
         self.device = device
         self.decoder_start = decoder_start
         """The token that a decoder starts with, in an encoder-decoder model; else None."""
+        self._known_texts: dict[int, str] = {}
 
     def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
         """One batch, padded on the right where texts differ in length.
@@ -44,18 +46,34 @@ class Encoder:
         False takes it away, None leaves what the model was loaded with, and else what the tokenizer does.
         Token ids are taken as they are.
         """
+        batch = self.read(inputs, bos)
+        self.check_length(batch)
+        return batch
+
+    def read(self, inputs: Inputs, bos: bool | None = None) -> Batch:
+        """`encode`, of texts that may be longer than the model's positions, for who means to cut them."""
         if isinstance(inputs, str):
-            return self._texts([inputs], bos)
+            return self.padded(self.tokenize([inputs], bos))
         if isinstance(inputs, Mapping):
             return self._mapping(inputs)
         if isinstance(inputs, torch.Tensor):
             return self._ids(inputs, None, {})
         if isinstance(inputs, Sequence) and all(isinstance(text, str) for text in inputs):
-            return self._texts(list(inputs), bos)
+            return self.padded(self.tokenize(list(inputs), bos))
         raise InputError(
             "inputs must be a text, a list of texts, a tensor of token ids, or a mapping of model inputs; got "
             f"{type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
         )
+
+    def check_length(self, batch: Batch) -> None:
+        """Raises `InputError` for texts that have more tokens than the model has positions."""
+        for part in (batch, batch.target):
+            length = 0 if part is None else part.ids.shape[1]
+            if self.position_limit is not None and length > self.position_limit:
+                raise InputError(
+                    f"this model has {self.position_limit} positions; the text has {length} tokens. "
+                    "Shorten or split it."
+                )
 
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as text, with its own spaces; the id's digits where there is no tokenizer."""
@@ -64,6 +82,12 @@ class Encoder:
         return tuple(self._token_text(token) for token in ids)
 
     def _token_text(self, token: int) -> str:
+        # Decoding a token takes ten times as long as making it.
+        if token not in self._known_texts:
+            self._known_texts[token] = self._decoded(token)
+        return self._known_texts[token]
+
+    def _decoded(self, token: int) -> str:
         raw = self.tokenizer.convert_ids_to_tokens(token)
         if raw is None:
             return f"<{token}>"
@@ -72,7 +96,8 @@ class Encoder:
         decoded = self.tokenizer.decode([token], clean_up_tokenization_spaces=False)
         return str(raw) if decoded == "" or "\ufffd" in decoded else str(decoded)
 
-    def _texts(self, texts: list[str], bos: bool | None) -> Batch:
+    def tokenize(self, texts: list[str], bos: bool | None = None) -> list[Tensor]:
+        """The token ids of each text, of any length; `bos` as in `encode`."""
         if not texts:
             raise InputError("the list of texts is empty; give at least one text.")
         if self.tokenizer is None:
@@ -82,20 +107,25 @@ class Encoder:
             )
         for number, text in enumerate(texts):
             if not text.strip():
-                which = "the text" if len(texts) == 1 else f"text {number}"
-                raise InputError(f"{which} is empty; give at least one word.")
+                raise InputError(f"{_which(number, texts)} is empty; give at least one word.")
+            if not _is_unicode(text):
+                raise InputError(
+                    f"{_which(number, texts)} holds half of a surrogate pair (U+D800 to U+DFFF), which is no "
+                    "character; replace it: text.encode('utf-8', 'replace').decode()."
+                )
         wanted = self.bos if bos is None else bos
         encoded = self.tokenizer(texts, padding=False, truncation=False)["input_ids"]
         rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
         if any(not row for row in rows):
             raise InputError("the tokenizer made no token of this text; give at least one word it knows.")
-        longest = max(map(len, rows))
-        pad = next((i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if i is not None), 0)
-        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
-        mask = torch.zeros_like(ids, dtype=torch.bool)
-        for number, row in enumerate(rows):
-            ids[number, : len(row)] = torch.tensor(row)
-            mask[number, : len(row)] = True
+        return [torch.tensor(row) for row in rows]
+
+    def padded(self, rows: Sequence[Tensor]) -> Batch:
+        """One batch of the token ids of texts, padded on the right."""
+        of_tokenizer = () if self.tokenizer is None else (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        pad = next((token for token in of_tokenizer if token is not None), 0)
+        ids = pad_sequence(list(rows), batch_first=True, padding_value=pad)
+        mask = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
         return self._ids(ids, mask, {})
 
     @property
@@ -193,11 +223,6 @@ class Encoder:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise InputError(f"token ids must be from 0 to {self.n_vocab - 1} (the model's vocabulary); got {bad}.")
-        length = ids.shape[1]
-        if self.position_limit is not None and length > self.position_limit:
-            raise InputError(
-                f"this model has {self.position_limit} positions; the text has {length} tokens. Shorten or split it."
-            )
         ids, mask = ids.to(self.device), mask.to(self.device)
         bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
@@ -207,6 +232,18 @@ class Encoder:
     def _starts_with(token: int, ids: Tensor, mask: Tensor) -> bool:
         first = ids.gather(1, mask.int().argmax(dim=1, keepdim=True))
         return bool(torch.eq(first, token).all())
+
+
+def _which(number: int, texts: Sequence[str]) -> str:
+    return "the text" if len(texts) == 1 else f"text {number}"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tensor(name: str, value: Any) -> Tensor:

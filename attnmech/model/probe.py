@@ -48,11 +48,11 @@ class Probe:
         self.values: dict[PointKey, Tensor] = {}
 
     def run(self, captures: Sequence[PointKey]) -> dict[PointKey, Tensor]:
-        def keep(block: RowBlock, values: Mapping[PointKey, Tensor]) -> None:
+        def keep(block: RowBlock) -> None:
             if block.stack == self.stack.label:
                 self.blocks.setdefault(block.layer, block)
 
-        return self.model.forward(self.batch, captures=captures, observers=[keep])
+        return self.model.forward(self.batch, captures=captures, rows=[keep])
 
     def output(self, batch: Batch | None = None) -> Tensor:
         """What our model puts out: logits or, without a head, the last stream after the final norm."""
@@ -82,7 +82,8 @@ class Probe:
     def comparable(self, name: str, layer: int | None, value: Tensor) -> Tensor:
         """Where two models must agree: at real tokens, and of scores at visible pairs."""
         if layer is not None and name in ("scores", "pattern"):
-            visible = self.blocks[layer].visible & self.real[:, None, :, None]
+            mask = self.blocks[layer].mask
+            visible = mask.visible(range(mask.queries)) & self.real[:, None, :, None]
             return visible.expand_as(value)
         real = self.written(self.batch).mask if layer is None else self.real
         if name in ("k", "v", "k_rot"):

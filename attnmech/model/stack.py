@@ -104,13 +104,15 @@ class Stack:
         tap = self._tap
 
         def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            tap.new_layer()
+            tap.begin_layer()
             return _with_stream(args, kwargs, lambda x: tap.visit(self.point("resid_pre"), layer, x))
 
         def at_resid_post(module: nn.Module, args: Any, output: Any) -> Any:
-            if not tap.wants(self.point("resid_post"), layer):
-                return None
-            return _with_first(output, tap.visit(self.point("resid_post"), layer, first_tensor(output)))
+            changed = None
+            if tap.wants(self.point("resid_post"), layer):
+                changed = _with_first(output, tap.visit(self.point("resid_post"), layer, first_tensor(output)))
+            tap.end_layer(self.label, layer)
+            return changed
 
         def at_resid_mid(module: nn.Module, args: Any) -> None:
             if tap.wants(self.point("resid_mid"), layer):
@@ -172,7 +174,7 @@ class Stack:
 
         def noting(kind: str) -> Callable[..., None]:
             def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
-                if self._tap.under_way.observers:
+                if self._tap.under_way.watch.rows:
                     self._tap.note(**{kind: _multiplier(module, args[0], output)})
 
             return at_norm
@@ -229,7 +231,7 @@ def _multiplier(norm: nn.Module, given: Tensor, normed: Tensor) -> Tensor:
 
 def _by_token(value: Tensor, tap: Tap) -> Tensor:
     """`[batch position d_model]`, also in blocks that go on with one row a token (OPT)."""
-    return value if value.ndim == 3 else value.reshape(*tap.under_way.shape, value.shape[-1])
+    return value if value.ndim == 3 else value.reshape(*tap.under_way.batch.ids.shape, value.shape[-1])
 
 
 def _with_first(output: Any, first: Tensor) -> Any:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
+from ..activations import Batch
 from ..errors import InputError, UnsupportedModelError
-from ..points import PointKey
+from ..points import PointKey, full_name, split_stack
 
 if TYPE_CHECKING:
     from .attention import RowBlock
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
 Edit: TypeAlias = Callable[[Tensor], Tensor | None]
 """A user's hook: takes the value at a point and returns another of the same shape, or None to keep it."""
 
-Observer: TypeAlias = "Callable[[RowBlock, Mapping[PointKey, Tensor]], None]"
-"""Sees every block of rows of every layer, with the points captured so far; reduces it, and keeps nothing large."""
+RowObserver: TypeAlias = "Callable[[RowBlock], None]"
+"""Sees every block of rows of the layers watched; reduces it, and keeps nothing large."""
+
+LayerObserver: TypeAlias = "Callable[[LayerEnd], None]"
+"""Sees every layer watched when it is through."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +44,69 @@ class Notes:
     """What keys and values were made of, where that is not `attn_in` (cross-attention)."""
 
 
+class Points:
+    """The points of one layer that a pass holds, by their own names: `block["resid_pre"]`."""
+
+    stack: str
+    layer: int
+    values: Mapping[PointKey, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[full_name(self.stack, name), self.layer]
+
+    def __contains__(self, name: str) -> bool:
+        return (full_name(self.stack, name), self.layer) in self.values
+
+
+@dataclass(frozen=True)
+class LayerEnd(Points):
+    """What a layer's observers see of it when it is through: the points that were asked for."""
+
+    stack: str
+    """The label of the stack, empty where the model has one."""
+    layer: int
+    index: int
+    """The place of this layer among those watched."""
+    batch: Batch
+    values: Mapping[PointKey, Tensor]
+    notes: Notes
+
+    @property
+    def real(self) -> Bool[Tensor, "batch position"]:
+        """True at real tokens, False at padding."""
+        return self.batch.queries(self.stack).mask
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who looks on during a pass, and at what."""
+
+    layers: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """(stack, layer) of the layers watched, each with its place among them."""
+    rows: Sequence[RowObserver] = ()
+    ends: Sequence[LayerObserver] = ()
+    points: frozenset[PointKey] = frozenset()
+    """Handed to them, and let go when the layer ends."""
+
+
 @dataclass
 class Pass:
     """What one forward pass is asked for, and what it has brought so far."""
 
+    batch: Batch
     captures: frozenset[PointKey] = frozenset()
-    observers: Sequence[Observer] = ()
+    watch: Watch = field(default_factory=Watch)
     gradients: bool = False
     """Whether the pass will be differentiated: then what is captured must lie on its path."""
-    shape: tuple[int, ...] = ()
-    """Batch and position."""
     values: dict[PointKey, Tensor] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     """Those of the layer under way."""
+    reached: set[PointKey] = field(default_factory=set)
+    """The points that were handed to observers and let go."""
+
+    def keeps(self, key: PointKey) -> bool:
+        """Whether this point's value is to be kept, for a while or for good."""
+        return key in self.captures or key in self.watch.points
 
 
 class Tap:
@@ -59,12 +114,13 @@ class Tap:
 
     def __init__(self) -> None:
         self._edits: list[tuple[PointKey, Edit, object]] = []
-        self._pass = Pass()
+        self._pass: Pass | None = None
         self._in_edit = False
 
     @property
     def under_way(self) -> Pass:
         """The pass under way."""
+        assert self._pass is not None
         return self._pass
 
     @property
@@ -100,7 +156,7 @@ class Tap:
 
     def wants(self, name: str, layer: int | None) -> bool:
         """Whether anyone edits or captures this point."""
-        return self.edits(name, layer) or (name, layer) in self._pass.captures
+        return self.edits(name, layer) or (self._pass is not None and self._pass.keeps((name, layer)))
 
     def edits(self, name: str, layer: int | None) -> bool:
         """Whether anyone edits this point."""
@@ -115,27 +171,42 @@ class Tap:
         for place, edit, _ in self._edits:
             if place == key:
                 value = self._apply(edit, key, value)
-        if key in self._pass.captures:
-            if key in self._pass.values:
+        now = self._pass
+        if now is not None and now.keeps(key):
+            if key in now.values or key in now.reached:
                 raise UnsupportedModelError(
                     f"point {_shown(key)} was reached twice in one forward pass: a module of this model stands in "
                     "two places, so its activations have no single meaning."
                 )
-            if self._pass.gradients:
+            if now.gradients:
                 # A tensor of its own, so that the derivative is that of this point alone (in BERT attn_in is the
                 # stream itself), and a copy to go on with, which the model may change in place (Falcon does).
-                self._pass.values[key] = value if owned else value.clone()
-                return value if owned else self._pass.values[key].clone()
-            self._pass.values[key] = value if owned else value.detach().clone()
+                now.values[key] = value if owned else value.clone()
+                return value if owned else now.values[key].clone()
+            now.values[key] = value if owned else value.detach().clone()
         return value
 
     def note(self, **found: Any) -> None:
         """Adds to the notes on the layer under way."""
-        self._pass.notes = replace(self._pass.notes, **found)
+        if self._pass is not None:
+            self._pass.notes = replace(self._pass.notes, **found)
 
-    def new_layer(self) -> None:
+    def begin_layer(self) -> None:
         """Forgets the notes on the layer before."""
-        self._pass.notes = Notes()
+        if self._pass is not None:
+            self._pass.notes = Notes()
+
+    def end_layer(self, stack: str, layer: int) -> None:
+        """Shows the layer to its observers, then lets go what was kept for them alone."""
+        now = self._pass
+        if now is None or (stack, layer) not in now.watch.layers:
+            return
+        end = LayerEnd(stack, layer, now.watch.layers[stack, layer], now.batch, now.values, now.notes)
+        for observe in now.watch.ends:
+            observe(end)
+        for key in now.watch.points - now.captures:
+            if key[1] == layer and split_stack(key[0])[0] == stack and now.values.pop(key, None) is not None:
+                now.reached.add(key)
 
     def _apply(self, edit: Edit, key: PointKey, value: Tensor) -> Tensor:
         # A copy, so that an edit in place changes this point and nothing that shares its memory.

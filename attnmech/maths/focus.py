@@ -1,0 +1,181 @@
+"""Where the rows of a block look: indicators, masses, distances, and what each key receives (formulas §1 and §3).
+
+All functions take a block of rows after its softmax (`Attention`); row r of the block is token `rows[r]` of its text.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .softmax import Attention
+
+STATISTICS: Final = (
+    "self_top", "first_top", "previous_top", "elsewhere_top", "tied_top",
+    "self_mass", "first_mass", "previous_mass", "last_mass",
+    "concentration", "entropy", "normalised_entropy", "distance",
+)  # fmt: skip
+"""What is measured of every row, in the order of the axis `statistic`."""
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """What the mask alone says of a block's rows: the same for all heads, and for all layers with one mask."""
+
+    first: Int[Tensor, " batch"]
+    """Where each text begins."""
+    count: Int[Tensor, "batch row"]
+    """How many keys a row may look at."""
+    valid: Bool[Tensor, "statistic batch row"]
+    """Which rows each statistic is defined on; none at padding."""
+
+
+def row_facts(
+    visible: Bool[Tensor, "batch 1 row key"],
+    rows: range,
+    real: Bool[Tensor, "batch row"],
+    first: Int[Tensor, " batch"],
+    last: int,
+    aligned: bool,
+) -> RowFacts:
+    """The facts of one block.
+
+    A row has a choice where it sees two keys or more; without one, the indicators, the concentration, the normalised
+    entropy and the distance are not defined on it. The mass on a place is defined where the row sees that place, the
+    mass on the last k keys where it sees others too, "elsewhere" where there is an elsewhere.
+
+    `aligned` says that queries and keys are the same tokens; in cross-attention there is no self, previous or
+    distance.
+    """
+    seen = visible[:, 0]
+    count = seen.sum(dim=-1)
+    place = torch.arange(rows.start, rows.stop, device=seen.device)
+    choice = real & (count > 1)
+
+    def sees(key: Tensor) -> Tensor:
+        inside = (key >= 0) & (key < seen.shape[-1])
+        at = key.clamp(0, seen.shape[-1] - 1).expand(len(seen), len(rows))
+        return real & inside & seen.gather(-1, at[..., None])[..., 0]
+
+    none = torch.zeros_like(real)
+    start = sees(first[:, None])
+    itself, before = (sees(place), sees(place - 1)) if aligned else (none, none)
+    apart = itself.int() + (before & (place > first[:, None])).int()
+    apart = apart + (start & (place > first[:, None] + 1)).int()
+    recent = torch.stack([sees(place - back) for back in range(last)]).sum(dim=0)
+    beyond = choice & (count > recent) if aligned else none
+    by_distance = choice if aligned else none
+    valid = {
+        "self_top": choice & itself,
+        "first_top": choice & start,
+        "previous_top": choice & before,
+        "elsewhere_top": choice & (count > apart) if aligned else none,
+        "tied_top": choice,
+        "self_mass": itself,
+        "first_mass": start,
+        "previous_mass": before,
+        "last_mass": beyond,
+        "concentration": choice,
+        "entropy": real & (count > 0),
+        "normalised_entropy": choice,
+        "distance": by_distance,
+    }
+    return RowFacts(first, count, torch.stack([valid[name] for name in STATISTICS]))
+
+
+def row_statistics(
+    attention: Attention, rows: range, facts: RowFacts, last: int
+) -> Float[Tensor, "statistic batch head row"]:
+    """Every statistic of every row, 0 where it is not defined.
+
+    The highest key is the row's own token, the first, the one before, or elsewhere; where two keys are equally
+    high it is none of these but tied.
+
+        mass on a place   p_ij                      concentration        p(1) − p(2), the two highest
+        entropy           −Σ_j p_ij ln p_ij, nats    normalised entropy   entropy / ln(number of keys seen)
+        distance          Σ_j p_ij |i − j|, tokens
+    """
+    pattern, top = attention.pattern, attention.top
+    keys = pattern.shape[-1]
+    place = torch.arange(rows.start, rows.stop, device=pattern.device)
+    row = torch.arange(len(rows), device=pattern.device)
+
+    def mass_at(key: Tensor) -> Tensor:
+        at = pattern[:, :, row, key.clamp(0, keys - 1)]
+        return at.masked_fill((key < 0) | (key >= keys), 0.0)
+
+    begin = facts.first[:, None, None]
+    tied = top.first == top.second
+    tops = {
+        "self_top": top.key == place,
+        "first_top": top.key == begin,
+        "previous_top": top.key == place - 1,
+    }
+    elsewhere = ~(tops["self_top"] | tops["first_top"] | tops["previous_top"])
+    found = {
+        **{name: hit & ~tied for name, hit in tops.items()},
+        "elsewhere_top": elsewhere & ~tied,
+        "tied_top": tied,
+        "self_mass": mass_at(place),
+        "first_mass": pattern.gather(-1, begin[..., None].expand(*pattern.shape[:3], 1))[..., 0],
+        "previous_mass": mass_at(place - 1),
+        "last_mass": torch.stack([mass_at(place - back) for back in range(last)]).sum(dim=0),
+        "concentration": top.first - top.second,
+        "entropy": attention.entropy,
+        "normalised_entropy": attention.entropy / facts.count.clamp_min(2).to(pattern.dtype).log()[:, None],
+        "distance": mean_distance(pattern, rows),
+    }
+    values = torch.stack([found[name].to(pattern.dtype) for name in STATISTICS])
+    return values.masked_fill(~facts.valid[:, :, None], 0.0)
+
+
+def mean_distance(pattern: Float[Tensor, "batch head row key"], rows: range) -> Float[Tensor, "batch head row"]:
+    """Σ_j p_ij |i − j|."""
+    place = torch.arange(rows.start, rows.stop, device=pattern.device)
+    far = (place[:, None] - torch.arange(pattern.shape[-1], device=pattern.device)).abs().to(pattern.dtype)
+    return (pattern * far).sum(dim=-1)
+
+
+def received_by_key(
+    attention: Attention, classes: Bool[Tensor, "batch class row"]
+) -> Float[Tensor, "batch head class key"]:
+    """Σ_i p_ij over the rows of each class."""
+    return torch.matmul(classes[:, None].to(attention.pattern), attention.pattern)
+
+
+def uniform_attention(
+    visible: Bool[Tensor, "batch 1 row key"], classes: Bool[Tensor, "batch class row"]
+) -> tuple[Float[Tensor, "batch class key"], Float[Tensor, "batch class key"]]:
+    """What each key would receive if every row looked at all its keys alike; and how many rows see it."""
+    seen = visible[:, 0].double()
+    weights = classes.double()
+    share = weights / seen.sum(dim=-1).clamp_min(1)[:, None]
+    return torch.matmul(share, seen), torch.matmul(weights, seen)
+
+
+def received_by_distance(
+    attention: Attention, classes: Bool[Tensor, "batch class row"], rows: range
+) -> Float[Tensor, "batch head class distance"]:
+    """Σ p_ij over the pairs at each distance |i − j|, by the class of the row; distances from 0 to the last row.
+
+    The rows are laid out one behind the other with as many zeros before each as the block has rows. Read with a
+    stride of one more than their length, row r is shifted by r places, so that its pairs at one distance stand in one
+    column: the sum over a block is a matrix product, as in `received_by_key`.
+    """
+    pattern = attention.pattern
+    batch, heads, count, keys = pattern.shape
+    width = count + keys
+    cells = batch * heads * count * width
+    laid = pattern.new_empty(cells + count)
+    laid[cells:] = 0
+    block = laid[:cells].view(batch, heads, count, width)
+    block[..., :count] = 0
+    block[..., count:] = pattern
+    shifted = laid.as_strided((batch * heads, count, width - 1), (count * width, width + 1, 1), 1)
+    members = classes[:, None].expand(-1, heads, -1, -1).flatten(0, 1).to(pattern)
+    sums = torch.bmm(members, shifted).view(batch, heads, -1, width - 1)
+    distance = (rows.start - torch.arange(1 - count, keys, device=pattern.device)).abs()
+    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, keys))
+    return folded.index_add_(-1, distance, sums)

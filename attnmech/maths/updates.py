@@ -1,0 +1,44 @@
+"""How much a head writes into the residual stream, and in which direction (formulas §1).
+
+    u_ih = z_ih W_O[h],    magnitude = ‖u‖ / ‖x‖,    orientation = cos(u, x),
+
+with x the stream as it enters the block. Norms and products come from the heads' d_head numbers: with the triangle R
+of W_O[h]ᵀ = Q R, ‖z W_O‖ = ‖z Rᵀ‖, and u·x = z · (W_O x), so that no [token, head, d_model] array is made.
+"""
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Writer:
+    """What the heads of a layer write: the norm of z W_O, and its product with the stream.
+
+    >>> z, W_O, x = torch.randn(1, 2, 3, 4), torch.randn(3, 4, 5), torch.randn(1, 2, 5)
+    >>> writer = Writer(W_O, x)
+    >>> torch.allclose(writer.norm(z)[0, 1, 0], (z[0, 0, 1] @ W_O[1]).norm())
+    True
+    """
+
+    def __init__(self, W_O: Float[Tensor, "head d_head d_model"], x: Float[Tensor, "batch position d_model"]) -> None:
+        self._triangle = torch.linalg.qr(W_O.transpose(-1, -2), mode="r").R
+        self._seen = einsum(x, W_O, "batch position d_model, head d_head d_model -> batch head position d_head")
+
+    def norm(self, z: Float[Tensor, "batch position head d_head"]) -> Float[Tensor, "batch head position"]:
+        """‖z W_O‖."""
+        rotated = einsum(z, self._triangle, "batch position head d_head, head row d_head -> batch head position row")
+        return torch.linalg.vector_norm(rotated, dim=-1)
+
+    def product(self, z: Float[Tensor, "batch position head d_head"]) -> Float[Tensor, "batch head position"]:
+        """(z W_O)·x."""
+        products: Tensor = z.transpose(1, 2) * self._seen
+        return products.sum(dim=-1)
+
+
+def cosine(
+    product: Float[Tensor, "*places"], one: Float[Tensor, "*places"], other: Float[Tensor, "*places"]
+) -> Float[Tensor, "*places"]:
+    """product / (one · other), from −1 to 1; 0 where one of the norms is 0 and there is no direction."""
+    norms = one * other
+    return torch.where(norms > 0, product / norms.clamp_min(torch.finfo(norms.dtype).tiny), 0.0).clamp(-1, 1)

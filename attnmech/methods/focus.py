@@ -1,0 +1,390 @@
+"""Where does a head look? At the token itself, the first, the one before; how sharply, and how far (formulas §1, §3).
+
+Figures 4 to 6 of "Attention Focus Plots" (R. Claus); sink rate after Gu et al. 2024, collapse classes after
+arXiv 2603.09616.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..activations import Batch
+from ..errors import InputError
+from ..maths.focus import (
+    STATISTICS,
+    received_by_distance,
+    received_by_key,
+    row_facts,
+    row_statistics,
+    uniform_attention,
+)
+from ..model.attention import MaskRule, RowBlock
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..runs.row_means import (
+    REPLICATES,
+    ROW_CLASSES,
+    RowMeans,
+    added,
+    begins,
+    row_classes,
+    special_ids,
+    sums_by_text,
+    text_weights,
+)
+from ..runs.stream import Reducer, Run, Source, State, stream
+
+TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
+"""What a key may be, in the order of the axis `type`."""
+
+SINK_RATE: Final = 0.3
+"""ε of Sink_k^ε: above this mean attention a key counts as a sink of a head in a text (Gu et al. 2024)."""
+
+
+def attention_focus(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    last: int = 8,
+    **corpus: Any,
+) -> "AttentionFocus":
+    """How often each head looks at the token itself, the first, the one before; how strongly, sharply, and far.
+
+    >>> import attnmech as am
+    >>> focus = am.attention_focus(am.load(), "Anna sang of shells.")
+    >>> focus.first_top.shape
+    torch.Size([4, 8])
+
+    A row has a choice where it sees two keys or more. `self_top`, `first_top`, `previous_top` and `elsewhere_top` are
+    the shares of such rows whose highest key is the token itself, the first, the one before, or another; rows whose
+    two highest keys are equal count as `tied_top` and as none of these. Each has rows of its own on which it is
+    defined, they overlap (the previous token of row 1 is the first), and row 0, which has no choice in a causal model,
+    is left out: see `AttentionFocus.where`. `last` is the number of keys, the token itself and those just before, whose
+    mass is `last_mass`.
+
+    One forward pass; no [query key] array of the whole text is made. Of an iterator of texts (a corpus) only
+    sums are kept; `truncate`, `shard`, `journal` and `progress` are those of `am.stream`.
+    """
+    result: AttentionFocus
+    (result,) = stream(model, inputs, [FocusReducer(last)], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+@dataclass(frozen=True)
+class FocusReducer(Reducer):
+    """Adds up where rows look, block by block."""
+
+    last: int = 8
+    replicates: int = REPLICATES
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.last, bool) or self.last < 1:
+            raise InputError(f"`last` must be a number of keys, 1 or more; got {self.last!r}.")
+
+    def start(self, run: Run) -> State:
+        """Sums of every statistic by text, and what each key and distance receives."""
+        queries, keys = run.batch.queries(run.stack.label), run.batch.keys(run.stack.label)
+        layers, heads = run.n_layers, run.n_heads
+        texts, rows = queries.ids.shape
+        width = keys.ids.shape[1]
+        special = special_ids(run.model)
+        classes = row_classes(queries, special)
+        state = {
+            "classes": classes,
+            "types": token_types(keys, special),
+            "sums": torch.zeros(len(STATISTICS), len(ROW_CLASSES), layers, heads, texts, dtype=torch.float64),
+            "counts": torch.zeros(len(STATISTICS), len(ROW_CLASSES), layers, 1, texts, dtype=torch.float64),
+            "rows": classes.sum(dim=-1).T.double(),
+            "received": torch.zeros(layers, texts, heads, len(ROW_CLASSES), width),
+            "uniform": torch.zeros(layers, texts, len(ROW_CLASSES), width, dtype=torch.float64),
+            "seen": torch.zeros(layers, texts, len(ROW_CLASSES), width, dtype=torch.float64),
+            "distance": torch.zeros(len(ROW_CLASSES), layers, heads, max(rows, width), dtype=torch.float64),
+        }
+        if not run.corpus:
+            precision = torch.promote_types(run.model.dtype, torch.float32)
+            state["values"] = torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=precision)
+            state["valid"] = torch.zeros(len(STATISTICS), layers, 1, texts, rows, dtype=torch.bool)
+            state["top_key"] = torch.full((layers, heads, texts, rows), -1, dtype=torch.int32)
+        device = run.model.device
+        return {name: value.to(device) for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Every statistic of the block's rows, and what its keys receive."""
+        layer, rows = block.index, slice(block.rows.start, block.rows.stop)
+        classes = state["classes"][:, :, rows]
+        aligned = block.stack != "cross"
+        facts = block.mask.once(
+            ("focus", self.last, block.rows),
+            lambda: row_facts(
+                block.visible, block.rows, block.real, begins(block.batch.keys(block.stack)), self.last, aligned
+            ),
+        )
+        values = row_statistics(block.attention, block.rows, facts, self.last)
+        by_head = values.transpose(1, 2)
+        sums, counts = sums_by_text(by_head, facts.valid[:, None], classes)
+        state["sums"][:, :, layer] += sums
+        state["counts"][:, :, layer] += counts
+        received = received_by_key(block.attention, classes)
+        state["received"][layer][..., : received.shape[-1]] += received
+        if aligned:
+            far = received_by_distance(block.attention, classes, block.rows).double().sum(dim=0)
+            state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
+        if block.rows.stop == block.mask.queries:
+            found = block.mask.once("uniform", lambda: _uniform(block.mask, state["classes"]))
+            state["uniform"][layer], state["seen"][layer] = found
+        if "values" in state:
+            state["values"][:, layer, :, :, rows] = by_head
+            state["valid"][:, layer, 0, :, rows] = facts.valid
+            choice = facts.valid[STATISTICS.index("tied_top")]
+            key = block.attention.top.key.masked_fill(~choice[:, None], -1)
+            state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
+
+    def close(self, state: State, run: Run) -> State:
+        """Sums over the batch's texts: column 0 of the axis `replicate` as they are, the others weighted anew."""
+        weights = text_weights(run, self.replicates, self.seed)
+        kinds = torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)).double()
+        received, seen = state["received"].double(), state["seen"].sum(dim=2)
+        rate = received.sum(dim=3) / seen.clamp_min(1)[:, :, None]
+        closed = {
+            "sums": state["sums"] @ weights,
+            "counts": state["counts"] @ weights,
+            "rows": state["rows"] @ weights,
+            "distance": state["distance"],
+            "received": torch.einsum("lthck->clhk", received),
+            "uniform": torch.einsum("ltck->clk", state["uniform"]),
+            "seen": torch.einsum("ltck->clk", state["seen"]),
+            "by_type": torch.einsum("lthck,tky->clhy", received, kinds),
+            "uniform_by_type": torch.einsum("ltck,tky->cly", state["uniform"], kinds),
+            "sinks": (rate > SINK_RATE).sum(dim=1).long(),
+            "sink_rate": rate.sum(dim=1),
+            "samples": (seen > 0).sum(dim=1),
+        }
+        kept = {name: state[name] for name in ("values", "valid", "top_key", "classes") if name in state}
+        return {name: value.cpu() for name, value in (closed | kept).items()}
+
+    def merge(self, one: State, other: State) -> State:
+        """Sums of both; positions and distances reach as far as the longer text."""
+        return added(one, other)
+
+    def finish(self, state: State, source: Source) -> "AttentionFocus":
+        """The result."""
+        return AttentionFocus.of(state, source, last=self.last)
+
+
+def token_types(batch: Batch, special: set[int]) -> Int[Tensor, "batch position"]:
+    """The place in `TOKEN_TYPES` of each token."""
+    types = [
+        [TOKEN_TYPES.index("special" if token in special else _type_of(text)) for token, text in zip(*row, strict=True)]
+        for row in zip(batch.ids.tolist(), batch.tokens, strict=True)
+    ]
+    found = torch.tensor(types, device=batch.ids.device)
+    return found.scatter(1, begins(batch)[:, None], TOKEN_TYPES.index("first token"))
+
+
+def _type_of(token: str) -> str:
+    text = token.strip()
+    if text and all(character in ".!?…。！？" for character in text):
+        return "sentence end"
+    if text in (",", "，", "、", "،"):
+        return "comma"
+    if any(character.isalpha() for character in text):
+        return "word"
+    if any(character.isnumeric() for character in text):
+        return "number"
+    return "other mark" if text and not any(character.isspace() for character in text) else "other"
+
+
+def _uniform(mask: MaskRule, classes: Bool[Tensor, "batch class row"]) -> tuple[Tensor, Tensor]:
+    """`uniform_attention` of all rows, some at a time."""
+    parts = [range(start, min(mask.queries, start + 256)) for start in range(0, mask.queries, 256)]
+    found = [uniform_attention(mask.visible(rows), classes[:, :, rows.start : rows.stop]) for rows in parts]
+    uniform, seen = (torch.stack(each).sum(dim=0) for each in zip(*found, strict=True))
+    return uniform, seen
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionFocus(RowMeans):
+    """Where the heads of a model look, over the rows of some texts.
+
+    Shares and masses are from 0 to 1, entropy is in nats, distance in tokens. What is not defined on any row is NaN.
+    """
+
+    STATISTICS = STATISTICS
+    BY_ROW = (*RowMeans.BY_ROW, "top_key")
+
+    last: int
+    """How many keys `last_mass` counts."""
+
+    @classmethod
+    def reducer(cls, *, last: int = 8) -> FocusReducer:
+        """What makes an `AttentionFocus` in `am.stream`."""
+        return FocusReducer(last)
+
+    # -- what a head's rows do, on average --------------------------------------------------------------------
+
+    @property
+    def self_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose highest key is the token itself: figure 4."""
+        return self.mean("self_top")
+
+    @property
+    def first_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose highest key is the first token: figure 5."""
+        return self.mean("first_top")
+
+    @property
+    def previous_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose highest key is the token before."""
+        return self.mean("previous_top")
+
+    @property
+    def elsewhere_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose highest key is none of these three, of the rows that see such a key."""
+        return self.mean("elsewhere_top")
+
+    @property
+    def tied_top(self) -> Float[Tensor, "layer head"]:
+        """Share of rows whose two highest keys are equal."""
+        return self.mean("tied_top")
+
+    @property
+    def self_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean probability of the token itself."""
+        return self.mean("self_mass")
+
+    @property
+    def first_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean probability of the first token, on rows that see it."""
+        return self.mean("first_mass")
+
+    @property
+    def previous_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean probability of the token before."""
+        return self.mean("previous_mass")
+
+    @property
+    def last_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean probability of the last `last` keys together, on rows that see more than these."""
+        return self.mean("last_mass")
+
+    @property
+    def concentration(self) -> Float[Tensor, "layer head"]:
+        """Mean of p(1) − p(2), the two highest probabilities: figure 6."""
+        return self.mean("concentration")
+
+    @property
+    def entropy(self) -> Float[Tensor, "layer head"]:
+        """Mean of −Σ p ln p, in nats."""
+        return self.mean("entropy")
+
+    @property
+    def normalised_entropy(self) -> Float[Tensor, "layer head"]:
+        """Mean of entropy / ln(number of keys seen): 1 where all keys get the same."""
+        return self.mean("normalised_entropy")
+
+    @property
+    def distance(self) -> Float[Tensor, "layer head"]:
+        """Mean of Σ_j p_ij |i − j|, in tokens."""
+        return self.mean("distance")
+
+    @property
+    def top_key(self) -> Int[Tensor, "layer head batch query"]:
+        """The highest key of each row; −1 in rows without a choice and at padding."""
+        return self._row("top_key")
+
+    # -- what keys receive ------------------------------------------------------------------------------------
+
+    @property
+    def distance_histogram(self) -> Float[Tensor, "layer head distance"]:
+        """The share of attention that goes to keys at each distance |i − j|, in tokens."""
+        sums = self._sums("distance")
+        return sums / sums.sum(dim=-1, keepdim=True)
+
+    @property
+    def received(self) -> Float[Tensor, "layer head position"]:
+        """Mean attention that the key at each position receives from the rows that see it."""
+        return self._sums("received") / self._sums("seen")[:, None]
+
+    @property
+    def received_by_type(self) -> Float[Tensor, "layer head type"]:
+        """The share of attention that goes to each of `TOKEN_TYPES`; `expected_by_type` is what chance would give."""
+        return self._sums("by_type") / self._sums("uniform_by_type").sum(dim=-1)[:, None, None]
+
+    @property
+    def expected_by_type(self) -> Float[Tensor, "layer type"]:
+        """The same if every row looked at all its keys alike."""
+        sums = self._sums("uniform_by_type")
+        return sums / sums.sum(dim=-1, keepdim=True)
+
+    # -- sinks and collapse: of all rows, as they are published -----------------------------------------------
+
+    @property
+    def sink_rate(self) -> Float[Tensor, "layer head position"]:
+        """α_k, the mean of p_ik over the rows i ≥ k that see key k, averaged over texts (Gu et al. 2024)."""
+        return self._all_rows("sink_rate") / self._all_rows("samples")[:, None]
+
+    def sink_share(self, position: int = 0) -> float:
+        """Sink_k^ε: the share of (text, layer, head) in which α_k is above 0.3."""
+        sinks, samples = self._all_rows("sinks"), self._all_rows("samples")
+        if isinstance(position, bool) or not 0 <= position < samples.shape[-1]:
+            raise InputError(f"`position` must be from 0 to {samples.shape[-1] - 1}; got {position!r}.")
+        return float(sinks[..., position].sum() / (samples[:, position].sum() * sinks.shape[1]))
+
+    @property
+    def bos_mass(self) -> Float[Tensor, "layer head"]:
+        """(1/T) Σ_i p_i0 over all rows, the first with its 1 among them."""
+        return self._over_all_rows("first_mass")
+
+    @property
+    def collapse(self) -> tuple[tuple[str, ...], ...]:
+        """The class of each head of each layer after arXiv 2603.09616.
+
+        "dead" where `bos_mass` is above 0.95, else "sink" above 0.5, else "low entropy" where the mean entropy over
+        all rows is below 0.5 nats, else "".
+        """
+        mass, entropy = self.bos_mass, self._over_all_rows("entropy")
+        return tuple(
+            tuple(
+                "dead" if m > 0.95 else "sink" if m > 0.5 else "low entropy" if e < 0.5 else ""
+                for m, e in zip(masses, entropies, strict=True)
+            )
+            for masses, entropies in zip(mass.tolist(), entropy.tolist(), strict=True)
+        )
+
+    def _over_all_rows(self, statistic: str) -> Float[Tensor, "layer head"]:
+        rows = self._all_rows("rows")[:, 0].sum()
+        return self.state["sums"][STATISTICS.index(statistic)].sum(dim=0)[..., 0] / rows
+
+    def _all_rows(self, name: str) -> Tensor:
+        return self._kept(name, "it is defined on all rows, and here some were chosen")
+
+    # -- how it is shown and kept -----------------------------------------------------------------------------
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a head: layer, head, every statistic, its `_low` and `_high` where there is an interval, and the
+        collapse class.
+        """
+        frame = super().to_frame()
+        if "rows" in self.state:
+            frame["collapse"] = [name for row in self.collapse for name in row]
+        return frame
+
+    def __repr__(self) -> str:
+        layers, heads = self.self_top.shape
+        return (
+            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top "
+            f"{float(self.first_top.nanmean()):.0%} of rows, itself {float(self.self_top.nanmean()):.0%}, p(1) − p(2) "
+            f"{float(self.concentration.nanmean()):.2f})"
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        return super()._facts() | {"last": self.last}

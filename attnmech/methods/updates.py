@@ -1,0 +1,350 @@
+"""What does a head write into the residual stream? How much, and along the stream or across it (formulas §1).
+
+Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pandas as pd
+import torch
+from einops import repeat
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import InputError
+from ..maths.updates import Writer, cosine
+from ..model.attention import RowBlock
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..model.stack import Stack
+from ..model.tap import LayerEnd
+from ..runs.row_means import (
+    REPLICATES,
+    RowMeans,
+    added,
+    begins,
+    row_classes,
+    special_ids,
+    sums_by_text,
+    text_weights,
+)
+from ..runs.stream import Reducer, Run, Source, State, stream
+
+STATISTICS: Final = (
+    "magnitude", "orientation", "along", "across", "target_magnitude", "target_orientation",
+    "magnitude_at_self", "magnitude_at_first", "magnitude_elsewhere",
+)  # fmt: skip
+"""What is measured of every head, row by row, in the order of the axis `statistic`."""
+
+BLOCK_STATISTICS: Final = ("attn_magnitude", "attn_orientation", "mlp_magnitude", "mlp_orientation", "cancellation")
+"""What is measured of a layer's attention and MLP as wholes, row by row."""
+
+
+def residual_updates(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    **corpus: Any,
+) -> "ResidualUpdates":
+    """How large each head's update of the residual stream is beside the stream, and which way it points.
+
+    >>> import attnmech as am
+    >>> updates = am.residual_updates(am.load(), "Anna sang of shells.")
+    >>> updates.magnitude.shape
+    torch.Size([4, 8])
+
+    Query side: u_i = Σ_j p_ij v_j W_O, against x_i, the stream as it enters the block (`resid_pre`). Target side:
+    u_j = v_j W_O of the key j that row i attends most, against x_j, without p. Where a norm stands between attention
+    and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u + the bias's share is `attn_out` in
+    every model. Row 0, where a causal head has no choice, is left out of means: see `ResidualUpdates.where`.
+
+    One forward pass. Of an iterator of texts (a corpus) only sums are kept; `truncate`, `shard`, `journal` and
+    `progress` are those of `am.stream`.
+    """
+    result: ResidualUpdates
+    (result,) = stream(model, inputs, [UpdateReducer()], layers=layers, stack=stack, bos=bos, **corpus)
+    return result
+
+
+@dataclass(frozen=True)
+class UpdateReducer(Reducer):
+    """Measures what every head writes, a layer at a time."""
+
+    replicates: int = REPLICATES
+    seed: int = 0
+    points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
+    optional_points = ("resid_mid", "mlp_out")
+
+    def start(self, run: Run) -> State:
+        """The rows of every layer, empty."""
+        batch = run.batch.queries(run.stack.label)
+        texts, rows = batch.ids.shape
+        heads, layers = run.n_heads, run.n_layers
+        precision = torch.promote_types(run.model.dtype, torch.float32)
+        state = {
+            "classes": row_classes(batch, special_ids(run.model)),
+            "top_key": torch.full((layers, heads, texts, rows), -1, dtype=torch.int32),
+            "values": torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=precision),
+            "valid": torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=torch.bool),
+            "block_values": torch.zeros(len(BLOCK_STATISTICS), layers, 1, texts, rows, dtype=precision),
+            "block_valid": torch.zeros(len(BLOCK_STATISTICS), layers, 1, texts, rows, dtype=torch.bool),
+        }
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Which key each row attends most; −1 where it has no choice."""
+        choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
+        key = block.attention.top.key.masked_fill(~choice[:, None], -1)
+        state["top_key"][block.index, :, :, block.rows.start : block.rows.stop] = key.transpose(0, 1).int()
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        """What the heads of a layer wrote, and what its attention and MLP did as wholes."""
+        precision = state["values"].dtype
+        scale = _norm_scale(run.stack, end, precision)
+        W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
+        x, z, v = (end[name].to(precision) for name in ("resid_pre", "z", "v"))
+        stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
+        writer = Writer(W_O, x)
+        norm, product = (each(z) * scale.by_token[:, None] for each in (writer.norm, writer.product))
+        magnitude, orientation = norm / stream_norm, cosine(product, norm, stream_norm)
+        real = end.real[:, None] & (stream_norm > 0)
+
+        key = state["top_key"][end.index].transpose(0, 1)
+        key_stream = x if end.notes.key_input is None else end.notes.key_input.to(precision)
+        reader = writer if end.notes.key_input is None else Writer(W_O, key_stream)
+        values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
+        target = _attended(reader, values, key_stream, key, scale.by_token)
+        seen = real & (key >= 0)
+        at_first = key == begins(run.batch.keys(end.stack))[:, None, None]
+        at_self = key == torch.arange(key.shape[-1], device=key.device)
+        if end.stack == "cross":
+            at_self = torch.zeros_like(at_self)
+        found = {
+            "magnitude": (magnitude, real),
+            "orientation": (orientation, real & (norm > 0)),
+            "along": (magnitude * orientation, real),
+            "across": (magnitude * (1 - orientation**2).clamp_min(0).sqrt(), real),
+            "target_magnitude": (target[0], seen),
+            "target_orientation": (target[1], seen),
+            "magnitude_at_self": (magnitude, seen & at_self),
+            "magnitude_at_first": (magnitude, seen & at_first & ~at_self),
+            "magnitude_elsewhere": (magnitude, seen & ~at_first & ~at_self),
+        }
+        _keep(state["values"], state["valid"], end.index, [found[name] for name in STATISTICS])
+        blocks = _whole_blocks(run.stack, end, norm, scale, precision)
+        _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
+
+    def close(self, state: State, run: Run) -> State:
+        """Sums over the batch's texts: column 0 of the axis `replicate` as they are, the others weighted anew."""
+        weights = text_weights(run, self.replicates, self.seed)
+        closed = {}
+        for prefix in ("", "block_"):
+            by_text = sums_by_text(state[f"{prefix}values"], state[f"{prefix}valid"], state["classes"])
+            closed[f"{prefix}sums"], closed[f"{prefix}counts"] = (each @ weights for each in by_text)
+        return {name: value.cpu() for name, value in (closed if run.corpus else closed | state).items()}
+
+    def merge(self, one: State, other: State) -> State:
+        """Sums of both."""
+        return added(one, other)
+
+    def finish(self, state: State, source: Source) -> "ResidualUpdates":
+        """The result."""
+        return ResidualUpdates.of(state, source)
+
+
+@dataclass(frozen=True)
+class _NormScale:
+    """What a norm between attention and stream multiplies by, frozen at its values; ones where there is none."""
+
+    by_dimension: Float[Tensor, " d_model"]
+    by_token: Float[Tensor, "batch position"]
+
+
+def _norm_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> _NormScale:
+    """N(a) = by_token · by_dimension ⊙ a, read off the norm's own input and output."""
+    raw, out = end["attn_raw"].to(precision), end["attn_out"].to(precision)
+    if not stack.architecture.attn_out:
+        return _NormScale(raw.new_ones(raw.shape[-1]), raw.new_ones(raw.shape[:2]))
+    norm = stack.module(end.layer, stack.architecture.attn_out)
+    # What an RMS norm makes of ones is its weight, whatever the family adds to it; `forward` sets off no hook.
+    by_dimension = norm.forward(end["attn_raw"].new_ones(raw.shape[-1])).to(precision)
+    scaled = raw * by_dimension
+    length = scaled.pow(2).sum(dim=-1)
+    return _NormScale(by_dimension, torch.where(length > 0, (out * scaled).sum(dim=-1) / length, 1.0))
+
+
+def _attended(
+    writer: Writer,
+    values: Float[Tensor, "batch key head d_head"],
+    key_stream: Float[Tensor, "batch key d_model"],
+    key: Int[Tensor, "batch head query"],
+    by_token: Float[Tensor, "batch query"],
+) -> tuple[Float[Tensor, "batch head query"], Float[Tensor, "batch head query"]]:
+    """Magnitude and orientation of v_j W_O against x_j, for the key j that each row attends most."""
+    norm, stream = writer.norm(values), torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
+    magnitude = norm / stream.clamp_min(torch.finfo(norm.dtype).tiny)
+    at = key.clamp(min=0).long()
+    orientation = cosine(writer.product(values), norm, stream)
+    return magnitude.gather(-1, at) * by_token[:, None], orientation.gather(-1, at)
+
+
+def _whole_blocks(
+    stack: Stack, end: LayerEnd, norm: Float[Tensor, "batch head position"], scale: _NormScale, precision: torch.dtype
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Each of `BLOCK_STATISTICS` as values and where they are defined."""
+    x, out = end["resid_pre"].to(precision), end["attn_out"].to(precision)
+    b_O = stack.weights(end.layer).b_O
+    from_heads = out
+    if b_O is not None:
+        from_heads = out - scale.by_token[..., None] * scale.by_dimension * b_O.detach().to(precision)
+    total = torch.linalg.vector_norm(from_heads, dim=-1)
+    parts = norm.sum(dim=1)
+    found = {
+        "attn_magnitude": _magnitude(out, x, end.real),
+        "attn_orientation": _orientation(out, x, end.real),
+        "cancellation": (total / parts.clamp_min(torch.finfo(parts.dtype).tiny), end.real & (parts > 0)),
+    }
+    none = torch.zeros_like(total), torch.zeros_like(end.real)
+    found |= {"mlp_magnitude": none, "mlp_orientation": none}
+    if "mlp_out" in end:
+        mlp, before = end["mlp_out"].to(precision), _before_mlp(stack, end).to(precision)
+        found["mlp_magnitude"] = _magnitude(mlp, before, end.real)
+        found["mlp_orientation"] = _orientation(mlp, before, end.real)
+    return {name: (value[:, None], valid[:, None]) for name, (value, valid) in found.items()}
+
+
+def _before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_model"]:
+    """The stream that the MLP adds to: after attention; in post-norm models after the norm that follows it."""
+    if "resid_mid" not in end:
+        return end["resid_pre"]
+    plan = stack.architecture
+    if plan.norm == "pre" or plan.mid_norm is None:
+        return end["resid_mid"]
+    normed: Tensor = stack.module(end.layer, plan.mid_norm).forward(end["resid_mid"])
+    return normed
+
+
+def _magnitude(update: Tensor, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    norm, stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, x))
+    return norm / stream.clamp_min(torch.finfo(norm.dtype).tiny), real & (stream > 0)
+
+
+def _orientation(update: Tensor, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    norm, stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, x))
+    return cosine((update * x).sum(dim=-1), norm, stream), real & (norm * stream > 0)
+
+
+def _keep(values: Tensor, valid: Tensor, layer: int, found: list[tuple[Tensor, Tensor]]) -> None:
+    for place, (value, defined) in enumerate(found):
+        kept = defined.expand_as(value)
+        values[place, layer] = value.masked_fill(~kept, 0.0).transpose(0, 1)
+        valid[place, layer] = kept.transpose(0, 1)
+
+
+@dataclass(frozen=True, repr=False)
+class ResidualUpdates(RowMeans):
+    """What the heads of a model write into the residual stream, over the rows of some texts.
+
+    Magnitudes are in units of the stream's own norm, orientations are cosines.
+    """
+
+    STATISTICS = STATISTICS
+    BY_ROW = (*RowMeans.BY_ROW, "top_key", "block_values", "block_valid")
+
+    @classmethod
+    def reducer(cls) -> UpdateReducer:
+        """What makes a `ResidualUpdates` in `am.stream`."""
+        return UpdateReducer()
+
+    @property
+    def magnitude(self) -> Float[Tensor, "layer head"]:
+        """Mean of ‖u‖ / ‖x‖, the update at each row against the stream there: figure 7."""
+        return self.mean("magnitude")
+
+    @property
+    def orientation(self) -> Float[Tensor, "layer head"]:
+        """Mean of cos(u, x): negative where the head takes away of what is there. Figure 8."""
+        return self.mean("orientation")
+
+    @property
+    def along(self) -> Float[Tensor, "layer head"]:
+        """Mean of the update's signed part along the stream, u·x / ‖x‖²."""
+        return self.mean("along")
+
+    @property
+    def across(self) -> Float[Tensor, "layer head"]:
+        """Mean size of the update's part across the stream, in units of ‖x‖."""
+        return self.mean("across")
+
+    @property
+    def target_magnitude(self) -> Float[Tensor, "layer head"]:
+        """Mean of ‖v_j W_O‖ / ‖x_j‖ for the key j that each row attends most."""
+        return self.mean("target_magnitude")
+
+    @property
+    def target_orientation(self) -> Float[Tensor, "layer head"]:
+        """Mean of cos(v_j W_O, x_j) for the key j that each row attends most."""
+        return self.mean("target_orientation")
+
+    @property
+    def magnitude_at_first(self) -> Float[Tensor, "layer head"]:
+        """Mean magnitude on rows that attend the first token most: figure 10's claim is that it is small."""
+        return self.mean("magnitude_at_first")
+
+    @property
+    def magnitude_at_self(self) -> Float[Tensor, "layer head"]:
+        """Mean magnitude on rows that attend themselves most."""
+        return self.mean("magnitude_at_self")
+
+    @property
+    def magnitude_elsewhere(self) -> Float[Tensor, "layer head"]:
+        """Mean magnitude on rows that attend any other key most."""
+        return self.mean("magnitude_elsewhere")
+
+    @property
+    def top_key(self) -> Int[Tensor, "layer head batch query"]:
+        """The key that each row attends most; −1 in rows without a choice and at padding."""
+        return self._row("top_key")
+
+    @property
+    def blocks(self) -> "BlockUpdates":
+        """What attention and MLP add as wholes, and how much the heads cancel each other."""
+        names = ("sums", "counts", "values", "valid")
+        state = {name: self.state[f"block_{name}"] for name in names if f"block_{name}" in self.state}
+        if "sums" not in state:
+            raise InputError(
+                "`blocks` is not known of rows that were chosen one by one; use `.blocks.where(rows=...)`."
+            )
+        state |= {name: self.state[name] for name in ("classes",) if name in self.state}
+        return BlockUpdates(
+            self.layers, self.documents, self.truncated, state, self.chosen, self.tokens, self.provenance
+        )
+
+    def __repr__(self) -> str:
+        layers, heads = self.magnitude.shape
+        return (
+            f"ResidualUpdates({self._texts}, {layers} layers × {heads} heads; mean magnitude "
+            f"{float(self.magnitude.nanmean()):.3g} of the stream's norm, mean cosine "
+            f"{float(self.orientation.nanmean()):+.2f})"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class BlockUpdates(RowMeans):
+    """What a layer's attention and its MLP add to the stream as wholes; means are `[layer 1]`.
+
+    `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) against the stream that enters the
+    block, `mlp_magnitude` and `mlp_orientation` against the stream that the MLP adds to; `cancellation` is
+    ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in one direction, near 0 where they cancel.
+    """
+
+    STATISTICS = BLOCK_STATISTICS
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a layer: layer, every statistic, and its `_low` and `_high` where there is an interval."""
+        return super().to_frame().drop(columns="head")

@@ -1,0 +1,367 @@
+"""From a corpus to batches of texts of similar length, the same ones whenever it is read.
+
+A corpus is an iterable of whatever `HookedModel.encode` takes, or a file (`Corpus`). Its documents are numbered from
+0 in the order in which they come, and a document keeps its number in every batch and shard.
+"""
+
+import codecs
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..activations import Batch
+from ..errors import InputError, first_line
+from ..model.hooked import HookedModel
+from ..model.inputs import Encoder, Inputs
+from ..model.weights import tensors_hash
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+ROWS_AT_ONCE: Final = 256
+"""How many rows of a Parquet file are in memory together."""
+
+READ_AT_ONCE: Final = 2**16
+"""How many bytes of a Parquet file are read together."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The documents of a file, read one by one, and from the start each time that it is iterated.
+
+    What a file is its name says: `.jsonl` and `.ndjson` hold a JSON value a line, a string or an object with the
+    string "text"; `.parquet` has a column "text"; any other file is UTF-8 with a document a line. Blank documents
+    are left out.
+
+    >>> for text in Corpus(Path("corpus.txt")):      # doctest: +SKIP
+    ...     print(text)
+
+    Raises `InputError` for a file that is missing or holds no document, and, at the line where it is met, for what
+    is not UTF-8, not JSON or not a text.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if self.path.is_dir():
+            raise InputError(f"{self.path} is a folder; name a file in it.")
+        if not self.path.exists():
+            raise InputError(f"there is no file {self.path}.")
+        if not self.path.is_file():
+            raise InputError(f"{self.path} is no ordinary file, and a pipe cannot be read twice; write it to a file.")
+        if next(iter(self), None) is None:
+            raise InputError(f"{self.path} holds no document; give a file with at least one word.")
+
+    def __iter__(self) -> Iterator[str]:
+        read = _FORMATS.get(self.path.suffix.lower(), _lines)
+        return (text for text in read(self.path) if text.strip())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the file, taken once."""
+        with _opened(self.path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    @cached_property
+    def count(self) -> int:
+        """How many documents there are; reads the file once."""
+        return sum(1 for _ in self)
+
+
+def _opened(path: Path) -> BufferedReader:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Every line of a file without its end, \\n or \\r\\n; nothing else ends a line."""
+    offset = 0
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                at = offset + error.start
+                raise InputError(
+                    f"{path} is not UTF-8: line {number} holds the byte {line[error.start]:#04x} at offset {at} of the "
+                    "file. Save it as UTF-8."
+                ) from error
+            offset += len(line)
+            yield text.removeprefix(_BOM if number == 1 else "").removesuffix("\n").removesuffix("\r")
+
+
+_BOM: Final = codecs.BOM_UTF8.decode()
+"""What some editors put in front of UTF-8; no part of the text."""
+
+
+def _json_lines(path: Path) -> Iterator[str]:
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where} is not JSON ({first_line(error)}); give a JSON value a line.") from error
+        if isinstance(value, dict):
+            if "text" not in value:
+                raise InputError(
+                    f'{where} has no "text"; an object must hold its document under that name, not {_listed(value)}.'
+                )
+            value = value["text"]
+        yield _text(value, where)
+
+
+def _parquet(path: Path) -> Iterator[str]:
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        from pyarrow import parquet
+    except ImportError as error:
+        raise InputError(f'to read {path}: pip install "attnmech[parquet]".') from error
+    try:
+        # Else a whole row group, often the whole file, is read at once.
+        bounded = {"buffer_size": READ_AT_ONCE, "pre_buffer": False}
+        with _opened(path) as file, parquet.ParquetFile(file, **bounded) as table:
+            names = table.schema_arrow.names
+            if "text" not in names:
+                raise InputError(f'{path} has no column "text"; its columns are {_listed(names)}.')
+            row = 0
+            for rows in table.iter_batches(batch_size=ROWS_AT_ONCE, columns=["text"]):
+                for value in rows.column("text").to_pylist():
+                    yield _text(value, f"{path}, row {row}")
+                    row += 1
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as Parquet ({first_line(error)}).") from error
+
+
+_FORMATS: Final[dict[str, Callable[[Path], Iterator[str]]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+}
+
+
+def _listed(names: Iterable[str], most: int = 8) -> str:
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:most] + ["..."] * (len(shown) > most)) or "none"
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        kind = "null" if value is None else type(value).__name__
+        raise InputError(f"{where}: a document must be a string; got {kind}.")
+    return value
+
+
+# -- batches -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CorpusBatch:
+    """Some documents of a corpus, ready for the model."""
+
+    batch: Batch
+    documents: Int[Tensor, " batch"]
+    """The number of the document in each row."""
+    truncated: int
+    """How many of these documents were cut to the model's positions."""
+    digest: str
+    """SHA-256 over all tokens read up to and including the window of documents that this batch comes from: where two
+    readings agree in it, they have had the same batches so far."""
+
+
+def batches(
+    inputs: Inputs | Iterable[Inputs],
+    model: HookedModel,
+    *,
+    tokens_per_batch: int = 4096,
+    window: int = 256,
+    truncate: bool = False,
+    bos: bool | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> Iterator[CorpusBatch]:
+    """Cuts a corpus into batches, reading no further ahead than a window of documents.
+
+    The documents of a window are sorted by length and cut where one more would make a batch of more than
+    `tokens_per_batch` tokens, padding included; a longer document is a batch by itself. So the batches follow from
+    the documents and from these settings alone. What cannot be cut and padded anew without changing numbers is a
+    batch as it was given: images, texts with further inputs or a decoder's tokens, and texts with padding on the
+    left or inside; the window ends before it.
+
+    `truncate` cuts documents to the model's number of positions. `shard` (k, n) takes the documents k, k + n, ...
+    alone. `bos` is that of `HookedModel.encode`.
+
+    Raises `InputError`, with the document's number, for one that the model cannot take: empty, of a wrong type, or
+    longer than its positions.
+    """
+    for name, value in (("tokens_per_batch", tokens_per_batch), ("window", window)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"`{name}` must be 1 or more; got {value!r}.")
+    index, count = shard
+    if not 0 <= index < count:
+        raise InputError(f"`shard` must be (k, n) with k from 0 to n - 1; got {shard!r}.")
+    if isinstance(inputs, str | Tensor | Mapping | Batch):
+        inputs = [inputs]
+    if not isinstance(inputs, Iterable):
+        raise InputError(
+            f"inputs must be a text, token ids, model inputs, or an iterable of them; got {type(inputs).__name__}."
+        )
+    return _Reading(model, truncate, bos, shard).batches(inputs, tokens_per_batch, window)
+
+
+@dataclass(frozen=True)
+class _Document:
+    number: int
+    ids: Int[Tensor, " position"]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class _AsGiven:
+    """Documents that go to the model in the batch that they came in."""
+
+    numbers: list[int]
+    batch: Batch
+
+
+class _Reading:
+    """One way through a corpus: how many documents have come by, and the digest of those that were taken."""
+
+    def __init__(self, model: HookedModel, truncate: bool, bos: bool | None, shard: tuple[int, int]) -> None:
+        self._model, self._truncate, self._bos = model, truncate, bos
+        self._encoder = model.encoder
+        self._index, self._shards = shard
+        self._seen = 0
+        self._digest = hashlib.sha256()
+
+    def batches(self, inputs: Iterable[Any], tokens_per_batch: int, window: int) -> Iterator[CorpusBatch]:
+        waiting: list[_Document] = []
+        for each in self._documents(inputs):
+            if isinstance(each, _Document):
+                waiting.append(each)
+            if isinstance(each, _AsGiven) or len(waiting) == window:
+                yield from self._packed(waiting, tokens_per_batch)
+                waiting = []
+            if isinstance(each, _AsGiven):
+                yield self._as_given(each)
+        yield from self._packed(waiting, tokens_per_batch)
+        if self._seen == 0:
+            raise InputError("inputs hold no document; give at least one.")
+
+    def _documents(self, inputs: Iterable[Any]) -> Iterator[_Document | _AsGiven]:
+        """The documents of this shard, in order."""
+        for item in _one_by_one(inputs):
+            first = self._seen
+            if isinstance(item, str) and not self._takes(first):
+                self._seen += 1
+                continue
+            try:
+                read = self._read(item)
+            except InputError as error:
+                raise InputError(f"document {first}: {error}") from error
+            self._seen += len(read.ids) if isinstance(read, Batch) else len(read)
+            numbers = [number for number in range(first, self._seen) if self._takes(number)]
+            if not isinstance(read, Batch):
+                yield from (self._document(number, read[number - first]) for number in numbers)
+            elif numbers:
+                yield _AsGiven(numbers, _rows(read, [number - first for number in numbers]))
+
+    def _takes(self, number: int) -> bool:
+        return number % self._shards == self._index
+
+    def _read(self, item: Any) -> list[Tensor] | Batch:
+        """The token ids of each document of an item; where ids are not all that it is, the item as a batch."""
+        if not isinstance(self._encoder, Encoder):
+            return self._model.encode(item, bos=self._bos)
+        if isinstance(item, str):
+            return self._encoder.tokenize([item], self._bos)
+        batch = item if isinstance(item, Batch) else self._encoder.read(item, self._bos)
+        if _is_text_alone(batch, self._encoder.decoder_start):
+            return [row[:length].cpu() for row, length in zip(batch.ids, batch.lengths.tolist(), strict=True)]
+        self._encoder.check_length(batch)
+        return batch
+
+    def _document(self, number: int, ids: Tensor) -> _Document:
+        limit = self._model.architecture.position_limit
+        if limit is None or len(ids) <= limit:
+            return _Document(number, ids, truncated=False)
+        if not self._truncate:
+            raise InputError(
+                f"document {number} has {len(ids)} tokens, but this model {limit} positions; split it, or give "
+                f"truncate=True to cut it after {limit}."
+            )
+        return _Document(number, ids[:limit], truncated=True)
+
+    def _packed(self, window: Sequence[_Document], tokens_per_batch: int) -> Iterator[CorpusBatch]:
+        for document in window:
+            self._digest.update(tensors_hash({"ids": document.ids}).encode())
+        digest = self._digest.hexdigest()
+        for group in _groups(window, tokens_per_batch):
+            assert isinstance(self._encoder, Encoder)
+            batch = self._encoder.padded([document.ids for document in group])
+            numbers = torch.tensor([document.number for document in group])
+            yield CorpusBatch(batch, numbers, sum(document.truncated for document in group), digest)
+
+    def _as_given(self, given: _AsGiven) -> CorpusBatch:
+        batch = given.batch
+        tensors = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
+        if batch.target is not None:
+            tensors |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
+        self._digest.update(tensors_hash(tensors).encode())
+        return CorpusBatch(batch, torch.tensor(given.numbers), 0, self._digest.hexdigest())
+
+
+def _one_by_one(inputs: Iterable[Any]) -> Iterator[Any]:
+    """The items of a corpus, a list of texts text by text."""
+    for item in inputs:
+        if isinstance(item, list | tuple) and item and all(isinstance(text, str) for text in item):
+            yield from item
+        else:
+            yield item
+
+
+def _groups(window: Sequence[_Document], tokens_per_batch: int) -> Iterator[list[_Document]]:
+    """The documents of a window by length, as many together as `tokens_per_batch` allows, and never none."""
+    group: list[_Document] = []
+    for document in sorted(window, key=lambda document: len(document.ids)):
+        if group and (len(group) + 1) * len(document.ids) > tokens_per_batch:
+            yield group
+            group = []
+        group.append(document)
+    if group:
+        yield group
+
+
+def _is_text_alone(batch: Batch, decoder_start: int | None) -> bool:
+    """Whether nothing is lost where only the real tokens of each row are kept and padded on the right again."""
+    padding_first = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
+    target = batch.target
+    usual = target is None or torch.equal(target.ids, torch.full_like(batch.ids[:, :1], decoder_start or 0))
+    return usual and not padding_first and not batch.extra
+
+
+def _rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Some sequences of a batch."""
+    if len(rows) == len(batch.ids):
+        return batch
+    chosen = torch.tensor(rows, device=batch.ids.device)
+    # Further inputs of one row are those of every text.
+    extra = {name: value if len(value) == 1 else value[chosen] for name, value in batch.extra.items()}
+    return replace(
+        batch,
+        ids=batch.ids[chosen],
+        mask=batch.mask[chosen],
+        tokens=tuple(batch.tokens[row] for row in rows),
+        target=None if batch.target is None else _rows(batch.target, rows),
+        extra=extra,
+    )

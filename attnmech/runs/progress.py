@@ -1,0 +1,50 @@
+"""A bar on stderr for work that goes through a corpus: documents, rate, time left."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .corpus import Corpus, CorpusBatch
+
+
+class Meter:
+    """Call `advance` after each batch."""
+
+    def __init__(self, bar: Progress, total: int | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task("documents", total=total, rate="")
+        self._tokens = 0
+
+    def advance(self, part: CorpusBatch, *, skipped: bool = False) -> None:
+        """One more batch is through, or was so before an interruption."""
+        self._tokens += 0 if skipped else int(part.batch.mask.sum())
+        elapsed = self._bar.tasks[0].elapsed or 0.0
+        rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed and self._tokens else ""
+        self._bar.update(self._task, advance=len(part.documents), rate=rate)
+
+
+@contextmanager
+def meter(inputs: Any, *, show: bool) -> Iterator[Meter]:
+    """A bar for as long as the block lasts; without `show` nothing is drawn."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    total = (inputs.count if isinstance(inputs, Corpus) else _length(inputs)) if show else None
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as bar:
+        yield Meter(bar, total)
+
+
+def _length(inputs: Any) -> int | None:
+    try:
+        return len(inputs)
+    except TypeError:
+        return None

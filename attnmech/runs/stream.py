@@ -1,0 +1,419 @@
+"""One forward pass, any number of statistics: reducers see the blocks of every layer's attention as they go by.
+
+A reducer keeps a few tensors (its state) and adds to them what it wants to know of each block of rows; states
+of two parts of a corpus can be merged, so a text, a corpus and many workers are the same code, and memory grows with
+the length of a text, not with its square.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeGuard, cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..activations import Batch
+from ..errors import InputError, JournalError, ReducerError
+from ..model.attention import RowBlock
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..model.stack import Stack
+from ..model.tap import LayerEnd
+from ..points import PointKey
+from ..results import Provenance
+from .corpus import CorpusBatch, batches
+from .journal import Entry, Journal
+from .progress import Meter, meter
+
+State: TypeAlias = dict[str, Tensor]
+"""What a reducer has found so far: tensors by name."""
+
+_JOURNAL_SHARE: Final = 0.05
+"""At most about this share of the time goes into writing the journal."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a reducer is told before a batch goes through the model."""
+
+    model: HookedModel
+    stack: Stack
+    layers: tuple[int, ...]
+    """The layers that pass by, in order; `block.index` is the place of a layer among them."""
+    batch: Batch
+    documents: Int[Tensor, " batch"]
+    """The number of each text in its corpus."""
+    corpus: bool
+    """Whether more batches may follow; of a single one, a reducer may keep every row."""
+
+    @property
+    def n_layers(self) -> int:
+        """How many layers pass by."""
+        return len(self.layers)
+
+    @property
+    def n_heads(self) -> int:
+        """Heads in each layer."""
+        return self.stack.n_heads
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a result comes from, once everything went through the model."""
+
+    model: HookedModel
+    stack: Stack
+    layers: tuple[int, ...]
+    documents: int
+    """How many texts there were."""
+    truncated: int
+    """How many of them were cut to the model's length."""
+    batch: Batch | None
+    """The texts; None of a corpus, of which they are not kept."""
+    provenance: Provenance
+
+
+class Reducer(ABC):
+    """A statistic of attention that is made while the model runs; subclass it for your own.
+
+    The largest score of each head:
+
+    >>> class LargestScore(am.Reducer):                                             # doctest: +SKIP
+    ...     def start(self, run):
+    ...         return {"largest": torch.full((run.n_layers, run.n_heads), -torch.inf)}
+    ...
+    ...     def add(self, state, block, run):
+    ...         scores = block.scores.masked_fill(~block.real[:, None, :, None], -torch.inf)
+    ...         here = state["largest"][block.index]
+    ...         torch.maximum(here, scores.amax(dim=(0, 2, 3)), out=here)
+    ...
+    ...     def merge(self, one, other):
+    ...         return {"largest": torch.maximum(one["largest"], other["largest"])}
+    >>> am.stream(model, "Anna sang of shells.", [LargestScore()])[0]["largest"]       # doctest: +SKIP
+
+    `start` makes the tensors of a state; `add` changes them in place, a block of rows at a time, and must not
+    keep views of the block's tensors; `merge` joins the states of two batches or shards, in whatever order;
+    `finish` makes the result of the last one (without it, the state is the result). Padding is for `add` to leave
+    out: `block.real` is True at real rows, and hidden keys have the lowest finite score and no weight.
+    """
+
+    points: tuple[str, ...] = ()
+    """Activation points that are handed over: `block["resid_pre"]`, `end["z"]`."""
+    optional_points: tuple[str, ...] = ()
+    """Likewise, where the model has them (`"resid_mid" in end`)."""
+
+    @abstractmethod
+    def start(self, run: Run) -> State:
+        """An empty state for one batch."""
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:  # noqa: B027 - one of the two may do
+        """Adds a block of rows of one layer."""
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:  # noqa: B027
+        """Adds what the points say of a layer that is through."""
+
+    def close(self, state: State, run: Run) -> State:
+        """What is kept of a batch that is through; by default all of it."""
+        return state
+
+    @abstractmethod
+    def merge(self, one: State, other: State) -> State:
+        """The state of both parts together."""
+
+    def finish(self, state: State, source: Source) -> Any:
+        """The result."""
+        return state
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return type(self).__name__
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What distinguishes it from another of its kind, for provenance and journal."""
+        return {name: repr(value) for name, value in vars(self).items()}
+
+
+def stream(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    reducers: Sequence[Reducer],
+    *,
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    truncate: bool = False,
+    shard: tuple[int, int] = (0, 1),
+    journal: str | Path | None = None,
+    progress: bool = False,
+) -> tuple[Any, ...]:
+    """Runs the model once over the inputs and returns a result for each reducer.
+
+    >>> focus, updates = am.stream(                                                  # doctest: +SKIP
+    ...     model, "Anna sang of shells.", [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()]
+    ... )
+
+    `inputs` are what `model.run` takes, or an iterator (or another iterable that is no list) of such: a corpus.
+    A corpus goes through in batches of similar length and is not kept. `shard=(k, n)` takes every n-th of its
+    documents from the k-th on, under its own number, so that the merged states of n shards are those of the whole;
+    `truncate` cuts documents that are longer than the model allows, and counts them. With `journal`, a path, the
+    states so far are kept in a file: the same call after an interruption goes on from there, and ends with the same
+    result; the file is removed at the end. `progress` shows a bar with rate and time left on stderr.
+
+    `layers` and `stack` choose what passes by. Hooks in force change what reducers see.
+
+    Raises `InputError` for inputs that cannot be, `MissingPointError` and `CertificateError` for points that this
+    model does not have or that could not be proven, `ReducerError` for a reducer that misbehaves, and
+    `JournalError` for a journal of something else.
+    """
+    work = _Work(model, _checked(reducers), model.stack(stack), layers)
+    if not _is_corpus(inputs):
+        if shard != (0, 1) or journal is not None or truncate:
+            raise InputError(
+                "`shard`, `journal` and `truncate` are for a corpus: give an iterator of texts, such as "
+                "iter(texts), or a file as am.Corpus(path)."
+            )
+        return work.batch(model.encode(cast(Inputs, inputs), bos=bos))
+    return work.corpus(inputs, bos, truncate, shard, journal, progress)
+
+
+def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]:
+    """Whether more may come than one batch: an iterable that is no text, list, tensor or image."""
+    known = isinstance(inputs, (str, torch.Tensor, Mapping, Batch, Sequence))
+    return isinstance(inputs, Iterable) and not known and not hasattr(inputs, "__array__")
+
+
+def _checked(reducers: Any) -> tuple[Reducer, ...]:
+    found = tuple(reducers) if isinstance(reducers, Iterable) else (reducers,)
+    for each in found:
+        if not isinstance(each, Reducer):
+            raise InputError(
+                f"`reducers` must be a list of reducers, such as [am.AttentionFocus.reducer()]; got {each!r} in it."
+            )
+    if not found:
+        raise InputError("`reducers` must hold at least one reducer; got an empty list.")
+    return found
+
+
+class _Work:
+    """One call of `stream`: what goes through which layers, and who looks on."""
+
+    def __init__(
+        self, model: HookedModel, reducers: tuple[Reducer, ...], stack: Stack, layers: Iterable[int] | None
+    ) -> None:
+        self.model, self.reducers, self.stack = model, reducers, stack
+        self.layers = tuple(model.points.check_layers(layers, stack.label))
+        self.see_rows = [each for each in reducers if type(each).add is not Reducer.add]
+        self.see_layers = [each for each in reducers if type(each).add_layer is not Reducer.add_layer]
+        if self.see_rows:
+            self._keys(("scores", "pattern"))
+        wanted = {name: None for each in reducers for name in each.points}
+        there = {
+            name: None
+            for each in reducers
+            for name in each.optional_points
+            if model.points[stack.point(name)].absent is None
+        }
+        self.passing = self._keys((*wanted, *there))
+
+    def _keys(self, names: Iterable[str]) -> list[PointKey]:
+        full = [self.stack.point(name) for name in names]
+        return self.model.points.resolve(full, self.layers, self.model.refused)
+
+    def batch(self, batch: Batch) -> tuple[Any, ...]:
+        """The results of texts that are run at once."""
+        states = self._reduced(Run(*self._place, batch, torch.arange(len(batch.ids)), corpus=False))
+        tokens = batch.queries(self.stack.label).tokens
+        provenance = self.model.provenance(batch, tokens, self._options(batch.bos))
+        return self._finished(states, Source(*self._place, len(batch.ids), 0, batch, provenance))
+
+    def corpus(
+        self,
+        inputs: Iterable[Inputs],
+        bos: bool | None,
+        truncate: bool,
+        shard: tuple[int, int],
+        path: str | Path | None,
+        progress: bool,
+    ) -> tuple[Any, ...]:
+        """The results of a corpus, batch by batch."""
+        options = self._options(bos) | {"truncate": truncate, "shard": list(shard)}
+        journal = None if path is None else Journal(Path(path), self._identity(options, inputs))
+        done = journal.resume() if journal else None
+        total = _Total(self.reducers, done)
+        parts = batches(inputs, self.model, truncate=truncate, bos=bos, shard=shard)
+        try:
+            with meter(inputs, show=progress) as bar:
+                self._go_through(parts, total, journal, bar)
+        except BaseException:
+            if journal and total.fresh:
+                journal.write(total.entry())
+            raise
+        if total.states is None:
+            raise InputError(f"no document is in shard {shard}; give fewer shards than there are documents.")
+        model = self.model
+        provenance = Provenance(model.name, model.weights_hash, total.digest, model.edited, (), options)
+        results = self._finished(total.states, Source(*self._place, total.documents, total.truncated, None, provenance))
+        if journal:
+            journal.remove()
+        return results
+
+    def _go_through(self, parts: Iterator[CorpusBatch], total: "_Total", journal: Journal | None, bar: Meter) -> None:
+        spent = 0.0
+        since = time.perf_counter()
+        for part in _after(parts, total, bar):
+            total.add(part, self._reduced(Run(*self._place, part.batch, part.documents, corpus=True)))
+            bar.advance(part)
+            before = time.perf_counter()
+            if journal and spent <= _JOURNAL_SHARE * (before - since):
+                journal.write(total.entry())
+                total.fresh = False
+                spent, since = time.perf_counter() - before, time.perf_counter()
+
+    @property
+    def _place(self) -> tuple[HookedModel, Stack, tuple[int, ...]]:
+        return self.model, self.stack, self.layers
+
+    def _options(self, bos: bool | None) -> dict[str, Any]:
+        return {
+            "layers": list(self.layers),
+            "stack": self.stack.label or "self",
+            "bos": bos,
+            "reducers": [[each.name, each.options] for each in self.reducers],
+        }
+
+    def _identity(self, options: dict[str, Any], inputs: Any) -> dict[str, Any]:
+        model = self.model
+        return {
+            "attnmech": version("attnmech"),
+            "model": model.name,
+            "weights": model.weights_hash,
+            "hooks": list(model.edited),
+            "corpus": getattr(inputs, "fingerprint", None),
+            **options,
+        }
+
+    def _reduced(self, run: Run) -> list[State]:
+        """The states of every reducer after one batch."""
+        states = [each.start(run) for each in self.reducers]
+        shapes = [_shapes(each, state) for each, state in zip(self.reducers, states, strict=True)]
+        by_reducer = dict(zip(map(id, self.reducers), states, strict=True))
+
+        def rows(block: RowBlock) -> None:
+            for each in self.see_rows:
+                each.add(by_reducer[id(each)], block, run)
+
+        def ends(end: LayerEnd) -> None:
+            for each in self.see_layers:
+                each.add_layer(by_reducer[id(each)], end, run)
+
+        self.model.forward(
+            run.batch,
+            rows=[rows] if self.see_rows else (),
+            ends=[ends] if self.see_layers else (),
+            passing=self.passing,
+            layers=[(self.stack.label, layer) for layer in self.layers],
+        )
+        closed = []
+        for each, state, before in zip(self.reducers, states, shapes, strict=True):
+            _require_same_shapes(each, before, _shapes(each, state))
+            closed.append(_finite(each, each.close(state, run), run.documents))
+        return closed
+
+    def _finished(self, states: Sequence[State], source: Source) -> tuple[Any, ...]:
+        return tuple(each.finish(state, source) for each, state in zip(self.reducers, states, strict=True))
+
+
+def _after(parts: Iterator[CorpusBatch], total: "_Total", bar: Meter) -> Iterator[CorpusBatch]:
+    """The batches that are not in the total yet; `JournalError` where those that are were others."""
+    digest = ""
+    for _ in range(total.batches):
+        part = next(parts, None)
+        if part is not None:
+            digest = part.digest
+            bar.advance(part, skipped=True)
+    if digest != total.digest:
+        raise JournalError(
+            f"the journal goes on after {total.documents} documents, but these inputs begin with others. Give the "
+            "inputs that it was begun with, another path, or delete it."
+        )
+    yield from parts
+
+
+class _Total:
+    """What the batches so far come to."""
+
+    def __init__(self, reducers: Sequence[Reducer], done: Entry | None) -> None:
+        self.reducers = reducers
+        self.states: list[State] | None = None
+        self.batches = self.documents = self.truncated = 0
+        self.digest = ""
+        self.fresh = False
+        """Whether something is in it that the journal has not."""
+        if done is not None:
+            self.batches, self.digest = done.batches, done.digest
+            self.documents, self.truncated = done.counters["documents"], done.counters["truncated"]
+            self.states = [
+                {name.split(" ", 1)[1]: value for name, value in done.tensors.items() if name.startswith(f"{place} ")}
+                for place in range(len(reducers))
+            ]
+
+    def add(self, part: CorpusBatch, states: list[State]) -> None:
+        """Merges the states of one more batch."""
+        if self.states is None:
+            self.states = states
+        else:
+            self.states = [
+                _finite(each, each.merge(one, other), part.documents)
+                for each, one, other in zip(self.reducers, self.states, states, strict=True)
+            ]
+        self.batches += 1
+        self.documents += len(part.documents)
+        self.truncated += part.truncated
+        self.digest = part.digest
+        self.fresh = True
+
+    def entry(self) -> Entry:
+        """What the journal holds."""
+        tensors = {f"{place} {name}": x for place, state in enumerate(self.states or ()) for name, x in state.items()}
+        return Entry(tensors, self.batches, self.digest, {"documents": self.documents, "truncated": self.truncated})
+
+
+def _shapes(reducer: Reducer, state: Any) -> dict[str, tuple[Any, ...]]:
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ReducerError(f"{reducer.name}: a state must be a dictionary of tensors by name; got {state!r}.")
+    return {name: (tuple(value.shape), value.dtype) for name, value in state.items()}
+
+
+def _require_same_shapes(reducer: Reducer, before: dict[str, Any], after: dict[str, Any]) -> None:
+    if before == after:
+        return
+    name = next(name for name in (*before, *after) if before.get(name) != after.get(name))
+    raise ReducerError(
+        f"{reducer.name}: `add` must keep the tensors that `start` made; {name!r} was "
+        f"{_told(before.get(name))} and became {_told(after.get(name))}. Change them in place."
+    )
+
+
+def _told(shape: tuple[Any, ...] | None) -> str:
+    return "absent" if shape is None else f"{shape[1]} {list(shape[0])}"
+
+
+def _finite(reducer: Reducer, state: Any, documents: Tensor) -> State:
+    _shapes(reducer, state)
+    for name, value in state.items():
+        if value.is_floating_point() and bool(value.isnan().any()):
+            numbers = documents.tolist()
+            where = f"document {numbers[0]}" if len(numbers) == 1 else f"documents {min(numbers)} to {max(numbers)}"
+            raise ReducerError(
+                f"{reducer.name}: {name!r} is NaN after {where}. Leave out what is not defined (padding, rows "
+                "without a choice) before adding it up."
+            )
+    found: State = state
+    return found

@@ -1,0 +1,304 @@
+"""Where heads look, against loops over the patterns that plain transformers hands out."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import reference
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.maths.focus import STATISTICS
+from attnmech.methods.focus import TOKEN_TYPES
+from attnmech.model import attention
+
+LAST = 3
+NAMES = (
+    "bloom", "gpt2", "llama", "bert", "gemma2", "mistral", "falcon_rotary_serial", "gpt_neox", "opt", "mpt3", "qwen3",
+    "gpt_oss", "roberta",
+)  # fmt: skip
+
+
+def patterns(name: str, dtype: torch.dtype, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Attention probabilities of transformers' eager attention, layer by layer."""
+    model = models.in_attention(models.fresh(name, dtype), "eager")
+    with torch.no_grad():
+        return [each.double() for each in model(**inputs, output_attentions=True).attentions]
+
+
+def by_hand(pattern: Tensor, visible: Tensor, mask: Tensor, *, first_row: bool = False) -> dict[str, list[float]]:
+    """Every statistic of each head of one layer, row by row; pattern `[batch head query key]`."""
+    heads = pattern.shape[1]
+    found: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    for h in range(heads):
+        rows: dict[str, list[float]] = {name: [] for name in STATISTICS}
+        for b in range(len(pattern)):
+            begin = next(i for i in range(mask.shape[1]) if mask[b, i])
+            for i in range(pattern.shape[2]):
+                if not mask[b, i] or (i == begin and not first_row):
+                    continue
+                seen = [j for j in range(pattern.shape[3]) if visible[b, 0, i, j]]
+                p = {j: float(pattern[b, h, i, j]) for j in seen}
+                ordered = sorted(p.values(), reverse=True)
+                top = max(seen, key=lambda j: p[j])
+                if len(seen) > 1:
+                    rows["tied_top"].append(float(ordered[0] == ordered[1]))
+                    rows["concentration"].append(ordered[0] - ordered[1])
+                    rows["distance"].append(sum(p[j] * abs(i - j) for j in seen))
+                for key, place in (("self", i), ("first", begin), ("previous", i - 1)):
+                    if place in seen:
+                        rows[f"{key}_mass"].append(p[place])
+                        if len(seen) > 1:
+                            rows[f"{key}_top"].append(float(top == place))
+                others = [j for j in seen if j not in (i, begin, i - 1)]
+                if others:
+                    rows["elsewhere_top"].append(float(top in others))
+                recent = [j for j in seen if i - LAST < j <= i]
+                if len(recent) < len(seen):
+                    rows["last_mass"].append(sum(p[j] for j in recent))
+                entropy = -sum(x * math.log(x) for x in p.values() if x > 0)
+                rows["entropy"].append(entropy)
+                if len(seen) > 1:
+                    rows["normalised_entropy"].append(entropy / math.log(len(seen)))
+        for name, values in rows.items():
+            found[name].append(sum(values) / len(values) if values else math.nan)
+    return found
+
+
+def require_as_by_hand(focus: am.AttentionFocus, expected: list[dict[str, list[float]]], close: float) -> None:
+    for place, layer in enumerate(expected):
+        for name, values in layer.items():
+            found = focus.mean(name)[place]
+            wanted = torch.tensor(values, dtype=torch.float64)
+            assert torch.allclose(found, wanted, rtol=0, atol=close, equal_nan=True), (name, place, found, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("side", "dtype"), [("right", torch.float32), ("left", torch.float32), ("", torch.float64)])
+def test_every_statistic_is_that_of_a_loop(name: str, side: str, dtype: torch.dtype) -> None:
+    if name == "gpt_oss" and dtype == torch.float64:
+        pytest.skip("transformers does not run it in float64")
+    inputs = models.padded(name, side, batch=3, length=11)
+    if not side:  # in float64 transformers' eager attention gives NaN on rows that see padding alone
+        inputs["attention_mask"][:] = 1
+    model = models.plain(name)
+    # In float64, too, transformers takes the softmax in float32.
+    close = 1e-5 if dtype == torch.float32 else 1e-6
+    mask = inputs["attention_mask"].bool()
+    expected = [
+        by_hand(pattern, reference.visible(model, mask, layer), mask)
+        for layer, pattern in enumerate(patterns(name, dtype, inputs))
+    ]
+    focus = am.attention_focus(models.hooked(name, dtype), inputs, last=LAST)
+    require_as_by_hand(focus, expected, close)
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "bert", "gemma2"])
+@pytest.mark.parametrize("rows", [3, 7, 11])
+def test_blocks_that_do_not_divide_the_text(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = models.token_ids(name, batch=2, length=19)
+    hooked = models.hooked(name)
+    whole = am.attention_focus(hooked, ids)
+    monkeypatch.setattr(attention, "_row_blocks", lambda q, keys, whole: _in_steps(q.shape[2], rows))
+    blocks = am.attention_focus(hooked, ids)
+    for key in ("sums", "counts", "distance", "received", "uniform", "seen", "by_type", "sink_rate", "values"):
+        assert torch.allclose(whole.state[key].double(), blocks.state[key].double(), atol=1e-5), key
+    for key in ("valid", "top_key", "sinks", "samples", "classes"):
+        assert torch.equal(whole.state[key], blocks.state[key]), key
+
+
+def _in_steps(length: int, step: int) -> list[range]:
+    return [range(start, min(length, start + step)) for start in range(0, length, step)]
+
+
+@pytest.mark.parametrize("name", ["bloom", "bert", "llama"])
+def test_what_keys_receive(name: str) -> None:
+    """By position, by distance, sink rate: loops again."""
+    inputs = models.padded(name, batch=3, length=9)
+    mask = inputs["attention_mask"].bool()
+    focus = am.attention_focus(models.hooked(name), inputs)
+    for layer, pattern in enumerate(patterns(name, torch.float32, inputs)):
+        visible = reference.visible(models.plain(name), mask, layer)
+        heads, length = pattern.shape[1], pattern.shape[2]
+        for h in range(heads):
+            for j in range(length):
+                rows = [
+                    (b, i) for b in range(3) for i in range(1, length) if mask[b, i] and visible[b, 0, i, j]
+                ]  # row 0 is left out
+                if rows:
+                    mean = sum(float(pattern[b, h, i, j]) for b, i in rows) / len(rows)
+                    assert float(focus.received[layer, h, j]) == pytest.approx(mean, abs=1e-6)
+            cells = [
+                (float(pattern[b, h, i, j]), abs(i - j))
+                for b in range(3)
+                for i in range(1, length)
+                for j in range(length)
+                if mask[b, i] and visible[b, 0, i, j]
+            ]
+            for far in range(length):
+                share = sum(p for p, d in cells if d == far) / sum(p for p, _ in cells)
+                assert float(focus.distance_histogram[layer, h, far]) == pytest.approx(share, abs=1e-6)
+
+
+def test_sink_rate_after_gu() -> None:
+    """α_k = mean over i ≥ k of p_ik, by text, layer and head; the share of them above 0.3."""
+    ids = models.token_ids("bloom", batch=4, length=6)
+    focus = am.attention_focus(models.hooked("bloom"), ids)
+    found = patterns("bloom", torch.float32, {"input_ids": ids})
+    for k in range(6):
+        above = total = 0
+        for layer, pattern in enumerate(found):
+            for h in range(pattern.shape[1]):
+                alphas = [sum(float(pattern[b, h, i, k]) for i in range(k, 6)) / (6 - k) for b in range(4)]
+                assert float(focus.sink_rate[layer, h, k]) == pytest.approx(sum(alphas) / 4, abs=1e-6)
+                above += sum(alpha > 0.3 for alpha in alphas)
+                total += 4
+        assert focus.sink_share(k) == pytest.approx(above / total)
+
+
+def edited(hooked: am.HookedModel, ids: Tensor, make: Any, **options: Any) -> am.AttentionFocus:
+    with hooked.hooks({"pattern": make}):
+        return am.attention_focus(hooked, ids, **options)
+
+
+def test_a_uniform_causal_head() -> None:
+    length = 50
+
+    def uniform(pattern: Tensor) -> Tensor:
+        rows = torch.ones(pattern.shape[-1], pattern.shape[-1]).tril()
+        return (rows / rows.sum(-1, keepdim=True)).expand_as(pattern)
+
+    focus = edited(models.hooked("bloom"), models.token_ids("bloom", batch=2, length=length), uniform)
+    harmonic = sum(1 / i for i in range(1, length + 1))
+    assert torch.allclose(focus.bos_mass, torch.tensor(harmonic / length, dtype=torch.float64))
+    every = focus.where(first_row=True)
+    entropy = sum(math.log(i) for i in range(1, length + 1)) / length
+    assert torch.allclose(every.entropy, torch.tensor(entropy, dtype=torch.float64))
+    assert torch.allclose(focus.normalised_entropy, torch.ones(1, dtype=torch.float64))
+    assert (focus.tied_top == 1).all() and (focus.self_top == 0).all() and (focus.first_top == 0).all()
+    assert torch.allclose(focus.received_by_type[:, 0], focus.expected_by_type, atol=1e-6)
+
+
+def test_a_hard_sink() -> None:
+    def first(pattern: Tensor) -> Tensor:
+        return torch.zeros_like(pattern).index_fill_(-1, torch.tensor([0]), 1.0)
+
+    focus = edited(models.hooked("gpt2"), models.token_ids("gpt2", batch=2, length=18), first)
+    assert (focus.first_top == 1).all() and (focus.first_mass == 1).all() and (focus.concentration == 1).all()
+    assert (focus.entropy == 0).all() and (focus.bos_mass == 1).all()
+    assert set(sum(focus.collapse, ())) == {"dead"}
+    assert focus.sink_share(0) == 1.0 and focus.sink_share(3) == 0.0
+    assert float(focus.distance[0, 0]) == pytest.approx(sum(range(1, 18)) / 17)
+
+
+@pytest.mark.parametrize(
+    ("first", "itself", "expected"),
+    [(0.96, 0.0, "dead"), (0.6, 0.0, "sink"), (0.1, 0.9, "low entropy"), (0.4, 0.6, ""), (0.4, 0.0, "")],
+)
+def test_collapse_classes(first: float, itself: float, expected: str) -> None:
+    """The rest of the mass is spread over the other keys."""
+
+    def make(pattern: Tensor) -> Tensor:
+        length = pattern.shape[-1]
+        made = torch.full_like(pattern, (1 - first - itself) / (length - 1))
+        made[..., 0] = first
+        return made + itself * torch.eye(length)
+
+    focus = edited(models.hooked("bloom"), models.token_ids("bloom", batch=1, length=200), make)
+    assert set(sum(focus.collapse, ())) == {expected}
+
+
+def test_where_leaves_out_rows_afterwards() -> None:
+    ids = models.token_ids("bert", batch=2, length=8)
+    hooked = models.hooked("bert")
+    focus = am.attention_focus(hooked, ids, last=LAST)
+    whole = torch.ones(2, 8, dtype=torch.bool)
+    visible = reference.visible(models.plain("bert"), whole)
+    found = patterns("bert", torch.float32, {"input_ids": ids})
+    every = [by_hand(pattern, visible, whole, first_row=True) for pattern in found]
+    require_as_by_hand(focus.where(first_row=True), every, 1e-5)
+
+    rows = torch.zeros(2, 8, dtype=torch.bool)
+    rows[0, 3] = rows[1, 5] = True
+    some = focus.where(rows=rows)
+    entropy = focus.by_row("entropy")
+    assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
+    assert some.interval("entropy") is None
+    with pytest.raises(am.MissingPointError, match="chosen one by one"):
+        _ = some.received
+    with pytest.raises(am.InputError, match=r"each of the \[2, 8\] rows"):
+        focus.where(rows=rows[:1])
+
+
+def test_special_tokens_are_a_class_of_rows() -> None:
+    hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer(adds_bos=True))
+    ids = torch.tensor([[2, 4, 0, 5, 6], [2, 7, 8, 1, 9]])  # [PAD] as a token that is there, and [UNK]
+    focus = am.attention_focus(hooked, ids)
+    entropy = focus.by_row("entropy")
+    without = focus.where(special=False).entropy
+    rows = [entropy[:, :, 0, i] for i in (1, 3, 4)] + [entropy[:, :, 1, i] for i in (1, 2, 4)]
+    assert torch.allclose(without, torch.stack(rows).mean(0).double(), atol=1e-6)
+
+
+def test_token_types() -> None:
+    model = am.load()
+    focus = am.attention_focus(model, "Anna sang, and 7 keys (old) fell.")
+    received, expected = focus.received_by_type, focus.expected_by_type
+    assert received.shape[-1] == len(TOKEN_TYPES)
+    assert torch.allclose(received.sum(-1), torch.ones(1, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(expected.sum(-1), torch.ones(1, dtype=torch.float64), atol=1e-6)
+    place = {name: n for n, name in enumerate(TOKEN_TYPES)}
+    batch = model.encode("Anna sang, and 7 keys (old) fell.")
+    comma = batch.tokens[0].index(",")
+    rows = range(comma, len(batch.tokens[0]))
+    uniform = sum(1 / (i + 1) for i in rows if i) / (len(batch.tokens[0]) - 1)
+    assert float(expected[0, place["comma"]]) == pytest.approx(uniform)
+    pattern = model.run(batch, points=["pattern"])["pattern", 2][0]
+    assert float(received[2, 1, place["comma"]]) == pytest.approx(float(pattern[1, 1:, comma].mean()), abs=1e-6)
+    assert float(received[2, 1, place["first token"]]) == pytest.approx(float(pattern[1, 1:, 0].mean()), abs=1e-6)
+
+
+def test_cross_attention_has_no_self() -> None:
+    inputs = models.inputs_of("t5")
+    model = models.in_attention(models.fresh("t5"), "eager")
+    with torch.no_grad():
+        found = model(**inputs, output_attentions=True).cross_attentions
+    focus = am.attention_focus(models.hooked("t5"), inputs, stack="cross")
+    for layer, pattern in enumerate(found):
+        mass = pattern[:, :, 1:, 0].double().mean(dim=(0, 2))
+        assert torch.allclose(focus.first_mass[layer], mass, atol=1e-5)
+        ordered = pattern[:, :, 1:].double().sort(dim=-1, descending=True).values
+        assert torch.allclose(
+            focus.concentration[layer], (ordered[..., 0] - ordered[..., 1]).mean(dim=(0, 2)), atol=1e-5
+        )
+    for name in ("self_top", "previous_mass", "distance", "last_mass", "elsewhere_top"):
+        assert focus.mean(name).isnan().all()
+
+
+def test_layers_and_saving(tmp_path: Path) -> None:
+    ids = models.token_ids("gpt2", batch=2, length=9)
+    hooked = models.hooked("gpt2")
+    focus, some = am.attention_focus(hooked, ids), am.attention_focus(hooked, ids, layers=[2, 0])
+    assert some.layers == (2, 0)
+    assert torch.allclose(some.entropy, focus.entropy[[2, 0]], atol=1e-9)
+    again = am.AttentionFocus.load(focus.save(tmp_path / "focus.safetensors"))
+    assert again.to_frame().equals(focus.to_frame())
+    assert again.last == focus.last and again.provenance == focus.provenance
+    frame = focus.to_frame()
+    assert list(frame.columns[:3]) == ["layer", "head", "self_top"]
+    assert {"first_top_low", "first_top_high", "collapse"} <= set(frame.columns)
+    assert "first token on top" in repr(focus)
+
+
+def test_what_cannot_be_measured() -> None:
+    hooked = models.hooked("bloom")
+    with pytest.raises(am.InputError, match="`last` must be"):
+        am.attention_focus(hooked, models.token_ids("bloom"), last=0)
+    focus = am.attention_focus(hooked, models.token_ids("bloom"))
+    with pytest.raises(am.InputError, match="`statistic` must be one of self_top"):
+        focus.mean("sharpness")
+    with pytest.raises(am.InputError, match="`position` must be from 0 to 6"):
+        focus.sink_share(7)

@@ -1,0 +1,392 @@
+"""From files and iterators to batches: every document once, in batches that follow from the documents alone."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import models
+import pyarrow
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+import attnmech as am
+from attnmech.runs.corpus import Corpus, CorpusBatch, batches
+
+TEXTS = [
+    "the keys to the cabinet are here .",
+    "a dog",
+    "the\x0bdog\x0c and\u2028 the\x85 keys",
+    "  keys ",
+    "ein Käse 🧀",
+]
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(am.InputError) as caught:
+        call()
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    if path.suffix == ".parquet":
+        table = pyarrow.table({"number": range(len(texts)), "text": texts})
+        parquet.write_table(table, path, row_group_size=2)
+    elif path.suffix in (".jsonl", ".ndjson"):
+        objects = [{"text": text, "n": 1} if number % 2 else text for number, text in enumerate(texts)]
+        path.write_text("\n\n".join(map(json.dumps, objects)))
+    else:
+        path.write_bytes("\n".join(texts).encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.md", "a.jsonl", "A.NDJSON", "a.JsonL", "a.parquet"])
+def test_every_format_gives_the_documents_each_time(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name.lower()
+    write(path, [TEXTS[0], "", *TEXTS[1:], "\t \u3000"])
+    path = path.rename(tmp_path / name)
+    corpus = Corpus(path)
+    for _ in range(2):
+        assert list(corpus) == TEXTS
+    assert corpus.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert corpus == Corpus(path)
+
+
+def test_line_ends_and_a_mark_at_the_front(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfthe keys\r\n\r\na \rdog\n   \nhere\r\n")
+    assert list(Corpus(path)) == ["the keys", "a \rdog", "here"]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf"the keys"\r\n{"text": "a\\ndog"}\r\n')
+    assert list(Corpus(path)) == ["the keys", "a\ndog"]
+
+
+def test_files_that_cannot_be_a_corpus(tmp_path: Path) -> None:
+    assert refused(lambda: Corpus(tmp_path / "no.txt")) == f"there is no file {tmp_path / 'no.txt'}."
+    assert refused(lambda: Corpus(tmp_path)) == f"{tmp_path} is a folder; name a file in it."
+    os.mkfifo(tmp_path / "pipe")
+    assert "a pipe cannot be read twice" in refused(lambda: Corpus(tmp_path / "pipe"))
+    for name, content in (
+        ("a.txt", b""),
+        ("b.txt", b"\n \r\n\n"),
+        ("a.jsonl", b""),
+        ("b.jsonl", b'\n""\n{"text":" "}'),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert f"{name} holds no document" in refused(lambda name=name: Corpus(tmp_path / name))
+    assert "holds no document" in refused(lambda: Corpus(write(tmp_path / "a.parquet", [])))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_not_utf8_names_line_and_byte_where_it_is_reached(tmp_path: Path, name: str) -> None:
+    first, second = '"Käse"'.encode(), b"\r\n\n"
+    bad = '"Käse"'.encode("latin-1")
+    (tmp_path / name).write_bytes(first + second + bad + b"\n")
+    reading = iter(Corpus(tmp_path / name))
+    next(reading)
+    said = refused(lambda: next(reading))
+    at = len(first) + len(second) + 2
+    assert f"{name} is not UTF-8: line 3 holds the byte 0xe4 at offset {at} of the file." in said
+    (tmp_path / name).write_bytes("Käse".encode("utf-16"))
+    assert "line 1 holds the byte 0xff at offset 0" in refused(lambda: Corpus(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 3 is not JSON ("),
+        ("the keys", "line 3 is not JSON ("),
+        ('"a" "b"', "line 3 is not JSON (Extra data"),
+        ("[" * 10**5, "line 3 is not JSON ("),
+        ("9" * 5000, "line 3 is not JSON ("),
+        ('{"body": "a", "id\\n": 1}', "line 3 has no \"text\"; an object must hold its document under that name, not "
+         "'body', 'id\\n'."),
+        ("{}", "not none."),
+        (json.dumps({str(n): 1 for n in range(99)}), "'7', ...."),
+        ('{"text": null}', "line 3: a document must be a string; got null."),
+        ('{"text": ["a"]}', "line 3: a document must be a string; got list."),
+        ("5", "line 3: a document must be a string; got int."),
+    ],
+)  # fmt: skip
+def test_lines_that_hold_no_document(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('"the keys"\n\n' + line + "\n")
+    reading = iter(Corpus(path))
+    assert next(reading) == "the keys"
+    said = refused(lambda: next(reading))
+    assert said.startswith(f"{path}, line 3") and message in said
+
+
+def test_parquet_files_that_hold_no_documents(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"body": ["a"], "id": [1]}), path)
+    assert refused(lambda: Corpus(path)) == f"{path} has no column \"text\"; its columns are 'body', 'id'."
+    parquet.write_table(pyarrow.table({"text": [5, 7]}), path)
+    assert refused(lambda: Corpus(path)) == f"{path}, row 0: a document must be a string; got int."
+    parquet.write_table(pyarrow.table({"text": ["a"] * 300 + [None]}), path)
+    assert refused(lambda: list(Corpus(path))) == f"{path}, row 300: a document must be a string; got null."
+    parquet.write_table(pyarrow.table({"text": pyarrow.array(["a", "b", "a"]).dictionary_encode()}), path)
+    assert list(Corpus(path)) == ["a", "b", "a"]
+    for content in (b"", b"text", path.read_bytes()[:-3]):
+        path.write_bytes(content)
+        assert f"{path} cannot be read as Parquet (" in refused(lambda: Corpus(path))
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.parquet", TEXTS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert refused(lambda: Corpus(path)).endswith('pip install "attnmech[parquet]".')
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def words() -> am.HookedModel:
+    return am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(has_bos=True))
+
+
+def documents_of(lengths: list[int]) -> list[torch.Tensor]:
+    """Documents of these lengths, each with its own number in its ids."""
+    return [torch.full((length,), 3 + number % 50).index_fill(0, torch.tensor(0), 3 + number // 50)
+            for number, length in enumerate(lengths)]  # fmt: skip
+
+
+def rows_of(found: Iterable[CorpusBatch]) -> dict[int, list[int]]:
+    rows: dict[int, list[int]] = {}
+    for each in found:
+        for number, ids, mask in zip(each.documents.tolist(), each.batch.ids, each.batch.mask, strict=True):
+            assert number not in rows
+            rows[number] = ids[mask].tolist()
+    return rows
+
+
+def signature(each: CorpusBatch) -> tuple[Any, ...]:
+    return each.documents.tolist(), each.batch.ids.tolist(), each.batch.mask.tolist(), each.truncated, each.digest
+
+
+LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=30)
+
+
+@given(LENGTHS, st.integers(1, 40), st.integers(1, 12))
+def test_every_document_once_in_batches_as_full_as_they_may_be(lengths: list[int], tokens: int, window: int) -> None:
+    documents = documents_of(lengths)
+    found = list(batches(iter(documents), models.hooked("bloom"), tokens_per_batch=tokens, window=window))
+    assert rows_of(found) == {number: ids.tolist() for number, ids in enumerate(documents)}
+    windows: list[list[CorpusBatch]] = [[] for _ in range(-(-len(lengths) // window))]
+    for each in found:
+        assert not bool((~each.batch.mask[:, :-1] & each.batch.mask[:, 1:]).any())
+        assert each.batch.ids.shape[1] == int(each.batch.lengths.max())
+        assert each.batch.ids.numel() <= tokens or len(each.documents) == 1
+        (of,) = {number // window for number in each.documents.tolist()}
+        assert all(not later for later in windows[of + 1 :])
+        windows[of].append(each)
+    for parts in windows:
+        order = [(lengths[number], number) for each in parts for number in each.documents.tolist()]
+        assert order == sorted(order)
+        for here, after in pairwise(parts):
+            assert (len(here.documents) + 1) * lengths[int(after.documents[0])] > tokens
+        assert len({each.digest for each in parts}) == 1
+
+
+@given(LENGTHS, st.integers(1, 40), st.integers(1, 12), st.data())
+def test_a_second_reading_is_the_first_and_what_follows_changes_nothing(
+    lengths: list[int], tokens: int, window: int, data: st.DataObject
+) -> None:
+    documents = documents_of(lengths)
+
+    def read(given: list[torch.Tensor]) -> Iterator[CorpusBatch]:
+        return batches(iter(given), models.hooked("bloom"), tokens_per_batch=tokens, window=window)
+
+    first = [signature(each) for each in read(documents)]
+    done = data.draw(st.integers(0, len(first)))
+    assert [signature(each) for each in islice(read(documents), done, None)] == first[done:]
+    whole = len(lengths) // window * window
+    if whole:
+        beginning = [signature(each) for each in read(documents[:whole])]
+        assert beginning == first[: len(beginning)]
+    changed = data.draw(st.integers(0, len(lengths) - 1))
+    other = [*documents[:changed], documents[changed] + 1, *documents[changed + 1 :]]
+    for mine, theirs in zip(first, read(other), strict=True):
+        before = min(mine[0]) // window < changed // window
+        assert (mine[-1] == theirs.digest) is before
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 5))
+def test_shards_hold_every_nth_document_under_its_own_number(lengths: list[int], count: int, at_once: int) -> None:
+    documents = documents_of(lengths)
+    items: list[Any] = []
+    for start in range(0, len(documents), at_once):
+        together = documents[start : start + at_once]
+        same = len({len(each) for each in together}) == 1
+        items += [torch.stack(together)] if same else together
+    found: dict[int, list[int]] = {}
+    for index in range(count):
+        shard = rows_of(batches(iter(items), models.hooked("bloom"), tokens_per_batch=20, shard=(index, count)))
+        assert all(number % count == index for number in shard)
+        found |= shard
+    assert found == {number: ids.tolist() for number, ids in enumerate(documents)}
+
+
+def test_texts_become_what_the_model_makes_of_each_alone(words: am.HookedModel) -> None:
+    texts = ["the keys to the cabinet are here", "a dog", "keys and the dog .", "the dog", "there"]
+    for bos in (None, True):
+        found = list(batches(iter(texts), words, tokens_per_batch=15, window=4, bos=bos))
+        assert rows_of(found) == {n: words.encode(text, bos=bos).ids[0].tolist() for n, text in enumerate(texts)}
+        assert all(each.batch.bos is bool(bos) for each in found)
+    assert [each.documents.tolist() for each in found] == [[1, 3], [2], [0], [4]]
+    assert found[0].batch.tokens == (("[BOS]", "a", "dog"), ("[BOS]", "the", "dog"))
+    (padded,) = (each for each in batches(iter(texts), words) if each.batch.padded)
+    for row, number in enumerate(padded.documents.tolist()):
+        alone = words.run(texts[number]).logits[0]
+        torch.testing.assert_close(words.run(padded.batch).logits[row, : len(alone)], alone, rtol=0, atol=1e-5)
+
+
+def test_every_form_of_a_document_is_the_same_document(words: am.HookedModel) -> None:
+    texts = ["the keys are here", "a dog", "the dog and the keys"]
+    expected = rows_of(batches(texts, words))
+    batch = words.encode(texts)
+    forms: list[Any] = [
+        [texts], [tuple(texts[:2]), texts[2]], [batch], batch, [words.encode(texts[0]), *texts[1:]],
+        [{"input_ids": batch.ids, "attention_mask": batch.mask.long()}],
+        {"input_ids": batch.ids, "attention_mask": batch.mask}, (words.encode(text).ids[0] for text in texts),
+    ]  # fmt: skip
+    for form in forms:
+        assert rows_of(batches(form, words)) == expected
+    assert rows_of(batches(texts[0], words)) == {0: expected[0]}
+    assert rows_of(batches(batch.ids[:1, :2], words)) == {0: expected[0][:2]}
+
+
+def test_documents_that_are_more_than_their_tokens_stay_as_they_are() -> None:
+    bert = models.hooked("bert")
+    ids = models.token_ids("bert")
+    types = {"input_ids": ids, "token_type_ids": torch.tensor([[0, 0, 0, 1, 1, 1, 1]] * 3)}
+    left = models.padded("bert", "left")
+    hole = {"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1]] * 3)}
+    items: list[Any] = [ids[0, :5], ids[1, :2], types, ids[2], left, hole, models.padded("bert")]
+    found = list(batches(iter(items), bert))
+    assert [each.documents.tolist() for each in found] == [[1, 0], [2, 3, 4], [5], [6, 7, 8], [9, 10, 11], [14, 13, 12]]
+    for each, item in ((found[1], types), (found[3], left), (found[4], hole)):
+        given = bert.encode(item)
+        assert torch.equal(each.batch.ids, given.ids) and torch.equal(each.batch.mask, given.mask)
+        assert list(each.batch.extra) == list(given.extra)
+    assert found[5].batch.lengths.tolist() == [3, 5, 7]
+    other = {**types, "token_type_ids": 1 - types["token_type_ids"]}
+    changed = list(batches(iter([*items[:2], other, *items[3:]]), bert))
+    assert [a.digest == b.digest for a, b in zip(found, changed, strict=True)] == [True] + [False] * 5
+    one_row = {"input_ids": ids, "position_ids": torch.arange(7)}
+    for item in (types, one_row):
+        for index in range(2):
+            (shard,) = batches(iter([item]), bert, shard=(index, 2))
+            given = bert.encode(item)
+            assert shard.documents.tolist() == list(range(3))[index::2]
+            assert torch.equal(shard.batch.ids, ids[index::2]) and len(shard.batch.tokens) == len(shard.documents)
+            expected = bert.run(given).logits[index::2]
+            torch.testing.assert_close(bert.run(shard.batch).logits, expected, rtol=0, atol=1e-5)
+    assert [each.documents.tolist() for each in batches(iter([types]), bert, shard=(3, 4))] == []
+
+
+def test_a_decoders_own_tokens_are_kept_and_the_usual_one_is_no_hindrance() -> None:
+    t5 = models.hooked("t5")
+    ids = models.token_ids("t5")
+    given = {"input_ids": ids, "decoder_input_ids": models.token_ids("t5", length=4, seed=2)}
+    found = list(batches(iter([ids[0], ids[1, :3], given, t5.encode(ids)]), t5))
+    assert [each.documents.tolist() for each in found] == [[1, 0], [2, 3, 4], [5, 6, 7]]
+    assert found[0].batch.target is not None and found[0].batch.target.ids.tolist() == [[0], [0]]
+    assert found[1].batch.target is not None and torch.equal(found[1].batch.target.ids, given["decoder_input_ids"])
+    (shard,) = batches(iter([given]), t5, shard=(1, 3))
+    assert shard.batch.target is not None and torch.equal(shard.batch.target.ids, given["decoder_input_ids"][1:2])
+
+
+def test_images_go_through_in_their_batches() -> None:
+    vit = models.hooked("vit")
+    pixels = models.inputs_of("vit")["pixel_values"]
+    found = list(batches(iter([pixels, pixels[0], {"pixel_values": pixels[1:]}]), vit, tokens_per_batch=1))
+    assert [each.documents.tolist() for each in found] == [[0, 1, 2], [3], [4, 5]]
+    assert torch.equal(found[2].batch.extra["pixel_values"], pixels[1:])
+    assert len({each.digest for each in found}) == 3
+    assert "document 1: this model reads images" in refused(lambda: list(batches(iter([pixels[0], "a dog"]), vit)))
+
+
+def test_documents_longer_than_the_models_positions(words: am.HookedModel) -> None:
+    texts = ["a dog", "the " * 25, "the keys " * 11, "here " * 19]
+    said = refused(lambda: list(batches(iter(texts), words)))
+    assert said == (
+        "document 1 has 25 tokens, but this model 19 positions; split it, or give truncate=True to cut it after 19."
+    )
+    found = list(batches(iter(texts), words, truncate=True, tokens_per_batch=38))
+    assert rows_of(found) == {0: [11, 12], 1: [3] * 19, 2: [3, 4] * 9 + [3], 3: [8] * 19}
+    assert [(each.documents.tolist(), each.truncated) for each in found] == [([0, 1], 1), ([2, 3], 1)]
+    assert next(batches(iter(texts), words, truncate=True, bos=True)).batch.ids[-1, :2].tolist() == [2, 8]
+    together = torch.full((3, 21), 7)
+    said = refused(lambda: list(batches(iter(["a dog", together]), words, shard=(1, 2))))
+    assert said.startswith("document 1 has 21 tokens, but this model 19 positions")
+    mask = torch.ones_like(together)
+    mask[:, 17:] = 0
+    assert len(rows_of(batches(iter([{"input_ids": together, "attention_mask": mask}]), words))[0]) == 17
+    further = {"input_ids": together, "attention_mask": mask.flip(1)}
+    said = refused(lambda: list(batches(iter(["a dog", further]), words, truncate=True)))
+    assert said == "document 1: this model has 19 positions; the text has 21 tokens. Shorten or split it."
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_documents_that_cannot_be(words: am.HookedModel) -> None:
+    empty = "the text is empty; give at least one word."
+    bad: list[tuple[Any, str]] = [
+        ("", empty), (" \n", empty), (None, "inputs must be a text"), (5, "inputs must be a text"),
+        ([5, 7], "For a list of ids: torch.tensor(ids)."), ([], "the list of texts is empty"), (b"the", "got bytes"),
+        (["the", ""], empty), (torch.tensor([1.0]), "token ids must be whole numbers"),
+        (torch.tensor([5, 99]), "token ids must be from 0 to 52"), ({"ids": torch.ones(2)}, '"input_ids"'),
+        ("the \ud800", "half of a surrogate pair"),
+    ]  # fmt: skip
+    for item, message in bad:
+        reading = batches(iter(["the dog", ["the", "keys"], torch.tensor([[4, 5], [6, 7]]), item]), words, window=2)
+        assert [next(reading).documents.tolist() for _ in range(2)] == [[1, 0], [2, 3]]
+        said = refused(lambda reading=reading: list(reading))
+        number = 6 if isinstance(item, list) and item[-1:] == [""] else 5
+        assert said.startswith(f"document {number}: ") and message in said
+    for nothing in ([], iter([]), ()):
+        assert refused(lambda nothing=nothing: list(batches(nothing, words))) == "inputs hold no document; give at " \
+            "least one."  # fmt: skip
+    for thing in (None, 5, words):
+        assert "an iterable of them; got" in refused(lambda thing=thing: batches(thing, words))
+    for options in ({"window": 0}, {"tokens_per_batch": -1}, {"window": 2.5}, {"shard": (2, 2)}, {"shard": (-1, 2)}):
+        assert f"`{next(iter(options))}` must be" in refused(lambda options=options: batches(["a"], words, **options))
+    nobody = refused(lambda: list(batches(iter(["a dog"]), models.hooked("gpt2"))))
+    assert nobody.startswith("document 0: this model was loaded without a tokenizer")
+
+
+def test_no_more_is_read_ahead_than_a_window() -> None:
+    taken = 0
+
+    def endless() -> Iterator[torch.Tensor]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield torch.full((1 + taken % 7,), 5)
+
+    reading = batches(endless(), models.hooked("bloom"), window=10, tokens_per_batch=12)
+    assert taken == 0
+    next(reading)
+    assert taken == 10
+
+
+def test_a_corpus_is_read_in_batches(tmp_path: Path, words: am.HookedModel) -> None:
+    texts = ["the dog", "the keys are here", "there", "a dog and a dog"]
+    expected = [signature(each) for each in batches(texts, words, tokens_per_batch=8)]
+    for name in ("a.txt", "a.jsonl", "a.parquet"):
+        corpus = Corpus(write(tmp_path / name, texts))
+        for _ in range(2):
+            assert [signature(each) for each in batches(corpus, words, tokens_per_batch=8)] == expected
