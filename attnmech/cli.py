@@ -1,4 +1,4 @@
-"""The command line: `attnmech report` and `attnmech check`.
+"""The command line: `attnmech report`, `attnmech focus` and `attnmech check`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -73,6 +73,54 @@ def report(
 
 
 @app.command()
+def focus(
+    model: ModelOption = None,
+    text: TextOption = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", help="A corpus: a document a line, .jsonl with a text a line, or .parquet (column text)."
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
+    ] = Path("focus.csv"),
+    truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+) -> None:
+    """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
+
+    Of a corpus a journal stands beside the table until the end: the same command goes on after an interruption.
+    """
+    console = Console()
+    from .runs.tables import check_table, write_table
+
+    page = out.with_suffix(".html")
+    check_table(out)
+    if text is not None and file is not None:
+        raise InputError("give either --text or --file, not both.")
+    with _stages("importing torch and transformers", total=2) as step:
+        from .methods.focus import attention_focus
+        from .model.load import load
+        from .runs.corpus import Corpus
+
+        step("loading and certifying the model")
+        corpus = None if file is None else Corpus(file)
+        hooked = load(model)
+    if corpus is None:
+        found = attention_focus(hooked, text if text is not None else _own_paragraph())
+    else:
+        journal = out.with_name(f"{out.name}.journal")
+        found = attention_focus(hooked, corpus, truncate=truncate, journal=journal, progress=True)
+    write_table(found.to_frame(), out)
+    found.to_html(page)
+    console.print(_plain(repr(hooked)), soft_wrap=True, highlight=False)
+    console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
+    if found.truncated:
+        console.print(f"{found.truncated} of {found.documents} texts were cut to the model's length.")
+    console.print(f"\n[bold]{out.resolve()}[/bold] and [bold]{page.name}[/bold]", soft_wrap=True)
+
+
+@app.command()
 def check(
     model: Annotated[str | None, typer.Argument(help="Hub name or folder; the demo model if left out.")] = None,
 ) -> None:
@@ -97,7 +145,7 @@ def main() -> None:
         Console(stderr=True).print(f"[red]error:[/red] {_plain(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; nothing was written.")
+        Console(stderr=True).print("stopped; the same command goes on from the journal, if one stands beside --out.")
         sys.exit(130)
 
 

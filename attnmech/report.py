@@ -1,5 +1,6 @@
 """Several results of one text on one page: what `attnmech report` shows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -12,11 +13,14 @@ from .draw.page import render_page
 from .draw.view import Fact, ScoreView
 from .errors import InputError
 from .methods.decomposition import ScoreDecomposition, decompose_scores
+from .methods.focus import AttentionFocus
+from .methods.updates import ResidualUpdates
 from .model.certificate import Certificate
 from .model.certify import certify
 from .model.hooked import HookedModel
 from .model.inputs import Inputs
 from .results import check_writable, writing
+from .runs.stream import stream
 
 MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
@@ -36,14 +40,16 @@ _STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """One text on one model: its score ledger, the model's certificate, and the page that shows both."""
+    """One text on one model: why, where and what its heads write, the model's certificate, and the page of it all."""
 
     scores: ScoreDecomposition
+    focus: AttentionFocus
+    updates: ResidualUpdates
     certificate: Certificate
     notes: tuple[str, ...]
     """What the page leaves out, and why."""
-    call: str
-    """The Python that makes the page's numbers again."""
+    calls: Mapping[str, str]
+    """The Python that makes the page's numbers again, by the method."""
 
     def to_frame(self) -> pd.DataFrame:
         """A row a layer: the largest residual and score of its heads, and the heads' mean share of each term."""
@@ -82,7 +88,11 @@ class Report:
                 **{name: str(value) for name, value in provenance.options.items()},
                 **provenance.versions,
             },
-            call=self.call,
+            call=self.calls["scores"],
+            focus=self.focus.view(),
+            focus_call=self.calls["focus"],
+            updates=self.updates.view(layers=self.scores.layers),
+            updates_call=self.calls["updates"],
         )
 
     def save(self, path: str | Path) -> Path:
@@ -161,16 +171,22 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
         notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
     if model.source == "am.load()":
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
-    scores = decompose_scores(model, batch, layers=layers, stack=shown.label or None)
+    stack = shown.label or None
+    scores = decompose_scores(model, batch, layers=layers, stack=stack)
+    focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
-    return Report(scores, certificate, tuple(notes), _call(model, shown.label, bos))
+    return Report(scores, focus, updates, certificate, tuple(notes), _calls(model, shown.label, bos))
 
 
-def _call(model: HookedModel, stack: str, bos: bool | None) -> str:
+def _calls(model: HookedModel, stack: str, bos: bool | None) -> dict[str, str]:
     options = f", stack={stack!r}" if stack else ""
     options += "" if bos is None else f", bos={bos}"
-    figure = '.plot("{figure}", layer={layer}, head={head}, rank={rank})'
-    return f"am.decompose_scores({model.source}, text{options}){figure}"
+    given = f"({model.source}, text{options})"
+    return {
+        "scores": f'am.decompose_scores{given}.plot("{{figure}}", layer={{layer}}, head={{head}}, rank={{rank}})',
+        "focus": f'am.attention_focus{given}.plot("{{figure}}")',
+        "updates": f'am.residual_updates{given}.plot("{{figure}}", layer={{layer}}, side="{{side}}")',
+    }

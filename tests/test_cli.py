@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
+import attnmech as am
 from attnmech import cli
 
 
@@ -39,6 +42,48 @@ def test_report_reads_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     text.write_text("Tom gave an old anchor to Anna.", encoding="utf-8")
     assert run(monkeypatch, "report", "--file", str(text), "--out", str(out)) == 0
     assert "anchor" in out.read_text(encoding="utf-8")
+
+
+def test_focus_of_a_text_and_of_a_corpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "heads.csv"
+    assert run(monkeypatch, "focus", "--text", "Anna painted a small boat.", "--out", str(out)) == 0
+    one = pd.read_csv(out)
+    assert len(one) == 32 and "first_top_low" not in one
+    corpus, table = tmp_path / "corpus.jsonl", tmp_path / "heads.parquet"
+    texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+    corpus.write_text("".join(f'{{"text": "{text}"}}\n' for text in texts), encoding="utf-8")
+    assert run(monkeypatch, "focus", "--file", str(corpus), "--out", str(table)) == 0
+    assert "AttentionFocus(3 texts" in capsys.readouterr().out
+    several = pd.read_parquet(table)
+    model = am.load()
+    expected = am.attention_focus(model, texts).to_frame()
+    assert several.columns.tolist() == expected.columns.tolist()
+    assert np.allclose(several.first_mass, expected.first_mass, atol=1e-6)
+    assert (several.first_mass_low <= several.first_mass).all() and (
+        several.first_mass <= several.first_mass_high
+    ).all()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["corpus.jsonl", "heads.csv", "heads.html", "heads.parquet"]
+    page = table.with_suffix(".html").read_text(encoding="utf-8")
+    assert "Figure 5. How often heads look at the first token" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--out", "heads.txt"], "a table ends in .csv or .parquet; got heads.txt."),
+        (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
+        (["--out", "/nowhere/heads.csv"], "there is no folder /nowhere."),
+        (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
+    ],
+)
+def test_focus_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert run(monkeypatch, "focus", *arguments) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_check_prints_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

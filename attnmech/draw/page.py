@@ -1,8 +1,8 @@
-"""One offline HTML page with figures 1 to 3 for every layer, head and rank of one text.
+"""One offline HTML page with figures 1 to 3 for every layer, head and rank of one text, and 4 to 10 where given.
 
 The page loads nothing: plotly.js, the numbers, the style and the script all stand in the one file, and its content
 security policy lets no other script run and no request leave. The figures are those of `attnmech.draw.scores`,
-made for the first layer and head; page.js puts the chosen head's numbers into them.
+`focus` and `updates`, made for the first layer and head; page.js puts the chosen head's numbers into them.
 """
 
 import json
@@ -13,14 +13,27 @@ from importlib.resources import files
 from string import Template
 from typing import Final
 
+import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
+from attnmech.draw.focus import concentration, first_focus, self_focus
 from attnmech.draw.packing import pack_keys, pack_values, rounding_error
 from attnmech.draw.scores import attention_map, key_terms, share_bars, share_triangle
 from attnmech.draw.style import MARKS, term_style
 from attnmech.draw.text import html_text, json_for_script, token_labels, visible_token
-from attnmech.draw.view import Fact, ScoreView
+from attnmech.draw.updates import (
+    AXIS_TITLES,
+    magnitude_by_position,
+    magnitude_histograms,
+    orientation_by_magnitude,
+    orientation_histograms,
+)
+from attnmech.draw.view import FOCUS_NUMBERS, Fact, FocusView, ScoreView, Side, UpdateView
+from attnmech.errors import InputError
+
+SIDES: Final[tuple[Side, ...]] = ("query", "target")
 
 STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
 """A check's outcome, readable without its colour."""
@@ -35,6 +48,10 @@ def render_page(
     checks: Sequence[Fact],
     provenance: Mapping[str, str],
     call: str,
+    focus: FocusView | None = None,
+    focus_call: str = 'focus.plot("{figure}")',
+    updates: UpdateView | None = None,
+    updates_call: str = 'updates.plot("{figure}", layer={layer}, side="{side}")',
 ) -> str:
     """The whole page as HTML.
 
@@ -47,32 +64,44 @@ def render_page(
         provenance: what the numbers came from: model, weights' hash, versions, options.
         call: the Python call that makes a figure again. Where it holds `{figure}`, `{layer}`, `{head}` or `{rank}`,
             the page puts the figure's name ("attention_map", "score_shares", "key_terms") and the chosen numbers.
+        focus: the numbers of figures 4 to 6, for the layers of `view` and perhaps others; without it, no such figures.
+        focus_call: like `call`, for "self_focus", "first_focus" and "concentration".
+        updates: the numbers of figures 7 to 10, for the tokens and at least the layers of `view`.
+        updates_call: like `call`, for "magnitude", "orientation", "orientation_by_magnitude" and
+            "magnitude_by_position"; here `{side}` becomes "query" or "target".
 
     Returns:
         HTML to be written as UTF-8; it opens from a file without a network.
 
     """
-    plotly, script = get_plotlyjs(), _package_text("page.js")
-    return Template(_package_text("page.html")).substitute(
-        policy=_content_policy(plotly, script),
-        style=_package_text("page.css") + _mark_colours(),
+    updates = updates and _of_shown_layers(updates, view)
+    if focus is not None:
+        _require_heads("focus", focus.layers, focus.self_top.shape[1], view)
+    calls = {"scores": call, "focus": focus_call, "updates": updates_call}
+    plotly, script = get_plotlyjs(), package_text("page.js")
+    return Template(package_text("page.html")).substitute(
+        policy=content_policy(plotly, script),
+        style=package_text("page.css") + _mark_colours(),
         title=html_text(title),
         lead=html_text(lead),
         notes="".join(f"<li>{html_text(note)}</li>" for note in view.notes),
-        precision=html_text(_precision_sentence(view)),
+        focus=_focus_html(focus),
+        updates=package_text("page_updates.html") if updates else "",
+        precision=html_text(_precision_sentence(view, updates)),
         facts=_table(facts, empty="No facts were given."),
         checks=_table(checks, empty="No checks were run."),
-        provenance="".join(
-            f"<div><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd></div>" for name, value in provenance.items()
-        ),
+        provenance=provenance_html(provenance),
         plotly=plotly,
-        data=json_for_script(_page_data(view, call)),
+        data=json_for_script(_page_data(view, focus, updates, calls)),
         script=script,
     )
 
 
-def _page_data(view: ScoreView, call: str) -> dict[str, object]:
+def _page_data(
+    view: ScoreView, focus: FocusView | None, updates: UpdateView | None, calls: Mapping[str, str]
+) -> dict[str, object]:
     """What page.js reads."""
+    figures = _score_figures(view) | _focus_figures(focus, view) | _update_figures(updates)
     return {
         "tokens": [visible_token(token) for token in view.tokens],
         "labels": token_labels(view.tokens),
@@ -85,14 +114,39 @@ def _page_data(view: ScoreView, call: str) -> dict[str, object]:
         "ranked_share": {name: pack_values(share) for name, share in view.ranked_share.items()},
         "key_terms": {name: pack_values(term) for name, term in view.key_terms.items()},
         "term_labels": {name: term_style(name).label for name in (*view.ranked_share, *view.key_terms)},
+        "mark_labels": {mark: style.label for mark, style in MARKS.items()},
         "mark_signs": {mark: style.sign for mark, style in MARKS.items()},
-        "figures": {name: json.loads(figure.to_json()) for name, figure in _figures(view).items()},
-        "call": call,
+        "focus": focus and _focus_data(focus),
+        "updates": updates and _update_data(updates),
+        "figures": {name: json.loads(figure.to_json()) for name, figure in figures.items()},
+        "calls": calls,
     }
 
 
-def _figures(view: ScoreView) -> dict[str, go.Figure]:
-    """The page's figures by the id of their element, with the numbers of the first layer and head."""
+def _focus_data(focus: FocusView) -> dict[str, object]:
+    return {
+        "layers": list(focus.layers),
+        "numbers": {name: pack_values(getattr(focus, name)) for name in FOCUS_NUMBERS},  # exact: one a head
+    }
+
+
+def _update_data(updates: UpdateView) -> dict[str, object]:
+    return {
+        "attended": pack_keys(updates.attended),
+        "sides": {
+            side: {
+                "log_magnitude": pack_values(_log10(updates.magnitude_of(side))),
+                "orientation": pack_values(updates.orientation_of(side)),
+                "log_range": _log_range(updates.magnitude_of(side)),
+                "titles": AXIS_TITLES[side],
+            }
+            for side in SIDES
+        },
+    }
+
+
+def _score_figures(view: ScoreView) -> dict[str, go.Figure]:
+    """Figures 1 to 3 by the id of their element, with the numbers of the first layer and head."""
     shares = {name: share[0, 0, :, 0] for name, share in view.ranked_share.items()}
     keys = view.ranked_key[0, 0, :, 0]
     return {
@@ -103,11 +157,94 @@ def _figures(view: ScoreView) -> dict[str, go.Figure]:
     }
 
 
-def _precision_sentence(view: ScoreView) -> str:
+def _focus_figures(focus: FocusView | None, view: ScoreView) -> dict[str, go.Figure]:
+    """Figures 4 to 6, whole; only their ring moves."""
+    if focus is None:
+        return {}
+    first = (view.layers[0], 0)
+    return {
+        "self-focus": self_focus(focus, chosen=first),
+        "first-focus": first_focus(focus, chosen=first),
+        "concentration": concentration(focus, chosen=first),
+    }
+
+
+def _update_figures(updates: UpdateView | None) -> dict[str, go.Figure]:
+    """Figures 7 to 10 of a text without tokens: page.js puts every point in, and the file stays small."""
+    if updates is None:
+        return {}
+    heads = updates.magnitude.shape[1]
+    none, no_key = np.empty((heads, 0)), np.empty((heads, 0), dtype=np.int64)
+    position = magnitude_by_position(none, no_key, (), side="query", head=0)
+    return {
+        "magnitude": magnitude_histograms(none, side="query", head=0),
+        "orientation": orientation_histograms(none, side="query", head=0),
+        "orientation-by-magnitude": orientation_by_magnitude(none, none, no_key, (), side="query", head=0),
+        "magnitude-by-position": position.update_xaxes(range=[-1, len(updates.tokens)]),
+    }
+
+
+def _of_shown_layers(updates: UpdateView, view: ScoreView) -> UpdateView:
+    """The updates of the page's layers, in their order."""
+    if updates.tokens != view.tokens:
+        raise InputError("`updates` must be of the page's text; its tokens are others. Run both on one input.")
+    _require_heads("updates", updates.layers, updates.magnitude.shape[1], view)
+    shown = [updates.layers.index(layer) for layer in view.layers]
+    return UpdateView(
+        tokens=view.tokens,
+        layers=view.layers,
+        magnitude=updates.magnitude[shown],
+        orientation=updates.orientation[shown],
+        target_magnitude=updates.target_magnitude[shown],
+        target_orientation=updates.target_orientation[shown],
+        attended=updates.attended[shown],
+    )
+
+
+def _require_heads(name: str, layers: Sequence[int], heads: int, view: ScoreView) -> None:
+    """That every head of the page has its numbers."""
+    if not set(view.layers) <= set(layers) or heads != view.scores.shape[1]:
+        raise InputError(
+            f"`{name}` must hold the page's layers {list(view.layers)} with {view.scores.shape[1]} heads each; "
+            f"got layers {list(layers)} with {heads}. Run both on one model."
+        )
+
+
+def _log10(magnitude: Float[np.ndarray, "layer head token"]) -> Float[np.ndarray, "layer head token"]:
+    """The decimal logarithm; NaN for 0, which figures on a logarithmic axis leave out."""
+    return np.log10(np.where(magnitude > 0, magnitude, np.nan))
+
+
+def _log_range(magnitude: Float[np.ndarray, "layer head token"]) -> list[float]:
+    """One range for the axes of all layers, so that layers can be compared: log10 of its ends."""
+    logarithms = _log10(magnitude)
+    if np.isnan(logarithms).all():
+        return [-1.0, 0.0]
+    return [float(np.nanmin(logarithms)) - 0.1, float(np.nanmax(logarithms)) + 0.1]
+
+
+def _focus_html(focus: FocusView | None) -> str:
+    if focus is None:
+        return ""
+    rows = f"{focus.rows[:1].upper()}{focus.rows[1:].rstrip('.')}."
+    interval = (
+        "The hover box gives each number's interval."
+        if focus.low
+        else "Without intervals: another text may give other numbers."
+    )
+    return Template(package_text("page_focus.html")).substitute(rows=html_text(f"{rows} {interval}"))
+
+
+def _precision_sentence(view: ScoreView, updates: UpdateView | None) -> str:
     """How exact the page's numbers are, in the units of the figures."""
+    of_updates = ""
+    if updates is not None:
+        error = max(rounding_error(_log10(updates.magnitude_of(side))) for side in SIDES)
+        of_updates = f" Update magnitudes are off by at most {10**error - 1:.1g} of their value."
     return (
         "The numbers on this page have 16 bits each, scaled within their head: scores are off by at most "
-        f"{rounding_error(view.scores):.1g}, probabilities and shares by at most 8e-06. The marks are exact."
+        f"{rounding_error(view.scores):.1g}, probabilities and shares by at most 8e-06.{of_updates} "
+        "The marks are exact."
     )
 
 
@@ -134,7 +271,14 @@ def _mark_colours() -> str:
     return ":root{" + "".join(f"--mark-{mark}:{style.colour};" for mark, style in MARKS.items()) + "}"
 
 
-def _content_policy(*scripts: str) -> str:
+def provenance_html(provenance: Mapping[str, str]) -> str:
+    """What the numbers came from, as the entries of a `<dl>`."""
+    return "".join(
+        f"<div><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd></div>" for name, value in provenance.items()
+    )
+
+
+def content_policy(*scripts: str) -> str:
     """A content security policy under which these scripts alone may run and nothing may be fetched."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return (
@@ -143,5 +287,5 @@ def _content_policy(*scripts: str) -> str:
     )
 
 
-def _package_text(name: str) -> str:
+def package_text(name: str) -> str:
     return files(__package__).joinpath(name).read_text("utf-8")

@@ -1,8 +1,8 @@
-"""What the page shows: every number of figures 1 to 3 for one text, and the facts around them."""
+"""What the page shows: every number of figures 1 to 10, and the facts around them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -48,6 +48,104 @@ class ScoreView:
                 raise InputError(f"`{name}` must have the shape {shape} of the tokens and layers; got {array.shape}.")
             if np.isinf(array).any():
                 raise InputError(f"`{name}` must be finite, with NaN where a cell is hidden; got an infinity.")
+
+
+@dataclass(frozen=True)
+class FocusView:
+    """Every number that figures 4 to 6 show: where the heads of all layers look, as fractions of rows."""
+
+    layers: tuple[int, ...]
+    """The labels of the layers; heads are numbered from 0."""
+    self_top: Float32[np.ndarray, "layer head"]
+    """Fraction of rows whose highest score is at the query itself, 0 to 1; NaN where no row counts."""
+    first_top: Float32[np.ndarray, "layer head"]
+    """Fraction of rows whose highest score is at position 0."""
+    previous_top: Float32[np.ndarray, "layer head"]
+    """Fraction of rows whose highest score is at the token before the query. The three overlap: in row 1, the
+    previous token is the first."""
+    concentration: Float32[np.ndarray, "layer head"]
+    """Mean over rows of p(1) - p(2), the two highest probabilities."""
+    rows: str
+    """Which rows count, such as "row 0 is left out: it sees only itself"."""
+    low: Mapping[str, Float32[np.ndarray, "layer head"]] = field(default_factory=dict)
+    """The lower ends of intervals, by the name of the number above; empty where there are none."""
+    high: Mapping[str, Float32[np.ndarray, "layer head"]] = field(default_factory=dict)
+    """The upper ends, with the names of `low`."""
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise InputError("A view needs at least one layer; got none.")
+        if self.low.keys() != self.high.keys() or not self.low.keys() <= set(FOCUS_NUMBERS):
+            raise InputError(
+                f"`low` and `high` must have the same names, out of {', '.join(FOCUS_NUMBERS)}; "
+                f"got {sorted(self.low)} and {sorted(self.high)}."
+            )
+        shape = (len(self.layers), self.self_top.shape[1])
+        arrays = {
+            **{name: getattr(self, name) for name in FOCUS_NUMBERS},
+            **{f"low[{name!r}]": array for name, array in self.low.items()},
+            **{f"high[{name!r}]": array for name, array in self.high.items()},
+        }
+        for name, array in arrays.items():
+            if array.shape != shape:
+                raise InputError(f"`{name}` must have the shape {shape} of the layers and heads; got {array.shape}.")
+            outside = array[(array < -_ROUNDING) | (array > 1 + _ROUNDING)]
+            if outside.size:
+                raise InputError(f"`{name}` must lie between 0 and 1, with NaN where undefined; got {outside[0]}.")
+
+
+FOCUS_NUMBERS: Final = ("self_top", "first_top", "previous_top", "concentration")
+"""The numbers of a `FocusView`."""
+
+_ROUNDING: Final = 1e-5
+"""How far a mean of float32 numbers may stray beyond 0 and 1."""
+
+Side = Literal["query", "target"]
+"""Whose update: what is added at the query, or what the most attended key's value would write (formulas.md §1)."""
+
+
+@dataclass(frozen=True)
+class UpdateView:
+    """Every number that figures 7 to 10 show for one text: how much and which way each head moves the stream."""
+
+    tokens: tuple[str, ...]
+    """The text's tokens as the tokenizer gave them."""
+    layers: tuple[int, ...]
+    """The labels of the layers; heads are numbered from 0."""
+    magnitude: Float32[np.ndarray, "layer head token"]
+    """‖u‖ / ‖x‖ at the query: u the head's update there, x the residual stream that enters the block there."""
+    orientation: Float32[np.ndarray, "layer head token"]
+    """cos(u, x) at the query, -1 to 1; NaN where u is 0."""
+    target_magnitude: Float32[np.ndarray, "layer head token"]
+    """‖v W_O‖ / ‖x‖ of the key that this query attends most, without its probability; NaN where undefined."""
+    target_orientation: Float32[np.ndarray, "layer head token"]
+    """cos(v W_O, x) of that key; NaN where undefined."""
+    attended: Int32[np.ndarray, "layer head token"]
+    """The key that each query attends most; -1 where it has no choice."""
+
+    def __post_init__(self) -> None:
+        if not self.tokens or not self.layers:
+            raise InputError("A view needs at least one token and one layer; got none.")
+        shape = (len(self.layers), self.magnitude.shape[1], len(self.tokens))
+        for name in ("magnitude", "orientation", "target_magnitude", "target_orientation", "attended"):
+            array = getattr(self, name)
+            if array.shape != shape:
+                raise InputError(f"`{name}` must have the shape {shape} of the tokens and layers; got {array.shape}.")
+            if np.isinf(array).any():
+                raise InputError(f"`{name}` must be finite, with NaN where undefined; got an infinity.")
+        if self.attended.min() < -1 or self.attended.max() >= len(self.tokens):
+            raise InputError(
+                f"`attended` must hold positions from 0 to {len(self.tokens) - 1}, or -1 where a row has no choice; "
+                f"got {self.attended.min()} to {self.attended.max()}."
+            )
+
+    def magnitude_of(self, side: Side) -> Float32[np.ndarray, "layer head token"]:
+        """The update's length relative to the stream's."""
+        return self.magnitude if side == "query" else self.target_magnitude
+
+    def orientation_of(self, side: Side) -> Float32[np.ndarray, "layer head token"]:
+        """The update's cosine with the stream."""
+        return self.orientation if side == "query" else self.target_orientation
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ class Writer:
     def norm(self, z: Float[Tensor, "batch position head d_head"]) -> Float[Tensor, "batch head position"]:
         """‖z W_O‖."""
         rotated = einsum(z, self._triangle, "batch position head d_head, head row d_head -> batch head position row")
-        return torch.linalg.vector_norm(rotated, dim=-1)
+        norm: Tensor = torch.linalg.vector_norm(rotated, dim=-1)
+        return norm
 
     def product(self, z: Float[Tensor, "batch position head d_head"]) -> Float[Tensor, "batch head position"]:
         """(z W_O)·x."""
@@ -37,7 +38,7 @@ class Writer:
 
 
 def cosine(
-    product: Float[Tensor, "*places"], one: Float[Tensor, "*places"], other: Float[Tensor, "*places"]
+    product: Float[Tensor, "*places"], one: Float[Tensor, "*places"], other: Float[Tensor, "*#places"]
 ) -> Float[Tensor, "*places"]:
     """product / (one · other), from −1 to 1; 0 where one of the norms is 0 and there is no direction."""
     norms = one * other

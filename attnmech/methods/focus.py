@@ -4,9 +4,9 @@ Figures 4 to 6 of "Attention Focus Plots" (R. Claus); sink rate after Gu et al. 
 arXiv 2603.09616.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 import torch
@@ -38,6 +38,12 @@ from ..runs.row_means import (
     text_weights,
 )
 from ..runs.stream import Reducer, Run, Source, State, stream
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+    from ..draw.figure_page import Section
+    from ..draw.view import FocusView
 
 TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
 """What a key may be, in the order of the axis `type`."""
@@ -168,7 +174,7 @@ class FocusReducer(Reducer):
             "sink_rate": rate.sum(dim=1),
             "samples": (seen > 0).sum(dim=1),
         }
-        kept = {name: state[name] for name in ("values", "valid", "top_key", "classes") if name in state}
+        kept = {} if run.corpus else {name: state[name] for name in AttentionFocus.BY_ROW}
         return {name: value.cpu() for name, value in (closed | kept).items()}
 
     def merge(self, one: State, other: State) -> State:
@@ -366,6 +372,74 @@ class AttentionFocus(RowMeans):
 
     def _all_rows(self, name: str) -> Tensor:
         return self._kept(name, "it is defined on all rows, and here some were chosen")
+
+    # -- figures ----------------------------------------------------------------------------------------------
+
+    def plot(self, figure: str = "first_focus", *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); never shown, returned.
+
+        With `layer` and `head` that head's point is ringed.
+        """
+        from ..draw import focus as draw
+
+        figures = {"self_focus": draw.self_focus, "first_focus": draw.first_focus, "concentration": draw.concentration}
+        if figure not in figures:
+            raise InputError(f"`figure` must be one of {', '.join(figures)}; got {figure!r}.")
+        chosen = None if layer is None or head is None else (layer, head)
+        return figures[figure](self.view(), chosen=chosen)
+
+    def view(self) -> "FocusView":
+        """The numbers of figures 4 to 6, as arrays for drawing."""
+        from ..draw.view import FOCUS_NUMBERS, FocusView
+
+        def array(value: Tensor) -> Any:
+            return value.float().numpy()
+
+        ends = {name: self.interval(name) for name in FOCUS_NUMBERS}
+        known = {name: pair for name, pair in ends.items() if pair is not None}
+        left_out = "" if "first" in self.chosen else " The first row of each text is left out."
+        return FocusView(
+            layers=self.layers,
+            **{name: array(self.mean(name)) for name in FOCUS_NUMBERS},
+            rows=f"Rows that see one key have no choice and do not count.{left_out}",
+            low={name: array(low) for name, (low, _) in known.items()},
+            high={name: array(high) for name, (_, high) in known.items()},
+        )
+
+    def _sections(self) -> "Sequence[Section]":
+        from ..draw.figure_page import Section
+
+        rows = self.view().rows
+        told = {
+            "self_focus": (
+                "Figure 4. How often heads look at the token itself",
+                f"The share of rows whose highest score is at the query token. {rows}",
+            ),
+            "first_focus": (
+                "Figure 5. How often heads look at the first token",
+                "The share of rows whose highest score is at the first token; it may be the previous one, too.",
+            ),
+            "concentration": (
+                "Figure 6. How concentrated attention is",
+                "The mean of p(1) − p(2), the two highest probabilities of a row. Lines join heads of one rank in "
+                "their layers, here as above; the hover box says which head a point is.",
+            ),
+        }
+        return [
+            Section(heading, reading, self.plot(name), f'focus.plot("{name}")')
+            for name, (heading, reading) in told.items()
+        ]
+
+    @property
+    def _lead(self) -> str:
+        strongest = int(self.first_top.nan_to_num(-1).argmax())
+        layer, head = divmod(strongest, self.first_top.shape[1])
+        return (
+            f"Averaged over {self.first_top.numel()} heads, the first token is on top in "
+            f"{float(self.first_top.nanmean()):.0%} of rows and the token itself in "
+            f"{float(self.self_top.nanmean()):.0%}; layer {self.layers[layer]}, head {head} looks at the first token "
+            f"most often ({float(self.first_top[layer, head]):.0%})."
+        )
 
     # -- how it is shown and kept -----------------------------------------------------------------------------
 

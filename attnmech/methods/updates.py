@@ -3,23 +3,26 @@
 Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import pandas as pd
 import torch
-from einops import repeat
-from jaxtyping import Float, Int
+from einops import einsum, repeat
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..errors import InputError
+from ..axes import spread
+from ..errors import InputError, index_of
 from ..maths.updates import Writer, cosine
 from ..model.attention import RowBlock
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.stack import Stack
 from ..model.tap import LayerEnd
+from ..model.unembedding import Unembedding, unembedding_of
+from ..model.weights import tensors_hash
 from ..runs.row_means import (
     REPLICATES,
     RowMeans,
@@ -32,11 +35,22 @@ from ..runs.row_means import (
 )
 from ..runs.stream import Reducer, Run, Source, State, stream
 
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+    from ..draw.figure_page import Section
+    from ..draw.view import Side, UpdateView
+
 STATISTICS: Final = (
     "magnitude", "orientation", "along", "across", "target_magnitude", "target_orientation",
     "magnitude_at_self", "magnitude_at_first", "magnitude_elsewhere",
 )  # fmt: skip
 """What is measured of every head, row by row, in the order of the axis `statistic`."""
+
+Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor | None
+"""A token for each text: its text, with its space, or its id."""
+
+FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
 BLOCK_STATISTICS: Final = ("attn_magnitude", "attn_orientation", "mlp_magnitude", "mlp_orientation", "cancellation")
 """What is measured of a layer's attention and MLP as wholes, row by row."""
@@ -49,6 +63,8 @@ def residual_updates(
     layers: Iterable[int] | None = None,
     stack: str | None = None,
     bos: bool | None = None,
+    answers: Answers = None,
+    against: Answers = None,
     **corpus: Any,
 ) -> "ResidualUpdates":
     """How large each head's update of the residual stream is beside the stream, and which way it points.
@@ -63,22 +79,79 @@ def residual_updates(
     and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u + the bias's share is `attn_out` in
     every model. Row 0, where a causal head has no choice, is left out of means: see `ResidualUpdates.where`.
 
+    With `answers`, a token for each text (its text or id), `.logits` says what each head writes towards that token's
+    logit at the text's last token, or towards its difference to the token in `against`; the final norm's scale is
+    frozen. A soft cap on the logits (Gemma 2) comes after.
+
     One forward pass. Of an iterator of texts (a corpus) only sums are kept; `truncate`, `shard`, `journal` and
     `progress` are those of `am.stream`.
     """
     result: ResidualUpdates
-    (result,) = stream(model, inputs, [UpdateReducer()], layers=layers, stack=stack, bos=bos, **corpus)
+    towards = None
+    if answers is not None:
+        inputs = model.encode(cast(Inputs, inputs), bos=bos)
+        towards = _directions(model, len(inputs.ids), answers, against)
+    elif against is not None:
+        raise InputError("`against` needs `answers`: the tokens whose logits are compared with it.")
+    (result,) = stream(model, inputs, [UpdateReducer(towards)], layers=layers, stack=stack, bos=bos, **corpus)
     return result
+
+
+def _directions(model: HookedModel, texts: int, answers: "Answers", against: "Answers") -> "Towards":
+    unembedding = unembedding_of(model)
+    tokens = [
+        None if given is None else _token_ids(model, name, given, texts)
+        for name, given in (("answers", answers), ("against", against))
+    ]
+    assert tokens[0] is not None
+    return Towards(unembedding, unembedding.direction(tokens[0], tokens[1]))
+
+
+def _token_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Tensor, " batch"]:
+    """A token for each text, from its text or id."""
+    found = [given] if isinstance(given, (str, int)) else given.tolist() if isinstance(given, Tensor) else list(given)
+    if len(found) != texts:
+        raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(found)}.")
+    ids = []
+    for token in found:
+        each = token
+        if isinstance(each, str):
+            if model.tokenizer is None:
+                raise InputError(f"`{name}` must be token ids: this model was loaded without a tokenizer.")
+            made = model.tokenizer(each, add_special_tokens=False)["input_ids"]
+            if len(made) != 1:
+                raise InputError(
+                    f"`{name}` must be single tokens; {each!r} becomes {len(made)}: "
+                    f"{model.tokenizer.convert_ids_to_tokens(made)}. Mind the leading space."
+                )
+            each = made[0]
+        ids.append(index_of(name, each, model.n_vocab, "the model's vocabulary"))
+    return torch.tensor(ids, device=model.device)
+
+
+@dataclass(frozen=True)
+class Towards:
+    """The direction of the stream that is read for each text's answer."""
+
+    unembedding: Unembedding
+    direction: Float[Tensor, "batch d_model"]
 
 
 @dataclass(frozen=True)
 class UpdateReducer(Reducer):
     """Measures what every head writes, a layer at a time."""
 
+    towards: Towards | None = None
     replicates: int = REPLICATES
     seed: int = 0
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
-    optional_points = ("resid_mid", "mlp_out")
+    optional_points = ("resid_mid", "mlp_out", "resid_post")
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Towards which answers, if any, by their directions."""
+        towards = "none" if self.towards is None else tensors_hash({"direction": self.towards.direction})
+        return {"towards": towards, "replicates": repr(self.replicates), "seed": repr(self.seed)}
 
     def start(self, run: Run) -> State:
         """The rows of every layer, empty."""
@@ -94,6 +167,11 @@ class UpdateReducer(Reducer):
             "block_values": torch.zeros(len(BLOCK_STATISTICS), layers, 1, texts, rows, dtype=precision),
             "block_valid": torch.zeros(len(BLOCK_STATISTICS), layers, 1, texts, rows, dtype=torch.bool),
         }
+        if self.towards is not None:
+            if run.corpus or run.layers[-1] != run.model.last_stream[1] or run.stack is not run.model.output_stack:
+                raise InputError("`answers` needs texts that are run together, and the model's last layer.")
+            state["logits"] = torch.zeros(layers, heads, texts, dtype=precision)
+            state["final_scale"] = torch.zeros(texts, dtype=precision)
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
@@ -115,8 +193,9 @@ class UpdateReducer(Reducer):
         real = end.real[:, None] & (stream_norm > 0)
 
         key = state["top_key"][end.index].transpose(0, 1)
-        key_stream = x if end.notes.key_input is None else end.notes.key_input.to(precision)
-        reader = writer if end.notes.key_input is None else Writer(W_O, key_stream)
+        # By the stack's name: at the end of a decoder's layer the notes are those of its cross-attention.
+        key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
+        reader = writer if key_stream is x else Writer(W_O, key_stream)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
         target = _attended(reader, values, key_stream, key, scale.by_token)
         seen = real & (key >= 0)
@@ -129,13 +208,21 @@ class UpdateReducer(Reducer):
             "orientation": (orientation, real & (norm > 0)),
             "along": (magnitude * orientation, real),
             "across": (magnitude * (1 - orientation**2).clamp_min(0).sqrt(), real),
-            "target_magnitude": (target[0], seen),
-            "target_orientation": (target[1], seen),
+            "target_magnitude": (target.magnitude, real & target.compared),
+            "target_orientation": (target.orientation, real & target.directed),
             "magnitude_at_self": (magnitude, seen & at_self),
             "magnitude_at_first": (magnitude, seen & at_first & ~at_self),
             "magnitude_elsewhere": (magnitude, seen & ~at_first & ~at_self),
         }
         _keep(state["values"], state["valid"], end.index, [found[name] for name in STATISTICS])
+        if self.towards is not None:
+            texts = torch.arange(len(x), device=x.device)
+            last = end.real.shape[1] - 1 - end.real.int().flip(1).argmax(dim=1)
+            written = einsum(z[texts, last], W_O, "batch head d_head, head d_head d_model -> batch head d_model")
+            towards = einsum(written, self.towards.direction, "batch head d_model, batch d_model -> head batch")
+            state["logits"][end.index] = towards * scale.by_token[texts, last]
+            if end.index == run.n_layers - 1:
+                state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
         blocks = _whole_blocks(run.stack, end, norm, scale, precision)
         _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
 
@@ -178,19 +265,32 @@ def _norm_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> _NormSca
     return _NormScale(by_dimension, torch.where(length > 0, (out * scaled).sum(dim=-1) / length, 1.0))
 
 
+@dataclass(frozen=True)
+class _Attended:
+    """What the key that each row attends most would write, against the stream there."""
+
+    magnitude: Float[Tensor, "batch head query"]
+    orientation: Float[Tensor, "batch head query"]
+    compared: Bool[Tensor, "batch head query"]
+    """Whether there is a key, and a stream at it."""
+    directed: Bool[Tensor, "batch head query"]
+    """Whether its value is anything but zero, too."""
+
+
 def _attended(
     writer: Writer,
     values: Float[Tensor, "batch key head d_head"],
     key_stream: Float[Tensor, "batch key d_model"],
     key: Int[Tensor, "batch head query"],
     by_token: Float[Tensor, "batch query"],
-) -> tuple[Float[Tensor, "batch head query"], Float[Tensor, "batch head query"]]:
-    """Magnitude and orientation of v_j W_O against x_j, for the key j that each row attends most."""
+) -> _Attended:
+    """v_j W_O against x_j, for the key j that each row attends most."""
     norm, stream = writer.norm(values), torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
-    magnitude = norm / stream.clamp_min(torch.finfo(norm.dtype).tiny)
+    magnitude, orientation = norm / stream, cosine(writer.product(values), norm, stream)
     at = key.clamp(min=0).long()
-    orientation = cosine(writer.product(values), norm, stream)
-    return magnitude.gather(-1, at) * by_token[:, None], orientation.gather(-1, at)
+    compared = (key >= 0) & (stream > 0).expand_as(norm).gather(-1, at)
+    directed = compared & (norm > 0).gather(-1, at)
+    return _Attended(magnitude.gather(-1, at) * by_token[:, None], orientation.gather(-1, at), compared, directed)
 
 
 def _whole_blocks(
@@ -219,10 +319,15 @@ def _whole_blocks(
 
 
 def _before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_model"]:
-    """The stream that the MLP adds to: after attention; in post-norm models after the norm that follows it."""
+    """The stream that the MLP adds to: after attention; in post-norm models after the norm that follows it.
+
+    In parallel blocks it is what enters the block, and in a decoder what cross-attention leaves.
+    """
+    plan = stack.architecture
     if "resid_mid" not in end:
         return end["resid_pre"]
-    plan = stack.architecture
+    if plan.interposed:
+        return end["resid_post"] - end["mlp_out"]
     if plan.norm == "pre" or plan.mid_norm is None:
         return end["resid_mid"]
     normed: Tensor = stack.module(end.layer, plan.mid_norm).forward(end["resid_mid"])
@@ -254,7 +359,7 @@ class ResidualUpdates(RowMeans):
     """
 
     STATISTICS = STATISTICS
-    BY_ROW = (*RowMeans.BY_ROW, "top_key", "block_values", "block_valid")
+    BY_ROW = (*RowMeans.BY_ROW, "top_key", "block_values", "block_valid", "logits", "final_scale")
 
     @classmethod
     def reducer(cls) -> UpdateReducer:
@@ -312,6 +417,12 @@ class ResidualUpdates(RowMeans):
         return self._row("top_key")
 
     @property
+    def logits(self) -> Float[Tensor, "layer head batch"]:
+        """What each head adds to the logit of the text's answer at its last token, or to the difference asked for."""
+        why = "ask for it: am.residual_updates(model, text, answers=[' Tom'])"
+        return self._kept("logits", why) * self._kept("final_scale", why)
+
+    @property
     def blocks(self) -> "BlockUpdates":
         """What attention and MLP add as wholes, and how much the heads cancel each other."""
         names = ("sums", "counts", "values", "valid")
@@ -323,6 +434,94 @@ class ResidualUpdates(RowMeans):
         state |= {name: self.state[name] for name in ("classes",) if name in self.state}
         return BlockUpdates(
             self.layers, self.documents, self.truncated, state, self.chosen, self.tokens, self.provenance
+        )
+
+    def plot(
+        self,
+        figure: str = "magnitude",
+        *,
+        layer: int | None = None,
+        side: "Side" = "query",
+        head: int | None = None,
+        sequence: int = 0,
+    ) -> "go.Figure":
+        """Figure 7 (`magnitude`), 8 (`orientation`), 9 (`orientation_by_magnitude`) or 10 (`magnitude_by_position`).
+
+        Of one layer (the first where `layer` is None) and one text; `side="target"` for what the value of the most
+        attended key would write. Never shown, returned; with `head`, that head stands out.
+        """
+        from ..draw import updates as draw
+
+        if layer is not None and layer not in self.layers:
+            raise InputError(f"`layer` must be one of the layers measured, {list(self.layers)}; got {layer!r}.")
+        if side not in ("query", "target"):
+            raise InputError(f'`side` must be "query" or "target"; got {side!r}.')
+        view = self.view(sequence)
+        place = 0 if layer is None else self.layers.index(layer)
+        magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
+        attended = view.attended[place]
+        if figure == "magnitude":
+            return draw.magnitude_histograms(magnitude, side=side, head=head)
+        if figure == "orientation":
+            return draw.orientation_histograms(orientation, side=side, head=head)
+        if figure == "orientation_by_magnitude":
+            return draw.orientation_by_magnitude(magnitude, orientation, attended, view.tokens, side=side, head=head)
+        if figure == "magnitude_by_position":
+            return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
+        raise InputError(f"`figure` must be one of {', '.join(FIGURES)}; got {figure!r}.")
+
+    def view(self, sequence: int = 0, layers: Iterable[int] | None = None) -> "UpdateView":
+        """The numbers of figures 7 to 10 for one text, as arrays for drawing; of all its layers or some."""
+        from ..draw.view import UpdateView
+
+        real = self._row("classes").any(dim=1)
+        sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
+        if self.provenance.options.get("stack") == "cross":
+            raise InputError(
+                "figures 7 to 10 show a text that looks at itself; this is cross-attention. Use .to_frame()."
+            )
+        here = real[sequence].nonzero()[:, 0]
+        shown = list(self.layers if layers is None else layers)
+        places = [self.layers.index(layer) for layer in shown]
+        key = self.top_key[places][:, :, sequence][..., here]
+
+        def rows(statistic: str) -> Any:
+            return self.by_row(statistic)[places][:, :, sequence][..., here].float().numpy()
+
+        return UpdateView(
+            tokens=tuple(self.tokens[sequence][place] for place in here.tolist()),
+            layers=tuple(shown),
+            magnitude=rows("magnitude"),
+            orientation=rows("orientation"),
+            target_magnitude=rows("target_magnitude"),
+            target_orientation=rows("target_orientation"),
+            attended=torch.where(key >= 0, key - int(here[0]), -1).int().numpy(),
+        )
+
+    def _sections(self) -> "Sequence[Section]":
+        from ..draw.figure_page import Section
+
+        if "values" not in self.state or len(self.tokens) > 1:
+            return ()
+        shown = [self.layers[place] for place in spread(len(self.layers), 4)]
+        return [
+            Section(
+                f"Figure 10. Updates along the text, layer {layer}",
+                "‖u‖ / ‖x‖ of every head at every token, marked by the key that the head attends most there.",
+                self.plot("magnitude_by_position", layer=layer),
+                f'updates.plot("magnitude_by_position", layer={layer})',
+            )
+            for layer in shown
+        ]
+
+    @property
+    def _lead(self) -> str:
+        first, elsewhere = self.magnitude_at_first, self.magnitude_elsewhere
+        both = ~(first.isnan() | elsewhere.isnan())
+        smaller = int((first < elsewhere)[both].sum())
+        return (
+            f"A head's update is {float(self.magnitude.nanmean()):.0%} as long as the stream on average; "
+            f"{smaller} of {int(both.sum())} heads write less on rows that attend the first token most than on others."
         )
 
     def __repr__(self) -> str:

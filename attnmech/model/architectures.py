@@ -76,6 +76,8 @@ class Architecture:
     """Pre-norm only: the norm whose output is `attn_in`."""
     post_norm: str | None = None
     """Post-norm only: the norm whose output is `resid_post`."""
+    final_norm: str | None = None
+    """The norm between the last block and the unembedding, where logits are that norm's output times W_U."""
     embed_norm: str | None = None
     embed_scale: float = 1.0
     """By what rows of the token embedding are multiplied."""
@@ -105,6 +107,7 @@ def _bloom(config: Config) -> Architecture:
     return Architecture(
         name="BLOOM",
         blocks="h",
+        final_norm="ln_f",
         attention="self_attention",
         qkv=BloomAttention.layout,
         out="self_attention.dense",
@@ -123,6 +126,7 @@ def _mpt(config: Config) -> Architecture:
     return Architecture(
         name="MPT",
         blocks="blocks",
+        final_norm="norm_f",
         attention="attn",
         qkv=MptAttention.layout,
         out="attn.out_proj",
@@ -144,6 +148,7 @@ def _falcon(config: Config) -> Architecture:
     return Architecture(
         name="Falcon",
         blocks="h",
+        final_norm="ln_f",
         attention="self_attention",
         qkv=FalconAttention.layout,
         out="self_attention.dense",
@@ -165,6 +170,7 @@ def _gpt2(config: Config) -> Architecture:
     return Architecture(
         name="GPT-2",
         blocks="h",
+        final_norm="ln_f",
         attention="attn",
         qkv=Fused("c_attn", "qkv head d_head"),
         out="attn.c_proj",
@@ -180,6 +186,7 @@ def _gptj(config: Config) -> Architecture:
     return Architecture(
         name="GPT-J",
         blocks="h",
+        final_norm="ln_f",
         attention="attn",
         qkv=GPTJAttention.layout,
         out="attn.out_proj",
@@ -196,6 +203,7 @@ def _gpt_neox(config: Config) -> Architecture:
     return Architecture(
         name="GPT-NeoX",
         blocks="layers",
+        final_norm="final_layer_norm",
         attention="attention",
         qkv=Fused("query_key_value", "head qkv d_head"),
         out="attention.dense",
@@ -211,6 +219,7 @@ def _opt(config: Config) -> Architecture:
     return Architecture(
         name="OPT",
         blocks="decoder.layers",
+        final_norm="decoder.final_layer_norm" if pre and config.word_embed_proj_dim == config.hidden_size else None,
         attention="self_attn",
         qkv=Separate("q_proj", "k_proj", "v_proj"),
         out="self_attn.out_proj",
@@ -228,6 +237,7 @@ def _llama(config: Config, name: str = "Llama") -> Architecture:
     return Architecture(
         name=name,
         blocks="layers",
+        final_norm="norm",
         attention="self_attn",
         qkv=Separate("q_proj", "k_proj", "v_proj"),
         out="self_attn.o_proj",
@@ -270,7 +280,12 @@ def _gemma2(config: Config) -> Architecture:
 
 def _jamba(config: Config) -> Architecture:
     return replace(
-        _llama(config, "Jamba"), hybrid=True, rotary=None, mid_norm="pre_ff_layernorm", mlp_out="feed_forward"
+        _llama(config, "Jamba"),
+        hybrid=True,
+        final_norm="final_layernorm",
+        rotary=None,
+        mid_norm="pre_ff_layernorm",
+        mlp_out="feed_forward",
     )
 
 
@@ -278,6 +293,7 @@ def _bamba(config: Config) -> Architecture:
     return replace(
         _llama(config, "Bamba"),
         hybrid=True,
+        final_norm="final_layernorm",
         rotary=replace(HALVES, share=config.rope_parameters.get("partial_rotary_factor", 1.0)),
         mid_norm="pre_ff_layernorm",
         mlp_out="feed_forward",
@@ -288,6 +304,7 @@ def _lfm2(config: Config) -> Architecture:
     return replace(
         _llama(config, "LFM2"),
         hybrid=True,
+        final_norm="embedding_norm",
         out="self_attn.out_proj",
         attn_norm="operator_norm",
         mid_norm="ffn_norm",
@@ -325,6 +342,7 @@ def _vit(config: Config) -> Architecture:
     return Architecture(
         name="ViT",
         blocks="layers",
+        final_norm="final_layer_norm",
         attention="attention",
         qkv=Separate("q_proj", "k_proj", "v_proj"),
         out="attention.o_proj",

@@ -329,6 +329,18 @@ class HookedModel:
         assert isinstance(weight, torch.Tensor)
         return weight
 
+    @property
+    def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
+        """W_U, row by row a token; None where the model has no such matrix."""
+        head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        weight = getattr(head, "weight", None)
+        return weight if isinstance(weight, torch.Tensor) else None
+
+    @property
+    def base(self) -> nn.Module:
+        """The model without its head."""
+        return self._model.base_model
+
     # -- how it is built -----------------------------------------------------------------------------------
 
     def _read_tokens(self, bos: bool | None) -> None:
@@ -374,7 +386,9 @@ class HookedModel:
 
     def _pass(self, batch: Batch, wanted: Pass) -> Tensor | None:
         with self._tap.recording(wanted):
-            output = call(self._model, batch)
+            # Of a large vocabulary the logits may cost more than all layers.
+            needs_head = wanted.gradients or self._tap.wants("logits", None)
+            output = call(self._model if needs_head else self._model.base_model, batch)
             logits = getattr(output, "logits", None)
             if logits is not None:
                 logits = self._tap.visit("logits", None, logits)

@@ -41,7 +41,7 @@ class Corpus:
     string "text"; `.parquet` has a column "text"; any other file is UTF-8 with a document a line. Blank documents
     are left out.
 
-    >>> for text in Corpus(Path("corpus.txt")):      # doctest: +SKIP
+    >>> for text in Corpus("corpus.txt"):      # doctest: +SKIP
     ...     print(text)
 
     Raises `InputError` for a file that is missing or holds no document, and, at the line where it is met, for what
@@ -50,7 +50,8 @@ class Corpus:
 
     path: Path
 
-    def __post_init__(self) -> None:
+    def __init__(self, path: str | Path) -> None:
+        object.__setattr__(self, "path", Path(path))
         if self.path.is_dir():
             raise InputError(f"{self.path} is a folder; name a file in it.")
         if not self.path.exists():

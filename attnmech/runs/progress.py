@@ -27,8 +27,8 @@ class Meter:
 
 
 @contextmanager
-def meter(inputs: Any, *, show: bool) -> Iterator[Meter]:
-    """A bar for as long as the block lasts; without `show` nothing is drawn."""
+def meter(inputs: Any, shard: tuple[int, int] = (0, 1), *, show: bool) -> Iterator[Meter]:
+    """A bar over the documents of a shard for as long as the block lasts; without `show` nothing is drawn."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -38,7 +38,8 @@ def meter(inputs: Any, *, show: bool) -> Iterator[Meter]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    total = (inputs.count if isinstance(inputs, Corpus) else _length(inputs)) if show else None
+    whole = (inputs.count if isinstance(inputs, Corpus) else _length(inputs)) if show else None
+    total = None if whole is None else len(range(whole)[shard[0] :: shard[1]])
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as bar:
         yield Meter(bar, total)
 

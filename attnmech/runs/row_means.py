@@ -4,9 +4,12 @@ What a method measures of each row it adds up by text and by the class of the ro
 in every bootstrap replicate, so that of a corpus nothing is kept that grows with it.
 """
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pandas as pd
 import torch
@@ -17,8 +20,11 @@ from ..activations import Batch
 from ..errors import InputError, MissingPointError
 from ..maths.bootstrap import interval, poisson_weights
 from ..model.hooked import HookedModel
-from ..results import Provenance, Result
+from ..results import Provenance, Result, writing
 from .stream import Run, Source, State
+
+if TYPE_CHECKING:
+    from ..draw.figure_page import Section
 
 REPLICATES: Final = 200
 """Bootstrap replicates behind every interval."""
@@ -118,6 +124,44 @@ class RowMeans(Result):
             **more,
         )
 
+    def merged(self, *others: Self) -> Self:
+        """The result over the texts of several runs on parts of one corpus, as if they had been run together.
+
+        >>> parts = [am.attention_focus(model, am.Corpus(path), shard=(k, 4)) for k in range(4)]    # doctest: +SKIP
+        >>> parts[0].merged(*parts[1:])                                                             # doctest: +SKIP
+        """
+        parts = (self, *others)
+        for each in parts:
+            if "values" in each.state:
+                raise InputError("results of texts that were run together keep their rows; merge results of a corpus.")
+            if (each.provenance.weights, each.provenance.edits, each._kind) != (
+                self.provenance.weights,
+                self.provenance.edits,
+                self._kind,
+            ):
+                raise InputError(
+                    f"results can be merged of one model, with the same layers, options and hooks; got {self!r} and "
+                    f"{each!r}."
+                )
+        state = self.state
+        for each in others:
+            state = added(dict(state), dict(each.state))
+        hashes = "".join(sorted(each.provenance.inputs for each in parts))
+        options = {**self.provenance.options, "shard": [each.provenance.options.get("shard") for each in parts]}
+        return replace(
+            self,
+            documents=sum(each.documents for each in parts),
+            truncated=sum(each.truncated for each in parts),
+            state=state,
+            provenance=replace(self.provenance, inputs=hashlib.sha256(hashes.encode()).hexdigest(), options=options),
+        )
+
+    @property
+    def _kind(self) -> tuple[Any, ...]:
+        """What two results must share to be merged."""
+        options = {name: value for name, value in self.provenance.options.items() if name != "shard"}
+        return type(self), self.layers, self.chosen, json.dumps(options, sort_keys=True, default=str)
+
     def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
         """The mean of a statistic over the rows that count and on which it is defined; NaN where there is none."""
         return self._ratios(statistic)[..., 0]
@@ -201,6 +245,39 @@ class RowMeans(Result):
                 **{name: value.flatten().tolist() for name, value in columns.items()},
             }
         )
+
+    def _sections(self) -> "Sequence[Section]":
+        """The figures of `to_html`."""
+        return ()
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the figures and the table as one page that opens without a network."""
+        from ..draw.figure_page import render_figures
+
+        target, origin = Path(path), self.provenance
+        html = render_figures(
+            title=f"{type(self).__name__} of {origin.model}",
+            lead=self._lead,
+            sections=self._sections(),
+            frame=self.to_frame(),
+            provenance={
+                "model": origin.model,
+                "config and weights (SHA-256)": origin.weights,
+                "inputs (SHA-256)": origin.inputs,
+                "texts": f"{self._texts}, {self.truncated} of them cut to the model's length",
+                "hooks in force": ", ".join(origin.edits) or "none",
+                **{name: str(value) for name, value in origin.options.items()},
+                **origin.versions,
+            },
+        )
+        with writing(target) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return target
+
+    @property
+    def _lead(self) -> str:
+        """One sentence that the numbers support."""
+        return f"Means over the rows of {self._texts}."
 
     @property
     def _texts(self) -> str:

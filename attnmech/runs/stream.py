@@ -72,7 +72,7 @@ class Source:
     documents: int
     """How many texts there were."""
     truncated: int
-    """How many of them were cut to the model's length."""
+    """How many of them were cut to the model's length; `truncate` of `stream` asks for it."""
     batch: Batch | None
     """The texts; None of a corpus, of which they are not kept."""
     provenance: Provenance
@@ -85,25 +85,40 @@ class Reducer(ABC):
 
     >>> class LargestScore(am.Reducer):                                             # doctest: +SKIP
     ...     def start(self, run):
-    ...         return {"largest": torch.full((run.n_layers, run.n_heads), -torch.inf)}
+    ...         shape = run.n_layers, run.n_heads
+    ...         return {"largest": torch.full(shape, -torch.inf, device=run.model.device)}
     ...
     ...     def add(self, state, block, run):
-    ...         scores = block.scores.masked_fill(~block.real[:, None, :, None], -torch.inf)
-    ...         here = state["largest"][block.index]
-    ...         torch.maximum(here, scores.amax(dim=(0, 2, 3)), out=here)
+    ...         counts = block.visible & block.real[:, None, :, None]
+    ...         largest = block.scores.masked_fill(~counts, -torch.inf).amax(dim=(0, 2, 3))
+    ...         state["largest"][block.index] = torch.maximum(state["largest"][block.index], largest)
     ...
     ...     def merge(self, one, other):
     ...         return {"largest": torch.maximum(one["largest"], other["largest"])}
     >>> am.stream(model, "Anna sang of shells.", [LargestScore()])[0]["largest"]       # doctest: +SKIP
 
-    `start` makes the tensors of a state; `add` changes them in place, a block of rows at a time, and must not
-    keep views of the block's tensors; `merge` joins the states of two batches or shards, in whatever order;
-    `finish` makes the result of the last one (without it, the state is the result). Padding is for `add` to leave
-    out: `block.real` is True at real rows, and hidden keys have the lowest finite score and no weight.
+    For every batch, `start` makes the tensors of a state, on the model's device. `add` changes them in place, keeping
+    shapes and dtypes, as the blocks of rows of one layer after another go by, and must not keep views of a block's
+    tensors; `add_layer` does the same with what the points say of a layer that is through. A reducer has one of the
+    two, or both. `close` may turn what was found of the batch into something else, such as its sums. What it
+    returns comes to the CPU; from there on `merge` joins the states of two batches, or of two shards, in whatever
+    order: the tensors keep their names, dtypes and number of axes. `finish` makes the result of the last one
+    (without it, the state is the result).
+
+    Padding is for `add` to leave out: `block.real` is True at rows of real tokens and `block.visible` at the keys that
+    a row may see; hidden ones have the lowest finite score and no weight. `run.batch` holds the tokens,
+    `run.documents` the number of each text in its corpus, and `block.rows` the positions of the rows in the text. A
+    state with NaN is refused; infinite numbers may stand in it.
+
+    States hold numbers, so what belongs to a token is kept as its id, and
+    `source.model.encode(ids).tokens` gives the texts in `finish`; `examples/reducers.py` does so.
     """
 
     points: tuple[str, ...] = ()
-    """Activation points that are handed over: `block["resid_pre"]`, `end["z"]`."""
+    """Activation points of the layers that are handed over: `block["resid_pre"]`, `end["z"]`.
+
+    What other reducers of the same call asked for may be there too; `block` has no more than comes before attention.
+    """
     optional_points: tuple[str, ...] = ()
     """Likewise, where the model has them (`"resid_mid" in end`)."""
 
@@ -118,7 +133,7 @@ class Reducer(ABC):
         """Adds what the points say of a layer that is through."""
 
     def close(self, state: State, run: Run) -> State:
-        """What is kept of a batch that is through; by default all of it."""
+        """What is kept of a batch that is through, padding and all; by default the state as it is."""
         return state
 
     @abstractmethod
@@ -136,7 +151,10 @@ class Reducer(ABC):
 
     @property
     def options(self) -> dict[str, str]:
-        """What distinguishes it from another of its kind, for provenance and journal."""
+        """What distinguishes it from another of its kind, for provenance and journal: by default its attributes.
+
+        A journal is gone on with where these texts are the same, so none may hold an address in memory.
+        """
         return {name: repr(value) for name, value in vars(self).items()}
 
 
@@ -166,7 +184,8 @@ def stream(
     states so far are kept in a file: the same call after an interruption goes on from there, and ends with the same
     result; the file is removed at the end. `progress` shows a bar with rate and time left on stderr.
 
-    `layers` and `stack` choose what passes by. Hooks in force change what reducers see.
+    `layers` and `stack` choose what passes by. Hooks in force change what reducers see. States of shards, which are
+    what a reducer without `finish` gives, become one by `reducer.merge(one, other)`.
 
     Raises `InputError` for inputs that cannot be, `MissingPointError` and `CertificateError` for points that this
     model does not have or that could not be proven, `ReducerError` for a reducer that misbehaves, and
@@ -208,9 +227,11 @@ class _Work:
         self, model: HookedModel, reducers: tuple[Reducer, ...], stack: Stack, layers: Iterable[int] | None
     ) -> None:
         self.model, self.reducers, self.stack = model, reducers, stack
-        self.layers = tuple(model.points.check_layers(layers, stack.label))
-        self.see_rows = [each for each in reducers if type(each).add is not Reducer.add]
-        self.see_layers = [each for each in reducers if type(each).add_layer is not Reducer.add_layer]
+        self.layers = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
+        self.see_rows = [place for place, each in enumerate(reducers) if type(each).add is not Reducer.add]
+        self.see_layers = [
+            place for place, each in enumerate(reducers) if type(each).add_layer is not Reducer.add_layer
+        ]
         if self.see_rows:
             self._keys(("scores", "pattern"))
         wanted = {name: None for each in reducers for name in each.points}
@@ -224,7 +245,11 @@ class _Work:
 
     def _keys(self, names: Iterable[str]) -> list[PointKey]:
         full = [self.stack.point(name) for name in names]
-        return self.model.points.resolve(full, self.layers, self.model.refused)
+        keys = self.model.points.resolve(full, self.layers, self.model.refused)
+        for name, layer in keys:
+            if layer is None:
+                raise InputError(f"point {name!r} stands outside the layers, so no reducer sees it; take it from run.")
+        return keys
 
     def batch(self, batch: Batch) -> tuple[Any, ...]:
         """The results of texts that are run at once."""
@@ -249,7 +274,7 @@ class _Work:
         total = _Total(self.reducers, done)
         parts = batches(inputs, self.model, truncate=truncate, bos=bos, shard=shard)
         try:
-            with meter(inputs, show=progress) as bar:
+            with meter(inputs, shard, show=progress) as bar:
                 self._go_through(parts, total, journal, bar)
         except BaseException:
             if journal and total.fresh:
@@ -303,15 +328,14 @@ class _Work:
         """The states of every reducer after one batch."""
         states = [each.start(run) for each in self.reducers]
         shapes = [_shapes(each, state) for each, state in zip(self.reducers, states, strict=True)]
-        by_reducer = dict(zip(map(id, self.reducers), states, strict=True))
 
         def rows(block: RowBlock) -> None:
-            for each in self.see_rows:
-                each.add(by_reducer[id(each)], block, run)
+            for place in self.see_rows:
+                self.reducers[place].add(states[place], block, run)
 
         def ends(end: LayerEnd) -> None:
-            for each in self.see_layers:
-                each.add_layer(by_reducer[id(each)], end, run)
+            for place in self.see_layers:
+                self.reducers[place].add_layer(states[place], end, run)
 
         self.model.forward(
             run.batch,
@@ -323,7 +347,9 @@ class _Work:
         closed = []
         for each, state, before in zip(self.reducers, states, shapes, strict=True):
             _require_same_shapes(each, before, _shapes(each, state))
-            closed.append(_finite(each, each.close(state, run), run.documents))
+            found = _finite(each, each.close(state, run), run.documents)
+            # Where a state out of a journal is, too.
+            closed.append({name: value.cpu() for name, value in found.items()})
         return closed
 
     def _finished(self, states: Sequence[State], source: Source) -> tuple[Any, ...]:
@@ -366,11 +392,13 @@ class _Total:
 
     def add(self, part: CorpusBatch, states: list[State]) -> None:
         """Merges the states of one more batch."""
+        # A merge may change its first argument; if it is cut off half-way, that must not get into the journal.
+        self.fresh = False
         if self.states is None:
             self.states = states
         else:
             self.states = [
-                _finite(each, each.merge(one, other), part.documents)
+                _merged(each, one, other, part.documents)
                 for each, one, other in zip(self.reducers, self.states, states, strict=True)
             ]
         self.batches += 1
@@ -401,6 +429,18 @@ def _require_same_shapes(reducer: Reducer, before: dict[str, Any], after: dict[s
     )
 
 
+def _merged(reducer: Reducer, one: State, other: State, documents: Tensor) -> State:
+    expected = {name: (value.dtype, value.ndim) for name, value in other.items()}
+    found = _finite(reducer, reducer.merge(one, other), documents)
+    for name in (*expected, *found):
+        if name not in found or (found[name].dtype, found[name].ndim) != expected.get(name):
+            raise ReducerError(
+                f"{reducer.name}: `merge` must keep names, dtypes and number of axes; {name!r} was "
+                f"{_told(_shapes(reducer, other).get(name))} and became {_told(_shapes(reducer, found).get(name))}."
+            )
+    return found
+
+
 def _told(shape: tuple[Any, ...] | None) -> str:
     return "absent" if shape is None else f"{shape[1]} {list(shape[0])}"
 
@@ -408,7 +448,7 @@ def _told(shape: tuple[Any, ...] | None) -> str:
 def _finite(reducer: Reducer, state: Any, documents: Tensor) -> State:
     _shapes(reducer, state)
     for name, value in state.items():
-        if value.is_floating_point() and bool(value.isnan().any()):
+        if bool(value.isnan().any()):
             numbers = documents.tolist()
             where = f"document {numbers[0]}" if len(numbers) == 1 else f"documents {min(numbers)} to {max(numbers)}"
             raise ReducerError(

@@ -1,7 +1,8 @@
-"""A small view whose numbers all differ, with hostile tokens, and its page opened in a real browser."""
+"""Small views whose numbers all differ, with hostile tokens, and their pages opened in a real browser."""
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from attnmech.draw.page import render_page
-from attnmech.draw.view import Fact, ScoreView
+from attnmech.draw.view import Fact, FocusView, ScoreView, UpdateView
 
 CHROMIUM = Path("/usr/bin/chromium")
 TOKENS = (
@@ -54,6 +55,64 @@ def view() -> ScoreView:
 
 
 @pytest.fixture(scope="session")
+def focus() -> FocusView:
+    """4 layers × 3 heads, two of the layers those of `view`, one head without a number, intervals for one number."""
+    generator = np.random.default_rng(1)
+    first_top, previous_top, concentration = generator.uniform(size=(3, 4, 3)).astype(np.float32)
+    self_top = np.array([[0.2, 0.9, 0.5], [0.25, 0.25, 0.75], [0.0, np.nan, 1.0], [0.1, 0.3, 0.6]], dtype=np.float32)
+    return FocusView(
+        layers=(0, 2, 5, 7),
+        self_top=self_top,
+        first_top=first_top,
+        previous_top=previous_top,
+        concentration=concentration,
+        rows=f"row 0 is left out: it sees only itself {HOSTILE}",
+        low={"first_top": first_top / 2},
+        high={"first_top": (1 + first_top) / 2},
+    )
+
+
+@pytest.fixture(scope="session")
+def updates(view: ScoreView) -> UpdateView:
+    """3 layers × 3 heads × 7 tokens, two of the layers those of `view`; a magnitude of 0, and no choice in row 0."""
+    generator = np.random.default_rng(2)
+    shape = (3, 3, len(TOKENS))
+    magnitude = np.exp(generator.normal(size=(2, *shape)) - 3).astype(np.float32)
+    orientation = generator.uniform(-1, 1, size=(2, *shape)).astype(np.float32)
+    magnitude[0, 2, 1, 4], orientation[0, 2, 1, 4], orientation[0, 0, 0, 3] = 0, np.nan, 1
+    magnitude[1, :, :, 0] = orientation[1, :, :, 0] = np.nan
+    attended = np.zeros(shape, dtype=np.int32)
+    attended[0], attended[2], attended[1] = view.ranked_key[0, :, :, 0], view.ranked_key[1, :, :, 0], 1
+    attended[:, :, 0] = -1
+    return UpdateView(
+        tokens=TOKENS,
+        layers=(2, 4, 5),
+        magnitude=magnitude[0],
+        orientation=orientation[0],
+        target_magnitude=magnitude[1],
+        target_orientation=orientation[1],
+        attended=attended,
+    )
+
+
+@pytest.fixture(scope="session")
+def full_page_html(view: ScoreView, focus: FocusView, updates: UpdateView) -> str:
+    return render_page(
+        title="t",
+        lead="l",
+        view=view,
+        facts=[],
+        checks=[],
+        provenance={},
+        call="c",
+        focus=focus,
+        focus_call='focus.plot("{figure}", layer={layer})',
+        updates=updates,
+        updates_call='updates.plot("{figure}", layer={layer}, side="{side}")  # </script>',
+    )
+
+
+@pytest.fixture(scope="session")
 def page_html(view: ScoreView) -> str:
     return render_page(
         title=f"Title {HOSTILE}",
@@ -89,9 +148,22 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(chromium: Any, page_html: str, tmp_path: Path) -> Iterator[Any]:
-    """The page in an offline browser; fails where it logs an error, throws, or asks for anything but itself."""
-    path = tmp_path / "page.html"
-    path.write_text(page_html, "utf-8")
+    """The page of figures 1 to 3."""
+    with opening(chromium, page_html, tmp_path / "page.html") as page:
+        yield page
+
+
+@pytest.fixture
+def opened_full(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[Any]:
+    """The page of figures 1 to 10."""
+    with opening(chromium, full_page_html, tmp_path / "page.html") as page:
+        yield page
+
+
+@contextmanager
+def opening(chromium: Any, html: str, path: Path) -> Iterator[Any]:
+    """A page in an offline browser; fails where it logs an error, throws, or asks for anything but itself."""
+    path.write_text(html, "utf-8")
     complaints: list[str] = []
     context = chromium.new_context(offline=True)
 

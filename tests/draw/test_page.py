@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attnmech.draw.page import render_page
-from attnmech.draw.view import ScoreView
+from attnmech.draw.view import FocusView, ScoreView, UpdateView
 from attnmech.errors import InputError
 
 
@@ -102,3 +102,82 @@ def test_infinities_are_refused(view: ScoreView) -> None:
 def test_an_empty_view_is_refused(view: ScoreView) -> None:
     with pytest.raises(InputError, match="at least one token, one layer and one term"):
         replace(view, ranked_share={})
+
+
+def headings(html: str) -> list[str]:
+    return [heading.split(".")[0] for heading in re.findall(r"<h2>(Figure \d+\.)", html)]
+
+
+def test_figures_4_to_10_stand_only_where_their_numbers_are_given(
+    page_html: str, full_page_html: str, view: ScoreView, focus: FocusView
+) -> None:
+    assert headings(page_html) == [f"Figure {number}" for number in range(1, 4)]
+    assert headings(full_page_html) == [f"Figure {number}" for number in range(1, 11)]
+    html = render_page(title="t", lead="l", view=view, facts=[], checks=[], provenance={}, call="c", focus=focus)
+    assert headings(html) == [f"Figure {number}" for number in range(1, 7)]
+    assert (embedded(page_html)["focus"], embedded(page_html)["updates"]) == (None, None)
+
+
+def test_the_full_page_loads_nothing_and_makes_no_element_of_hostile_text(full_page_html: str) -> None:
+    tags = Elements(full_page_html).tags
+    assert [tag for tag, _ in tags].count("script") == 3
+    assert not any({"src", "href", "srcset", "action"} & attributes.keys() for _, attributes in tags)
+    assert "<script>window.owned" not in full_page_html
+    assert "<img src=x" not in full_page_html
+
+
+def test_the_page_says_which_rows_count_and_whether_there_are_intervals(full_page_html: str, focus: FocusView) -> None:
+    assert full_page_html.count("Row 0 is left out: it sees only itself &lt;/script&gt;") == 3
+    assert full_page_html.count("The hover box gives each number&#x27;s interval.") == 3
+
+
+def test_updates_travel_for_the_pages_layers_alone(full_page_html: str, view: ScoreView, updates: UpdateView) -> None:
+    sides = embedded(full_page_html)["updates"]["sides"]
+    assert list(sides) == ["query", "target"]
+    shown = np.log10(updates.target_magnitude[[0, 2]])
+    assert sides["target"]["log_magnitude"]["low"] == pytest.approx(np.nanmin(shown, axis=2).ravel().tolist())
+    assert sides["target"]["log_range"] == pytest.approx([np.nanmin(shown) - 0.1, np.nanmax(shown) + 0.1])
+    assert np.isfinite(sides["query"]["log_range"]).all()
+
+
+def test_updates_of_nothing_have_axes_all_the_same(view: ScoreView, updates: UpdateView) -> None:
+    nothing = replace(
+        updates, magnitude=np.zeros_like(updates.magnitude), orientation=np.full_like(updates.orientation, np.nan)
+    )
+    html = render_page(title="t", lead="l", view=view, facts=[], checks=[], provenance={}, call="c", updates=nothing)
+    assert embedded(html)["updates"]["sides"]["query"]["log_range"] == [-1, 0]
+
+
+def test_focus_and_updates_of_another_run_are_refused(view: ScoreView, focus: FocusView, updates: UpdateView) -> None:
+    def page(**views: Any) -> str:
+        return render_page(title="t", lead="l", view=view, facts=[], checks=[], provenance={}, call="c", **views)
+
+    with pytest.raises(InputError, match=r"`focus` must hold the page's layers \[2, 5\] .* got layers \[0, 2, 4, 7\]"):
+        page(focus=replace(focus, layers=(0, 2, 4, 7)))
+    with pytest.raises(InputError, match=r"`updates` must hold the page's layers \[2, 5\] with 3 heads each"):
+        page(updates=replace(updates, layers=(2, 3, 4)))
+    with pytest.raises(InputError, match="`updates` must be of the page's text"):
+        page(updates=replace(updates, tokens=(*updates.tokens[:6], "other")))
+
+
+def test_figures_4_to_10_of_4_layers_8_heads_and_64_tokens_add_less_than_150_kilobytes() -> None:
+    layers, heads, count = 4, 8, 64
+    generator = np.random.default_rng(0)
+    square = generator.normal(size=(layers, heads, count, count)).astype(np.float32)
+    fraction = generator.uniform(size=(layers, heads)).astype(np.float32)
+    number = generator.uniform(size=(layers, heads, count)).astype(np.float32)
+    labels, tokens = tuple(range(layers)), tuple(f" {position}" for position in range(count))
+    view = ScoreView(
+        tokens=tokens,
+        layers=labels,
+        scores=square,
+        pattern=square,
+        ranked_key=np.argsort(-square, axis=-1).astype(np.int32),
+        ranked_share={"position": square},
+        key_terms={},
+    )
+    focus = FocusView(labels, fraction, fraction, fraction, fraction, "all rows")
+    updates = UpdateView(tokens, labels, number, number, number, number, number.argsort(axis=2).astype(np.int32))
+    page: dict[str, Any] = {"title": "t", "lead": "l", "view": view, "facts": [], "checks": [], "provenance": {}}
+    without = render_page(**page, call="c")
+    assert len(render_page(**page, call="c", focus=focus, updates=updates)) - len(without) < 150e3

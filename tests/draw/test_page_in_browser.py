@@ -5,9 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnmech.draw.focus import concentration, first_focus, self_focus
 from attnmech.draw.scores import attention_map, key_terms, share_bars, share_triangle
 from attnmech.draw.text import visible_token
-from attnmech.draw.view import ScoreView
+from attnmech.draw.updates import (
+    magnitude_by_position,
+    magnitude_histograms,
+    orientation_by_magnitude,
+    orientation_histograms,
+)
+from attnmech.draw.view import FocusView, ScoreView, UpdateView
 
 pytestmark = pytest.mark.browser
 
@@ -169,3 +176,205 @@ def test_nothing_is_wider_than_the_screen(opened: Any, width: int) -> None:
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
     widths = opened.eval_on_selector_all(".figure", "all => all.map(one => one.layout.width - one.clientWidth)")
     assert widths == [0, 0, 0, 0]
+
+
+FOCUS_FIGURES = ("self-focus", "first-focus", "concentration")
+UPDATE_FIGURES = ("magnitude", "orientation", "orientation-by-magnitude", "magnitude-by-position")
+
+
+def looks(page: Any, figure: str) -> list[tuple[Any, ...]]:
+    """Per trace, what sets a head apart and what the numbers' axes are."""
+    drawn = page.evaluate(
+        """id => document.getElementById(id).data.map(({meta, opacity, customdata}) => [meta, opacity, customdata])""",
+        figure,
+    )
+    return [(meta, opacity, len(customdata or [])) for meta, opacity, customdata in drawn]
+
+
+@pytest.mark.parametrize(
+    ("layer", "head", "side"), [(0, 0, "query"), (0, 1, "query"), (1, 2, "query"), (1, 1, "target")]
+)
+def test_the_page_draws_the_updates_that_python_draws(
+    opened_full: Any, view: ScoreView, updates: UpdateView, layer: int, head: int, side: Any
+) -> None:
+    opened_full.select_option("#layer", str(view.layers[layer]))
+    opened_full.select_option("#head", str(head))
+    opened_full.select_option("#side", side)
+    index = updates.layers.index(view.layers[layer])
+    magnitude, orientation = updates.magnitude_of(side)[index], updates.orientation_of(side)[index]
+    attended = updates.attended[index]
+    figures = {
+        "magnitude": magnitude_histograms(magnitude, side=side, head=head),
+        "orientation": orientation_histograms(orientation, side=side, head=head),
+        "orientation-by-magnitude": orientation_by_magnitude(
+            magnitude, orientation, attended, updates.tokens, side=side, head=head
+        ),
+        "magnitude-by-position": magnitude_by_position(magnitude, attended, updates.tokens, side=side, head=head),
+    }
+    for name, figure in figures.items():
+        drawn = traces(opened_full, name)
+        for trace in figure.data:
+            assert_same_points(drawn[trace.meta], trace)
+        assert [(meta, opacity) for meta, opacity, _ in looks(opened_full, name)] == [
+            (trace.meta, trace.opacity) for trace in figure.data
+        ]
+        for axis in ("xaxis", "yaxis"):
+            title = opened_full.evaluate(f"document.getElementById('{name}').layout.{axis}.title.text")
+            assert title == figure.layout[axis].title.text
+
+
+def assert_same_points(drawn: dict[str, Any], trace: Any) -> None:
+    for name in ("x", "y"):
+        shown, expected = np.array(drawn[name], dtype=float), np.array(trace[name], dtype=float)
+        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-4, err_msg=f"{trace.meta}.{name}")
+    for shown, expected in zip(drawn["customdata"] or [], trace.customdata or [], strict=True):
+        named = isinstance(expected[1], str)  # a point's head and words; else a bin's count and edges
+        assert list(shown) == (list(expected) if named else pytest.approx(list(expected)))
+
+
+def test_the_page_draws_the_focus_that_python_draws(opened_full: Any, focus: FocusView) -> None:
+    opened_full.select_option("#layer", "5")
+    opened_full.select_option("#head", "2")
+    for name, draw in zip(FOCUS_FIGURES, (self_focus, first_focus, concentration), strict=True):
+        drawn = traces(opened_full, name)
+        figure = draw(focus, chosen=(5, 2))
+        assert list(drawn) == [trace.meta for trace in figure.data]
+        for trace in figure.data:
+            assert drawn[trace.meta]["x"] == list(trace.x)
+            shown = np.array(drawn[trace.meta]["y"], dtype=float)
+            np.testing.assert_allclose(shown, np.array(trace.y, dtype=float), atol=1e-4)
+
+
+def test_what_changes_follows_the_choice_and_nothing_else(opened_full: Any) -> None:
+    def state() -> dict[str, Any]:
+        return {name: traces(opened_full, name) for name in (*FOCUS_FIGURES, *UPDATE_FIGURES)}
+
+    before = state()
+    opened_full.click('[data-control="rank"][data-step="1"]')
+    opened_full.click(".token >> nth=1")
+    assert state() == before
+    opened_full.select_option("#side", "target")
+    after_side = state()
+    assert {name for name in before if after_side[name] != before[name]} == set(UPDATE_FIGURES)
+    opened_full.select_option("#layer", "5")
+    after_layer = state()
+    assert all(after_layer[name] != after_side[name] for name in before)
+    opened_full.select_option("#head", "2")
+    moved = {name for name, figure in state().items() if figure != after_layer[name]}
+    assert moved == {*FOCUS_FIGURES, "orientation-by-magnitude", "magnitude-by-position"}
+    assert [opacity for _, opacity, _ in looks(opened_full, "magnitude")] == [0.4, 0.4, 1]
+
+
+def test_the_address_keeps_the_side(opened_full: Any) -> None:
+    opened_full.select_option("#side", "target")
+    assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&query=6&side=target"
+    drawn = traces(opened_full, "orientation")
+    opened_full.reload()
+    assert opened_full.input_value("#side") == "target"
+    assert traces(opened_full, "orientation") == drawn
+    opened_full.evaluate("location.hash = '#side=both'")
+    opened_full.wait_for_url("**&side=target")
+
+
+def test_a_page_without_updates_has_no_side(opened: Any) -> None:
+    assert not opened.is_visible("#side")
+    assert opened.evaluate("location.hash") == "#layer=2&head=0&rank=0&query=6"
+
+
+def test_axes_of_magnitude_stay_the_same_from_layer_to_layer(opened_full: Any) -> None:
+    def range_of_magnitude() -> list[float]:
+        return list(opened_full.evaluate("document.getElementById('magnitude').layout.xaxis.range"))
+
+    before = range_of_magnitude()
+    opened_full.select_option("#layer", "5")
+    assert range_of_magnitude() == before
+    opened_full.select_option("#side", "target")
+    assert range_of_magnitude() != before
+
+
+def test_a_click_on_a_head_chooses_it_where_the_page_has_its_layer(opened_full: Any) -> None:
+    def click(layer: int, rank: int) -> int:
+        """A click on the point of this rank; returns its head."""
+        place = opened_full.evaluate(
+            """([layer, rank]) => {
+                 const {_fullLayout: {xaxis, yaxis}, data} = document.getElementById("concentration");
+                 const [trace, index] = [data[rank], data[rank].x.indexOf(layer)];
+                 return {head: trace.customdata[index][0], x: xaxis.l2p(layer), y: yaxis.l2p(trace.y[index])};
+               }""",
+            [layer, rank],
+        )
+        plot, position = opened_full.locator("#concentration .nsewdrag"), {"x": place["x"], "y": place["y"]}
+        plot.hover(position=position)
+        opened_full.wait_for_selector("#concentration .hovertext")
+        plot.click(position=position)
+        return int(place["head"])
+
+    opened_full.select_option("#layer", "5")
+    head = click(2, rank=2)
+    opened_full.wait_for_url(f"**#layer=2&head={head}&**", timeout=5000)
+    assert click(7, rank=0) != head
+    assert f"#layer=2&head={head}&" in opened_full.url
+
+
+def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusView, updates: UpdateView) -> None:
+    opened_full.select_option("#layer", "5")
+    before = 100 * focus.previous_top[2, 0]
+    assert opened_full.inner_text("#self-focus-finding").startswith(
+        "Head 0 of layer 5: 0.0\u00a0%. Highest: 100.0\u00a0%, head 2 of layer 5. "
+        "5 of 11 heads look at the token itself in at least half of the rows."
+    )
+    assert opened_full.inner_text("#self-focus-finding").endswith(f"previous token in {before:.1f}\u00a0%.")
+    opened_full.select_option("#head", "1")
+    assert opened_full.inner_text("#self-focus-finding").startswith("Head 1 of layer 5: undefined. ")
+    magnitude = updates.magnitude[2, 1]
+    median = float(f"{np.nanmedian(magnitude[magnitude > 0]):.2g}")
+    assert opened_full.inner_text("#magnitude-finding").startswith(f"Head 1: median {median:g} over 6 tokens, from ")
+    against = (updates.orientation[2, 1] < 0).sum()
+    assert f"; {against} of 6 updates point against" in opened_full.inner_text("#orientation-finding")
+    largest = magnitude.argmax()
+    assert opened_full.inner_text("#orientation-by-magnitude-finding").startswith(
+        f"Head 1 is largest at token {largest} “"
+    )
+    counts = {"itself": 0, "the first token": 0, "another token": 0}
+    for head in range(3):
+        for query, key in enumerate(updates.attended[2, head]):
+            if key >= 0 and updates.magnitude[2, head, query] > 0:
+                counts["itself" if key == query else "the first token" if key == 0 else "another token"] += 1
+    sentence = opened_full.inner_text("#magnitude-by-position-finding")
+    assert all(f"at {mark} ({count})" in sentence for mark, count in counts.items() if count)
+
+
+def test_hover_boxes_show_hostile_tokens_as_text(opened_full: Any) -> None:
+    place = opened_full.evaluate(
+        """() => {
+             const {_fullLayout: {xaxis, yaxis}, data} = document.getElementById("magnitude-by-position");
+             const trace = data.find(({meta, x}) => meta.startsWith("chosen") && x.includes(2));
+             return {x: xaxis.d2p(2), y: yaxis.d2p(trace.y[trace.x.indexOf(2)])};
+           }"""
+    )
+    opened_full.locator("#magnitude-by-position .nsewdrag").hover(position=place)
+    box = opened_full.wait_for_selector("#magnitude-by-position .hovertext")
+    assert 'query 2 <a·href="java…' in box.text_content()
+    assert opened_full.locator("svg a").count() == 0
+    assert opened_full.evaluate("window.owned") is None
+
+
+def test_the_calls_of_figures_4_to_10_name_figure_layer_and_side(opened_full: Any) -> None:
+    opened_full.select_option("#layer", "5")
+    opened_full.select_option("#side", "target")
+    assert opened_full.locator("[data-call]").all_inner_texts()[3:] == [
+        *(f'focus.plot("{name}", layer=5)' for name in ("self_focus", "first_focus", "concentration")),
+        *(
+            f'updates.plot("{name}", layer=5, side="target")  # </script>'
+            for name in ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
+        ),
+    ]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_figure_of_the_full_page_is_wider_than_the_screen(opened_full: Any, width: int) -> None:
+    opened_full.set_viewport_size({"width": width, "height": 844})
+    opened_full.evaluate("() => new Promise(requestAnimationFrame)")
+    assert opened_full.evaluate("document.documentElement.scrollWidth") <= width
+    widths = opened_full.eval_on_selector_all(".figure", "all => all.map(one => one.layout.width - one.clientWidth)")
+    assert widths == [0] * 11

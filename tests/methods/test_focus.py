@@ -2,15 +2,18 @@
 
 import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import models
+import numpy as np
 import pytest
 import reference
 import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.demo.grammar import document
 from attnmech.maths.focus import STATISTICS
 from attnmech.methods.focus import TOKEN_TYPES
 from attnmech.model import attention
@@ -302,3 +305,38 @@ def test_what_cannot_be_measured() -> None:
         focus.mean("sharpness")
     with pytest.raises(am.InputError, match="`position` must be from 0 to 6"):
         focus.sink_share(7)
+
+
+def test_figures_and_page(tmp_path: Path) -> None:
+    texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+    focus = am.attention_focus(am.load(), texts)
+    for name, statistic in (
+        ("self_focus", "self_top"),
+        ("first_focus", "first_top"),
+        ("concentration", "concentration"),
+    ):
+        drawn = sorted(value for trace in focus.plot(name).data for value in trace.y if value is not None)
+        assert set(np.round(drawn, 5)) == set(np.round(focus.mean(statistic).flatten().tolist(), 5))
+    with pytest.raises(am.InputError, match="`figure` must be one of self_focus"):
+        focus.plot("sharpness")
+    page = focus.to_html(tmp_path / "focus.html").read_text(encoding="utf-8")
+    assert "Figure 6. How concentrated attention is" in page and "3 texts" in page
+    assert page.count("<script") == 3
+
+
+def test_parts_of_a_corpus_merge() -> None:
+    model = am.load()
+    texts = [document(Random(seed), sentences=1 + seed % 4).text for seed in range(23)]
+    whole = am.attention_focus(model, iter(texts))
+    parts = [am.attention_focus(model, iter(texts), shard=(k, 3)) for k in (2, 0, 1)]
+    merged = parts[0].merged(*parts[1:])
+    assert merged.documents == 23
+    for name, value in whole.state.items():
+        assert torch.allclose(merged.state[name].double(), value.double(), rtol=1e-6, atol=1e-5), name
+    assert torch.equal(merged.state["counts"], whole.state["counts"])
+    for ends, wanted in zip(merged.interval("entropy"), whole.interval("entropy"), strict=True):
+        assert torch.allclose(ends, wanted, atol=1e-6)
+    with pytest.raises(am.InputError, match="with the same layers, options"):
+        whole.merged(am.attention_focus(model, iter(texts), layers=[1]))
+    with pytest.raises(am.InputError, match="keep their rows"):
+        whole.merged(am.attention_focus(model, texts[:2]))

@@ -1,0 +1,168 @@
+"""How the focus of attention changes from layer to layer: figures 4 to 6 of formulas.md §1.
+
+Each layer's heads stand above each other by their value, and a line joins the heads of one *rank*: the highest of
+each layer, the second highest, and so on. So lines do not cross, and no line follows one head.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float, Integer
+from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
+
+from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
+from attnmech.draw.view import FocusView
+from attnmech.errors import InputError, index_of
+
+RANK_COLOURS: Final = SCORE_COLOURS[3:0:-1]
+"""From the highest rank to the lowest; as lines, the ramp's ends would vanish on black and on white."""
+
+MOST_LAYER_TICKS: Final = 32
+"""Up to this many layers each has its tick."""
+
+MOST_TIED_HEADS: Final = 6
+"""A hover box names at most this many heads of one value."""
+
+QUANTITIES: Final = {
+    "self_top": "fraction of rows whose highest<br>score is at the token itself",
+    "first_top": "fraction of rows whose highest<br>score is at the first token",
+    "concentration": "mean of p(1) − p(2),<br>the two highest probabilities",
+}
+"""What stands at the axis of figures 4, 5 and 6."""
+
+
+def self_focus(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
+    """Figure 4: how often a head's highest score is at the token itself; `chosen` as in `rank_lines`."""
+    return _figure_of(view, "self_top", chosen)
+
+
+def first_focus(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
+    """Figure 5: how often a head's highest score is at the first token; `chosen` as in `rank_lines`."""
+    return _figure_of(view, "first_top", chosen)
+
+
+def concentration(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
+    """Figure 6: how far the highest probability stands above the second; `chosen` as in `rank_lines`."""
+    return _figure_of(view, "concentration", chosen)
+
+
+def rank_lines(
+    values: Float[np.ndarray, "layer head"],
+    layers: Sequence[int],
+    *,
+    quantity: str,
+    low: Float[np.ndarray, "layer head"] | None = None,
+    high: Float[np.ndarray, "layer head"] | None = None,
+    chosen: tuple[int, int] | None = None,
+) -> go.Figure:
+    """One number a head, layer by layer, with a line for each rank among the heads of a layer.
+
+    >>> figure = rank_lines(np.array([[0.1, 0.9], [0.8, 0.3]]), [0, 1], quantity="fraction of rows")
+    >>> [trace.y for trace in figure.data]
+    [(0.9, 0.8), (0.1, 0.3)]
+
+    Args:
+        values: the number of each head, from 0 to 1; NaN where undefined (ranked last and not drawn).
+        layers: the labels of the layers.
+        quantity: what the number is, for the vertical axis.
+        low: the lower end of each number's interval, shown when a point is hovered over.
+        high: the upper end.
+        chosen: the label of a layer and the number of a head, whose point gets a ring.
+
+    Returns:
+        One trace a rank, 0 the highest (the traces' `meta`); each point's `customdata` begins with its head.
+        With `chosen`, a last trace "chosen".
+
+    """
+    if len(layers) != len(values):
+        raise InputError(f"`layers` must have one label for each of the {len(values)} layers; got {len(layers)}.")
+    ranked_head = np.argsort(-values, axis=1, kind="stable")  # within each layer; NaN goes last
+    ranked_value = np.take_along_axis(values, ranked_head, axis=1)
+    heads = values.shape[1]
+    colours = sample_colorscale(RANK_COLOURS, [rank / max(heads - 1, 1) for rank in range(heads)])
+    figure = go.Figure()
+    for rank in range(heads):
+        figure.add_scatter(
+            x=list(layers),
+            y=ranked_value[:, rank].tolist(),
+            customdata=_hover_data(values, low, high, ranked_head[:, rank]),
+            mode="lines+markers",
+            line={"color": colours[rank], "width": 1.5},
+            marker={"size": 6},
+            name="the layer's highest head" if rank == 0 else "its lowest",
+            showlegend=rank in (0, heads - 1),
+            hovertemplate=f"layer %{{x}}, %{{customdata[1]}}<br>%{{y:.3f}}%{{customdata[2]}}<br>"
+            f"rank {rank} of {heads}, 0 is the highest<extra></extra>",
+            meta=rank,
+        )
+    if chosen is not None:
+        figure.add_scatter(**_ring(values, layers, chosen))
+    figure.update_layout(
+        template=FIGURE_STYLE,
+        height=400,
+        hovermode="closest",
+        xaxis={"title": {"text": "layer"}} | _layer_ticks(layers),
+        yaxis={"title": {"text": quantity}, "range": [-0.04, 1.04], "tickvals": [0, 0.25, 0.5, 0.75, 1]},
+        margin={"t": 40},
+    )
+    return figure
+
+
+def _figure_of(view: FocusView, number: str, chosen: tuple[int, int] | None) -> go.Figure:
+    return rank_lines(
+        getattr(view, number),
+        view.layers,
+        quantity=QUANTITIES[number],
+        low=view.low.get(number),
+        high=view.high.get(number),
+        chosen=chosen,
+    )
+
+
+def _hover_data(
+    values: Float[np.ndarray, "layer head"],
+    low: Float[np.ndarray, "layer head"] | None,
+    high: Float[np.ndarray, "layer head"] | None,
+    head_of_layer: Integer[np.ndarray, " layer"],
+) -> list[list[object]]:
+    """For one head of each layer: its number, the words for it, and its interval."""
+    return [
+        [
+            int(head),
+            _head_words(values[layer], int(head)),
+            "" if low is None or high is None else f" ({low[layer, head]:.3f} to {high[layer, head]:.3f})",
+        ]
+        for layer, head in enumerate(head_of_layer)
+    ]
+
+
+def _head_words(values: Float[np.ndarray, " head"], head: int) -> str:
+    """The head, and those that lie under the same point."""
+    equal = [str(other) for other in np.flatnonzero(values == values[head]) if other != head]
+    if not equal:
+        return f"head {head}"
+    more = f" and {len(equal) - MOST_TIED_HEADS} more" if len(equal) > MOST_TIED_HEADS else ""
+    return f"head {head} (the same: {', '.join(equal[:MOST_TIED_HEADS])}{more})"
+
+
+def _ring(values: Float[np.ndarray, "layer head"], layers: Sequence[int], chosen: tuple[int, int]) -> dict[str, object]:
+    layer, head = chosen
+    if layer not in layers:
+        raise InputError(f"`chosen` must name one of the layers {list(layers)}; got {layer}.")
+    head = index_of("head", head, values.shape[1], "in each layer")
+    return {
+        "x": [layer],
+        "y": [values[list(layers).index(layer), head]],
+        "mode": "markers",
+        "marker": {"symbol": "circle-open", "size": 14, "color": NEUTRAL, "line": {"width": 2.5}},
+        "name": "the chosen head",
+        "hoverinfo": "skip",
+        "showlegend": True,
+        "meta": "chosen",
+    }
+
+
+def _layer_ticks(layers: Sequence[int]) -> dict[str, object]:
+    return {"tickvals": list(layers)} if len(layers) <= MOST_LAYER_TICKS else {}

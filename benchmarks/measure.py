@@ -1,0 +1,92 @@
+"""What a step costs: its peak memory, in a process of its own, and its time, in turns with other steps."""
+
+import ctypes
+import gc
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+Step = Callable[[], object]
+T = TypeVar("T")
+
+
+class StepError(Exception):
+    """A step did not come through; the message is short enough for a table."""
+
+
+def in_own_process(function: Callable[..., T], *arguments: object) -> T:
+    """The function's result, from a fresh process that ends with it.
+
+    Raises `StepError` where the function raises or its process is killed.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(_with_short_errors, function, *arguments).result()
+        except BrokenProcessPool:
+            raise StepError("its process was killed, as a rule for want of memory") from None
+
+
+def _with_short_errors(function: Callable[..., T], *arguments: object) -> T:
+    try:
+        return function(*arguments)
+    except Exception as error:  # the peers' errors may be of classes that cannot cross to another process
+        raise StepError(f"{type(error).__name__}: {error}".splitlines()[0]) from None
+
+
+def memory_growth(step: Step) -> int:
+    """Bytes by which the process grows at the peak of the step, over what it holds before; Linux only."""
+    gc.collect()
+    # What was freed while loading and is still held by the C library would hide as much of the step's growth.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
+    before = _status("VmRSS")
+    step()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def alternating_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each step in each round; all steps take their turn before the first has its next."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            gc.collect()
+            start = perf_counter()
+            result = step()
+            times[name].append(perf_counter() - start)
+            del result  # let go here, outside the timed part
+    return times
+
+
+def machine(packages: Iterable[str]) -> dict[str, object]:
+    """Where and with what is measured. A load average above 0 at the start says that others use the cores too."""
+    cpu = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": cpu[0] if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory / 1e9, 1),
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **{package: _version(package) for package in packages},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,142 @@
+"""Figures 4 to 6 join ranks within a layer, never along layers, and name the true head of every point."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnmech.draw.focus import MOST_TIED_HEADS, concentration, first_focus, rank_lines, self_focus
+from attnmech.draw.view import FocusView
+from attnmech.errors import InputError
+
+LAYERS = (3, 4, 7, 9, 12)
+
+
+@pytest.fixture
+def values() -> np.ndarray:
+    """5 layers × 4 heads, no two numbers alike."""
+    return np.random.default_rng(0).permutation(20).reshape(5, 4) / 20
+
+
+def lines(figure: Any) -> list[Any]:
+    return [trace for trace in figure.data if trace.meta != "chosen"]
+
+
+def test_lines_never_cross_and_hold_each_layers_own_numbers(values: np.ndarray) -> None:
+    drawn = np.array([line.y for line in lines(rank_lines(values, LAYERS, quantity="q"))])
+    assert drawn.shape == (4, 5)
+    assert (np.diff(drawn, axis=0) < 0).all()
+    for layer in range(5):
+        assert drawn[:, layer].tolist() == sorted(values[layer].tolist(), reverse=True)
+
+
+def test_numbers_are_not_sorted_along_the_layers() -> None:
+    falling = np.array([[0.9, 0.8], [0.5, 0.6], [0.1, 0.2]])
+    assert [line.y for line in lines(rank_lines(falling, (0, 1, 2), quantity="q"))] == [
+        (0.9, 0.6, 0.2),
+        (0.8, 0.5, 0.1),
+    ]
+
+
+def test_every_point_names_its_true_head(values: np.ndarray) -> None:
+    for line in lines(rank_lines(values, LAYERS, quantity="q")):
+        assert list(line.x) == list(LAYERS)
+        for layer, (head, words, interval) in enumerate(line.customdata):
+            assert values[layer, head] == line.y[layer]
+            assert (words, interval) == (f"head {head}", "")
+
+
+def test_heads_under_one_point_are_all_named() -> None:
+    words = [line.customdata[0][1] for line in lines(rank_lines(np.array([[0.5, 0.1, 0.5]]), (0,), quantity="q"))]
+    assert words == ["head 0 (the same: 2)", "head 2 (the same: 0)", "head 1"]
+
+
+def test_of_many_heads_under_one_point_some_are_named_and_the_rest_counted() -> None:
+    heads = MOST_TIED_HEADS + 4
+    (line, *_) = lines(rank_lines(np.zeros((1, heads)), (0,), quantity="q"))
+    assert line.customdata[0][1] == "head 0 (the same: 1, 2, 3, 4, 5, 6 and 3 more)"
+
+
+def test_a_head_without_a_number_ranks_last_and_leaves_a_gap() -> None:
+    drawn = lines(rank_lines(np.array([[np.nan, 0.2, 0.1], [0.3, 0.5, 0.4]]), (0, 1), quantity="q"))
+    assert [line.y for line in drawn[:2]] == [(0.2, 0.5), (0.1, 0.4)]
+    assert np.isnan(drawn[2].y[0])
+    assert drawn[2].customdata[0][1] == "head 0"
+    assert drawn[2].y[1] == 0.3
+
+
+def test_the_hover_box_gives_the_heads_own_interval(values: np.ndarray) -> None:
+    figure = rank_lines(values, LAYERS, quantity="q", low=values - 0.01, high=values + 0.02)
+    for line in lines(figure):
+        for value, (_, _, interval) in zip(line.y, line.customdata, strict=True):
+            assert interval == f" ({value - 0.01:.3f} to {value + 0.02:.3f})"
+
+
+def test_ranks_differ_in_depth_of_one_hue(values: np.ndarray) -> None:
+    colours = [line.line.color for line in lines(rank_lines(values, LAYERS, quantity="q"))]
+    depths = [sum(map(int, colour[4:-1].split(","))) for colour in colours]
+    assert depths == sorted(depths)
+    assert len(set(colours)) == 4
+
+
+def test_the_ring_is_around_the_chosen_head(values: np.ndarray) -> None:
+    ring = rank_lines(values, LAYERS, quantity="q", chosen=(7, 1)).data[-1]
+    assert (list(ring.x), list(ring.y)) == ([7], [values[2, 1]])
+    assert len(rank_lines(values, LAYERS, quantity="q").data) == 4
+
+
+def test_each_figure_rings_its_own_number(focus: FocusView) -> None:
+    for draw, numbers in ((self_focus, focus.self_top), (first_focus, focus.first_top)):
+        ring = draw(focus, chosen=(7, 1)).data[-1]
+        assert (ring.meta, list(ring.x), list(ring.y)) == ("chosen", [7], [numbers[3, 1]])
+
+
+@pytest.mark.parametrize(
+    ("draw", "name", "words"),
+    [
+        (self_focus, "self_top", "at the token itself"),
+        (first_focus, "first_top", "at the first token"),
+        (concentration, "concentration", "p(1) − p(2)"),
+    ],
+)
+def test_each_figure_draws_its_number(draw: Any, name: str, words: str, focus: FocusView) -> None:
+    figure = draw(focus)
+    assert words in figure.layout.yaxis.title.text
+    assert figure.layout.xaxis.title.text == "layer"
+    np.testing.assert_array_equal(
+        [line.y for line in lines(figure)], np.sort(-getattr(focus, name), axis=1).T * np.float32(-1)
+    )
+
+
+def test_only_the_number_with_intervals_shows_them(focus: FocusView) -> None:
+    assert lines(first_focus(focus))[0].customdata[0][2].startswith(" (")
+    assert lines(self_focus(focus))[0].customdata[0][2] == ""
+
+
+def test_labels_of_other_layers_and_unknown_heads_are_refused(values: np.ndarray) -> None:
+    with pytest.raises(InputError, match="one label for each of the 5 layers; got 2"):
+        rank_lines(values, (0, 1), quantity="q")
+    with pytest.raises(InputError, match=r"one of the layers \[3, 4, 7, 9, 12\]; got 2"):
+        rank_lines(values, LAYERS, quantity="q", chosen=(2, 0))
+    with pytest.raises(InputError, match="`head` must be from 0 to 3"):
+        rank_lines(values, LAYERS, quantity="q", chosen=(3, 4))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_intervals_of_other_layers_are_refused(focus: FocusView) -> None:
+    with pytest.raises(InputError, match=r"`high\['first_top'\]` must have the shape \(4, 3\) .* got \(2, 3\)"):
+        replace(focus, high={"first_top": focus.first_top[:2]})
+
+
+def test_views_of_wrong_shape_or_range_are_refused(focus: FocusView) -> None:
+    with pytest.raises(InputError, match=r"`self_top` must have the shape \(3, 3\) .* got \(4, 3\)"):
+        replace(focus, layers=(0, 2, 5))
+    with pytest.raises(InputError, match=r"`concentration` must lie between 0 and 1.*got 37"):
+        replace(focus, concentration=np.full((4, 3), 37, dtype=np.float32))
+    with pytest.raises(InputError, match="same names"):
+        replace(focus, low={})
+    with pytest.raises(InputError, match="same names"):
+        replace(focus, low={"mass": focus.self_top}, high={"mass": focus.self_top})
+    with pytest.raises(InputError, match="at least one layer"):
+        replace(focus, layers=())

@@ -1,0 +1,197 @@
+"""Figures 7 to 10 count every token once, put every point where its numbers are, and leave out what has no place."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnmech.draw.style import MARKS
+from attnmech.draw.text import token_labels
+from attnmech.draw.updates import (
+    FADED,
+    magnitude_by_position,
+    magnitude_histograms,
+    orientation_by_magnitude,
+    orientation_histograms,
+)
+from attnmech.draw.view import UpdateView
+from attnmech.errors import InputError
+
+NAN = np.nan
+TOKENS = ["What", " does", " it", " do"]
+LABELS = ["0 What", "1 ·does", "2 ·it", "3 ·do"]
+# 2 heads × 4 tokens: head 1 has a magnitude of 0 at token 2, and nothing is defined for head 0 at token 3.
+MAGNITUDE = np.array([[0.1, 0.2, 0.3, NAN], [0.01, 0.02, 0.0, 0.04]])
+ORIENTATION = np.array([[0.5, -0.5, 0.25, NAN], [0.1, 0.2, NAN, 1.0]])
+ATTENDED = np.array([[-1, 1, 0, 2], [-1, 0, 1, 3]])
+
+
+def by_meta(figure: Any) -> dict[str, Any]:
+    return {trace.meta: trace for trace in figure.data}
+
+
+def points(trace: Any) -> list[tuple[float, float]]:
+    return list(zip(trace.x.tolist(), trace.y.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 3e4])
+def test_magnitudes_are_counted_in_twentieths_of_a_decade(scale: float) -> None:
+    magnitude = scale * np.exp(np.random.default_rng(3).normal(size=(3, 211)))
+    for head, trace in enumerate(magnitude_histograms(magnitude, side="query").data):
+        assert sum(count for count, _, _ in trace.customdata) == 211
+        for (count, low, high), middle in zip(trace.customdata, trace.x, strict=True):
+            assert count == ((magnitude[head] >= low) & (magnitude[head] < high)).sum()
+            assert high / low == pytest.approx(10**0.05)
+            assert middle == pytest.approx(np.sqrt(low * high))
+
+
+def test_orientations_are_counted_in_fortieths_from_end_to_end() -> None:
+    orientation = np.array([[-1.0, -0.99, 0.0, 0.024, 0.025, 0.999, 1.0]], dtype=np.float32)
+    (trace,) = orientation_histograms(orientation, side="query").data
+    filled = [(count, round(low, 6), round(high, 6)) for count, low, high in trace.customdata if count]
+    assert filled == [(2, -1, -0.975), (2, 0, 0.025), (1, 0.025, 0.05), (2, 0.975, 1)]
+
+
+def test_a_histogram_stands_on_its_head_scaled_to_its_fullest_bin() -> None:
+    orientation = np.array([[0.01, 0.01, 0.06, NAN], [0.51, 0.56, 0.61, 0.51]])
+    for head, trace in enumerate(orientation_histograms(orientation, side="query").data):
+        counts = np.array([count for count, _, _ in trace.customdata])
+        np.testing.assert_allclose(head - trace.y, 0.9 * counts / counts.max())
+        assert trace.y[0] == trace.y[-1] == head  # an empty bin at either end closes the outline
+
+
+def test_zeros_and_undefined_numbers_are_left_out_of_histograms() -> None:
+    counts = [
+        sum(count for count, _, _ in trace.customdata) for trace in magnitude_histograms(MAGNITUDE, side="query").data
+    ]
+    assert counts == [3, 3]
+    (empty,) = magnitude_histograms(np.array([[0.0, NAN]]), side="query").data
+    assert len(empty.x) == len(empty.y) == 0
+
+
+def test_the_chosen_head_stands_out() -> None:
+    opacities = [trace.opacity for trace in orientation_histograms(ORIENTATION, side="query", head=1).data]
+    assert opacities == [FADED, 1]
+    assert [trace.opacity for trace in orientation_histograms(ORIENTATION, side="query").data] == [1, 1]
+
+
+def test_points_stand_at_their_numbers_by_where_the_head_attends() -> None:
+    traces = by_meta(orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query"))
+    assert {name: points(traces[f"all {name}"]) for name in (*MARKS, "none")} == {
+        "self": [(0.2, -0.5), (0.04, 1.0)],
+        "first": [(0.3, 0.25), (0.02, 0.2)],
+        "other": [],
+        "none": [(0.1, 0.5), (0.01, 0.1)],
+    }
+
+
+def test_positions_hold_every_defined_magnitude() -> None:
+    traces = by_meta(magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="target"))
+    assert {name: points(traces[f"all {name}"]) for name in (*MARKS, "none")} == {
+        "self": [(1, 0.2), (3, 0.04)],
+        "first": [(2, 0.3), (1, 0.02)],
+        "other": [],
+        "none": [(0, 0.1), (0, 0.01)],
+    }
+
+
+def test_the_chosen_head_has_traces_of_its_own() -> None:
+    traces = by_meta(magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="query", head=1))
+    assert points(traces["chosen first"]) == [(1, 0.02)]
+    assert points(traces["others first"]) == [(2, 0.3)]
+    assert traces["chosen self"].marker.size > traces["others self"].marker.size
+    assert list(traces).index("others none") < list(traces).index("chosen self")  # the chosen ones lie on top
+
+
+def test_every_mark_has_its_place_in_the_legend() -> None:
+    figure = magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="query", head=1)
+    shown = [trace.name for trace in figure.data if trace.showlegend]
+    assert shown == ["itself", "the first token", "another token", "no choice: one key"]
+
+
+def test_hover_boxes_name_head_query_and_key() -> None:
+    traces = by_meta(orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query"))
+    assert [list(data) for data in traces["all first"].customdata] == [
+        [0, "head 0, query 2 ·it<br>attends most to 0 What"],
+        [1, "head 1, query 1 ·does<br>attends most to 0 What"],
+    ]
+    assert traces["all none"].customdata[0][1] == "head 0, query 0 What<br>one key"
+
+
+def test_points_agree_with_a_loop(updates: UpdateView) -> None:
+    layer, seen = 0, 0
+    figure = orientation_by_magnitude(
+        updates.magnitude[layer],
+        updates.orientation[layer],
+        updates.attended[layer],
+        updates.tokens,
+        side="query",
+        head=2,
+    )
+    traces, labels = by_meta(figure), token_labels(updates.tokens)
+    for head in range(3):
+        for query in range(7):
+            key = updates.attended[layer, head, query]
+            mark = "none" if key < 0 else "self" if key == query else "first" if key == 0 else "other"
+            trace = traces[f"{'chosen' if head == 2 else 'others'} {mark}"]
+            point = (updates.magnitude[layer, head, query], updates.orientation[layer, head, query])
+            assert point in points(trace)
+            assert trace.customdata[points(trace).index(point)][1].startswith(f"head {head}, query {labels[query]}<br>")
+            seen += 1
+    assert sum(len(points(trace)) for name, trace in traces.items() if not name.startswith("legend")) == seen
+
+
+@pytest.mark.parametrize("side", ["query", "target"])
+def test_axes_say_quantity_and_side(side: Any) -> None:
+    figure = orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side=side)
+    assert figure.layout.xaxis.title.text == f"update magnitude ‖u‖ / ‖x‖, {side} side"
+    assert figure.layout.yaxis.title.text == f"update orientation cos(u, x), {side} side"
+    assert figure.layout.xaxis.type == "log"
+    assert magnitude_histograms(MAGNITUDE, side=side).layout.xaxis.type == "log"
+    assert magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side=side).layout.yaxis.type == "log"
+    assert orientation_histograms(ORIENTATION, side=side).layout.xaxis.type != "log"
+
+
+def test_hover_boxes_escape_the_tokens(updates: UpdateView) -> None:
+    numbers = updates.magnitude[0], updates.orientation[0], updates.attended[0]
+    for figure in (
+        orientation_by_magnitude(*numbers, updates.tokens, side="query", head=0),
+        magnitude_by_position(numbers[0], numbers[2], updates.tokens, side="target"),
+    ):
+        written = figure.to_json()
+        assert not any(tag in written for tag in ("<img", "<a ", "u003cimg"))
+        assert "img" in written
+
+
+def test_tokens_of_another_text_and_unknown_heads_are_refused() -> None:
+    with pytest.raises(InputError, match=r"the 4 tokens of the text.*got 3"):
+        magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS[:3], side="query")
+    with pytest.raises(InputError, match="`head` must be from 0 to 1"):
+        magnitude_histograms(MAGNITUDE, side="query", head=2)
+    with pytest.raises(InputError, match="`head` must be from 0 to 1"):
+        orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query", head=-1)
+
+
+def test_sides_are_told_apart(updates: UpdateView) -> None:
+    assert updates.magnitude_of("query") is updates.magnitude
+    assert updates.magnitude_of("target") is updates.target_magnitude
+    assert updates.orientation_of("query") is updates.orientation
+    assert updates.orientation_of("target") is updates.target_orientation
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_arrays_of_fewer_heads_are_refused(updates: UpdateView) -> None:
+    with pytest.raises(InputError, match=r"`target_orientation` must have the shape \(3, 3, 7\) .* got \(3, 2, 7\)"):
+        replace(updates, target_orientation=updates.orientation[:, :2])
+
+
+def test_views_of_wrong_shape_or_range_are_refused(updates: UpdateView) -> None:
+    with pytest.raises(InputError, match=r"`magnitude` must have the shape \(3, 3, 6\) .* got \(3, 3, 7\)"):
+        replace(updates, tokens=updates.tokens[:6])
+    with pytest.raises(InputError, match="`orientation` must be finite, with NaN where undefined"):
+        replace(updates, orientation=np.full((3, 3, 7), np.inf, dtype=np.float32))
+    with pytest.raises(InputError, match=r"`attended` must hold positions from 0 to 6, or -1.*got -1 to 8"):
+        replace(updates, attended=updates.attended + np.int32(7) * (updates.attended == 1))
+    with pytest.raises(InputError, match="at least one token and one layer"):
+        replace(updates, layers=())

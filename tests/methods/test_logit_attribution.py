@@ -1,0 +1,107 @@
+"""What each head writes towards an answer's logit, against the final norm and the unembedding written out."""
+
+from typing import Any
+
+import models
+import pytest
+import reference
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.model.unembedding import unembedding_of
+
+FINAL_NORMS = {
+    "bloom": "transformer.ln_f", "gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm",
+    "mpt3": "transformer.norm_f", "gpt_neox": "gpt_neox.final_layer_norm", "opt": "model.decoder.final_layer_norm",
+    "falcon_new": "transformer.ln_f", "gptj": "transformer.ln_f", "mistral": "model.norm", "qwen3": "model.norm",
+}  # fmt: skip
+
+
+def by_hand(model: Any, norm_path: str, stream: Tensor, part: Tensor, token: int) -> tuple[float, float]:
+    """The logit of a token from one position's last stream, before a cap; and what a part of that stream adds to it."""
+    state, config = model.state_dict(), model.config
+    gamma = state[f"{norm_path}.weight"]
+    beta = state.get(f"{norm_path}.bias", torch.zeros_like(gamma))
+    head = model.get_output_embeddings()
+    row = head.weight[token].detach()
+    bias = 0.0 if getattr(head, "bias", None) is None else float(head.bias[token])
+    if reference.family(model) in ("llama", "gemma2", "mistral", "qwen3"):
+        gamma = 1 + gamma if reference.family(model) == "gemma2" else gamma
+        size = (stream.pow(2).mean() + config.rms_norm_eps).sqrt()
+        return float(((stream / size * gamma) * row).sum()) + bias, float(((part / size * gamma) * row).sum())
+    eps = {"gpt_neox": "layer_norm_eps"}.get(reference.family(model), "layer_norm_epsilon")
+    eps = getattr(config, eps, 1e-5)
+    size = (stream - stream.mean()).pow(2).mean().add(eps).sqrt()
+    logit = ((stream - stream.mean()) / size * gamma + beta) @ row
+    return float(logit) + bias, float(((part - part.mean()) / size * gamma) @ row)
+
+
+@pytest.mark.parametrize("name", FINAL_NORMS)
+def test_each_heads_part_of_a_logit(name: str) -> None:
+    inputs, model, hooked = models.padded(name), models.plain(name), models.hooked(name)
+    answers, against = torch.tensor([5, 7, 11]), [6, 9, 4]
+    updates = am.residual_updates(hooked, inputs, answers=answers)
+    compared = am.residual_updates(hooked, inputs, answers=answers.tolist(), against=against)
+    acts = hooked.run(inputs, points=["result", "attn_raw", "attn_out", "resid_post", "logits"])
+    for text, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
+        last = length - 1
+        stream = acts["resid_post", hooked.n_layers - 1][text, last]
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        for layer in range(hooked.n_layers):
+            for head in range(hooked.n_heads):
+                part = acts["result", layer][text, last, head]
+                if hooked.architecture.attn_out:
+                    part = part * acts["attn_out", layer][text, last] / acts["attn_raw", layer][text, last]
+                logit, share = by_hand(model, FINAL_NORMS[name], stream, part, int(answers[text]))
+                _, other = by_hand(model, FINAL_NORMS[name], stream, part, against[text])
+                assert float(updates.logits[layer, head, text]) == pytest.approx(share, abs=2e-5)
+                assert float(compared.logits[layer, head, text]) == pytest.approx(share - other, abs=4e-5)
+        told = float(acts["logits"][text, last, answers[text]])
+        written = logit if cap is None else cap * float(torch.tensor(logit / cap).tanh())
+        assert told == pytest.approx(written, rel=1e-4, abs=1e-4)
+
+
+def test_all_parts_of_the_stream_make_the_logit() -> None:
+    """Heads, biases, MLPs and the first stream: their parts add up to the logit less what the norm's shift adds."""
+    hooked, inputs = models.hooked("bloom", torch.float64), {"input_ids": models.token_ids("bloom", 2, 6)}
+    answers = torch.tensor([4, 9])
+    updates = am.residual_updates(hooked, inputs, answers=answers)
+    acts = hooked.run(inputs, points=["resid_pre", "mlp_out", "resid_post", "logits"])
+    unembedding = unembedding_of(hooked)
+    direction = unembedding.direction(answers)
+    scale = unembedding.scale(acts["resid_post", hooked.n_layers - 1][:, -1])
+    others = acts["resid_pre", 0][:, -1] + acts["mlp_out"][:, :, -1].sum(dim=0)
+    for layer in range(hooked.n_layers):
+        others = others + hooked.weights(layer).b_O
+    assert unembedding.beta is not None
+    shift = (unembedding.W_U[answers] * unembedding.beta).sum(dim=-1)
+    total = updates.logits.sum(dim=(0, 1)) + (others * direction).sum(dim=-1) * scale + shift
+    expected = acts["logits"][torch.arange(2), -1, answers]
+    assert torch.allclose(total, expected, atol=1e-10)
+
+
+def test_answers_by_their_text() -> None:
+    model = am.load()
+    prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"
+    by_text = am.residual_updates(model, prompt, answers=" Anna", against=" Tom").logits
+    ids = [model.tokenizer.convert_tokens_to_ids(each) for each in (" Anna", " Tom")]
+    assert torch.equal(by_text, am.residual_updates(model, prompt, answers=ids[:1], against=ids[1:]).logits)
+
+
+def test_what_cannot_be_asked() -> None:
+    model, text = am.load(), "Anna sang of shells."
+    with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Mind the leading"):
+        am.residual_updates(model, text, answers="zebra crossing")
+    with pytest.raises(am.InputError, match="one token for each of the 1 texts; got 2"):
+        am.residual_updates(model, text, answers=[4, 5])
+    with pytest.raises(am.InputError, match="`against` needs `answers`"):
+        am.residual_updates(model, text, against=" Tom")
+    with pytest.raises(am.InputError, match="the model's last layer"):
+        am.residual_updates(model, text, answers=" Tom", layers=[0, 1])
+    with pytest.raises(am.InputError, match="`answers` must be from 0 to"):
+        am.residual_updates(model, text, answers=99999)
+    with pytest.raises(am.MissingPointError, match="ask for it"):
+        _ = am.residual_updates(model, text).logits
+    with pytest.raises(am.InputError, match="not make logits by one norm and one matrix"):
+        am.residual_updates(models.hooked("bert"), models.token_ids("bert", 1), answers=5)
