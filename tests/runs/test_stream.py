@@ -1,0 +1,863 @@
+"""One pass for any number of reducers; corpora, shards and journals end at the same numbers; bad reducers are named."""
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import attnmech as am
+from attnmech.maths.bootstrap import interval, poisson_weights
+from attnmech.model import attention
+from attnmech.runs import corpus as corpus_module
+from attnmech.runs import stream as stream_module
+from attnmech.runs.progress import meter
+from attnmech.runs.row_means import REPLICATES
+
+ROOT = Path(__file__).parents[2]
+State = dict[str, Tensor]
+
+
+@pytest.fixture
+def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a few documents, so that a small corpus has many."""
+    small = partial(corpus_module.batches, tokens_per_batch=40, window=8)
+    monkeypatch.setattr(stream_module, "batches", small)
+
+
+def documents_of(name: str, lengths: list[int], seed: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, models.plain(name).config.vocab_size, (n,), generator=generator) for n in lengths]
+
+
+LENGTHS = [5, 9, 2, 14, 7, 11, 3, 16, 8, 6, 13, 1, 10, 4, 15, 9, 12, 2, 7, 5, 11]
+"""More than two windows of `many_batches`."""
+
+
+def entropies(pattern: Tensor) -> Tensor:
+    """Σ over rows of −Σ p ln p, `[head]`, of the pattern of one text."""
+    return -torch.xlogy(pattern.double(), pattern.double()).sum(dim=(-1, -2))
+
+
+class Rows(am.Reducer):
+    """Sum of entropies of each document, layer and head, and how many rows there were."""
+
+    def __init__(self, documents: int) -> None:
+        self.documents = documents
+
+    def start(self, run: am.Run) -> State:
+        places = self.documents, run.n_layers, run.n_heads
+        return {"sums": torch.zeros(places, dtype=torch.float64), "counts": torch.zeros(places, dtype=torch.int64)}
+
+    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+        found = -torch.xlogy(block.pattern.double(), block.pattern.double()).sum(dim=-1)
+        found = found.masked_fill(~block.real[:, None], 0.0).sum(dim=-1)
+        state["sums"][:, block.index].index_add_(0, run.documents, found)
+        state["counts"][run.documents, block.index] += block.real.sum(dim=-1)[:, None]
+
+    def merge(self, one: State, other: State) -> State:
+        return {name: one[name] + other[name] for name in one}
+
+
+class Layers(am.Reducer):
+    """Sum of z of every layer and head, and the layers in the order in which they came."""
+
+    points = ("z",)
+    optional_points = ("q_rot",)
+
+    def start(self, run: am.Run) -> State:
+        return {
+            "z": torch.zeros(run.n_layers, run.n_heads, dtype=torch.float64),
+            "seen": torch.full((run.n_layers, 2), -1),
+        }
+
+    def add_layer(self, state: State, end: am.LayerEnd, run: am.Run) -> None:
+        assert ("q_rot" in end) is (run.model.points["q_rot"].absent is None)
+        assert "attn_in" not in end
+        z = end["z"].double().masked_fill(~end.real[:, :, None, None], 0.0)
+        state["z"][end.index] += z.sum(dim=(0, 1, 3))
+        state["seen"][end.index] = torch.tensor([end.layer, end.index])
+
+    def merge(self, one: State, other: State) -> State:
+        return {"z": one["z"] + other["z"], "seen": torch.maximum(one["seen"], other["seen"])}
+
+
+class Both(am.Reducer):
+    """Rows of a layer before its end; the points of the block before those of the end."""
+
+    points = ("resid_pre", "resid_post")
+
+    def start(self, run: am.Run) -> State:
+        return {"rows": torch.zeros(run.n_layers, dtype=torch.int64), "ends": torch.zeros(run.n_layers)}
+
+    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+        assert "resid_pre" in block and "resid_post" not in block
+        assert state["ends"][block.index] == 0
+        assert block.rows.start == state["rows"][block.index]
+        state["rows"][block.index] += len(block.rows)
+
+    def add_layer(self, state: State, end: am.LayerEnd, run: am.Run) -> None:
+        assert "resid_pre" in end and "resid_post" in end
+        assert state["rows"][end.index] == end.batch.ids.shape[1]
+        state["ends"][end.index] += 1
+
+    def merge(self, one: State, other: State) -> State:
+        return {name: one[name] + other[name] for name in one}
+
+
+@pytest.fixture
+def forwards() -> Iterator[Callable[[am.HookedModel], list[tuple[int, ...]]]]:
+    """The shapes of the ids that a model is run on from now on."""
+    handles: list[Any] = []
+
+    def watch(model: am.HookedModel) -> list[tuple[int, ...]]:
+        seen: list[tuple[int, ...]] = []
+        module: Any = model._model.base_model
+
+        def note(_: Any, args: Any, kwargs: Any) -> None:
+            seen.append(tuple((kwargs["input_ids"] if "input_ids" in kwargs else args[0]).shape))
+
+        handles.append(module.register_forward_pre_hook(note, with_kwargs=True))
+        return seen
+
+    yield watch
+    for handle in handles:
+        handle.remove()
+
+
+# -- what reducers see ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "bert"])
+def test_one_pass_whatever_the_number_of_reducers(name: str, forwards: Any) -> None:
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    seen = forwards(hooked)
+    both = Both()
+    results = am.stream(hooked, ids, [Rows(3), Layers(), both, both, am.AttentionFocus.reducer(), Layers()])
+    assert seen == [(3, 7)]
+    rows, layers, one, two, _, again = results
+    assert torch.equal(one["rows"], torch.full((hooked.n_layers,), 7)) and torch.equal(one["ends"], torch.ones(2))
+    assert torch.equal(two["rows"], one["rows"]) and torch.equal(again["z"], layers["z"])
+    acts = hooked.run(ids, points=["z", "pattern"])
+    assert torch.allclose(layers["z"], acts["z"].double().sum(dim=(1, 2, 4)), atol=1e-5)
+    assert (rows["counts"] == 7).all()
+    for document in range(3):
+        for layer in range(hooked.n_layers):
+            expected = entropies(acts["pattern", layer][document])
+            assert torch.allclose(rows["sums"][document, layer], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [(None, (0, 1, 2)), ([2], (2,)), ([2, 0], (2, 0)), ([1, 1, 0], (1, 0))]
+)
+def test_layers_and_their_places(chosen: Any, expected: tuple[int, ...]) -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    whole, part = (
+        am.stream(hooked, ids, [Rows(3), Layers()]),
+        am.stream(hooked, ids, [Rows(3), Layers()], layers=chosen),
+    )
+    assert part[1]["seen"].tolist() == [[layer, place] for place, layer in enumerate(expected)]
+    assert torch.allclose(part[0]["sums"], whole[0]["sums"][:, list(expected)], rtol=0, atol=1e-9)
+    assert torch.equal(part[1]["z"], whole[1]["z"][list(expected)])
+
+
+def test_blocks_of_rows_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, ids = models.hooked("bloom", torch.float64), models.token_ids("bloom", batch=2, length=53)
+    whole = am.stream(hooked, ids, [Rows(2)])[0]
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    starts: list[range] = []
+
+    class Blocks(Rows):
+        def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+            starts.append(block.rows)
+            super().add(state, block, run)
+
+    blocks = am.stream(hooked, ids, [Blocks(2)])[0]
+    assert starts == [range(0, 16), range(16, 32), range(32, 48), range(48, 53)] * 2
+    assert torch.allclose(blocks["sums"], whole["sums"], rtol=0, atol=1e-9)
+    assert torch.equal(blocks["counts"], whole["counts"])
+
+
+def test_hooks_in_force_are_seen_and_nothing_stays() -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    before = am.stream(hooked, ids, [Rows(3)])[0]["sums"]
+
+    def first(pattern: Tensor) -> Tensor:
+        return torch.zeros_like(pattern).index_fill_(-1, torch.tensor([0]), 1.0)
+
+    with hooked.hooks({("pattern", 1): first}):
+        inside = am.stream(hooked, iter([ids]), [Rows(3), Layers()])
+        focus = am.attention_focus(hooked, ids)
+    assert torch.allclose(inside[0]["sums"][:, 0], before[:, 0], atol=1e-9)
+    assert (inside[0]["sums"][:, 1] == 0).all()
+    assert focus.provenance.edits == ("pattern 1",)
+    assert torch.equal(am.stream(hooked, ids, [Rows(3)])[0]["sums"], before)
+
+
+def test_points_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    rows = Rows(3)
+
+    def needing(*names: str, optional: bool = False) -> am.Reducer:
+        made = Layers()
+        monkeypatch.setattr(made, "points", () if optional else names, raising=False)
+        monkeypatch.setattr(made, "optional_points", names if optional else (), raising=False)
+        monkeypatch.setattr(type(made), "add_layer", lambda *_: None)
+        return made
+
+    with pytest.raises(am.MissingPointError, match="no point 'q_rot'"):
+        am.stream(hooked, ids, [rows, needing("q_rot")])
+    with pytest.raises(am.InputError, match="no point 'zz'"):
+        am.stream(hooked, ids, [needing("zz")])
+    for outside in ("embed", "logits"):
+        with pytest.raises(am.InputError, match=f"{outside!r} stands outside the layers"):
+            am.stream(hooked, ids, [needing(outside)])
+    am.stream(hooked, ids, [needing("q_rot", optional=True)])
+    for refused, reducer in (("z", needing("z")), ("z", needing("z", optional=True)), ("scores", rows)):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(hooked), "refused", {refused: "not proven"})
+            with pytest.raises(am.CertificateError, match="not proven"):
+                am.stream(hooked, ids, [reducer])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_inputs_and_options_that_cannot_be(tmp_path: Path) -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    for more in ({"shard": (0, 2)}, {"journal": tmp_path / "j"}, {"truncate": True}):
+        for plain in (ids, {"input_ids": ids}, hooked.encode(ids), ids.numpy()):
+            with pytest.raises(am.InputError, match="are for a corpus: give an iterator"):
+                am.stream(hooked, plain, [Rows(3)], **more)
+    assert not list(tmp_path.iterdir())
+    for layers in ([], [5]):
+        with pytest.raises(am.InputError, match="layer"):
+            am.stream(hooked, ids, [Rows(3)], layers=layers)
+    with pytest.raises(am.InputError, match="`stack` must be one of"):
+        am.stream(hooked, ids, [Rows(3)], stack="cross")
+    with pytest.raises(am.InputError, match="hold no document"):
+        am.stream(hooked, iter([]), [Rows(3)], journal=tmp_path / "j")
+    with pytest.raises(am.InputError, match=r"no document is in shard \(4, 5\)"):
+        am.stream(hooked, iter([ids]), [Rows(3)], shard=(4, 5), journal=tmp_path / "j")
+    with pytest.raises(am.InputError, match="`shard` must be"):
+        am.stream(hooked, iter([ids]), [Rows(3)], shard=(2, 2))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_reducer() -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    for wrong in ([Rows(3), "focus"], [Rows], [None], [am.AttentionFocus], "focus", 5):
+        with pytest.raises(am.InputError, match="`reducers` must be a list of reducers") as caught:
+            am.stream(hooked, ids, wrong)  # type: ignore[arg-type]
+        assert caught.value.args[0].endswith(" in it.")
+    with pytest.raises(am.InputError, match="at least one reducer"):
+        am.stream(hooked, ids, [])
+    with pytest.raises(TypeError, match="abstract"):
+        type("Half", (am.Reducer,), {"start": lambda *_: {}})()
+
+
+# -- corpora -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("many_batches")
+def test_a_corpus_is_its_documents_together() -> None:
+    """In float64: read one by one, in batches, or as one padded batch, the sums are the same."""
+    hooked = models.hooked("bloom", torch.float64)
+    documents = documents_of("bloom", LENGTHS)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in documents], batch_first=True)
+    together = {"input_ids": torch.nn.utils.rnn.pad_sequence(documents, batch_first=True), "attention_mask": mask}
+    reducers = [Rows(len(documents)), Layers(), am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()]
+    found = am.stream(hooked, iter(documents), reducers)
+    in_memory = am.stream(hooked, together, reducers)
+    assert found[0]["counts"][:, 0, 0].tolist() == LENGTHS
+    for mine, theirs in zip(found, in_memory, strict=True):
+        one, other = (each if isinstance(each, dict) else each.state for each in (mine, theirs))
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-9)
+    for number, ids in enumerate(documents):
+        alone = am.stream(hooked, ids, [Rows(1)])[0]
+        assert torch.allclose(found[0]["sums"][number], alone["sums"][0], rtol=0, atol=1e-9)
+    assert found[2].documents == len(documents) and found[2].truncated == 0 and found[2].tokens == ()
+    assert found[2].to_frame().columns.tolist() == in_memory[2].to_frame().columns.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "of"),
+    [
+        ("bloom", None, "attentions"),
+        ("bert", None, "attentions"),
+        ("t5", "encoder", "encoder_attentions"),
+        ("t5", "cross", "cross_attentions"),
+        ("t5", "decoder", "decoder_attentions"),
+    ],
+)
+def test_padding_changes_numbers_by_less_than_1e_5(
+    name: str, stack: str | None, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against transformers' own patterns of each text alone, with blocks of 16 rows."""
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    longest = 23 if name == "bert" else 70
+    lengths = [(7 * n) % longest + 1 for n in range(24)]
+    documents = documents_of(name, lengths)
+    hooked = models.hooked(name)
+    (found,) = am.stream(hooked, iter(documents), [Rows(len(documents))], stack=stack)
+    for number, ids in enumerate(documents):
+        given = {"input_ids": ids[None]} | ({"decoder_input_ids": torch.tensor([[0]])} if name == "t5" else {})
+        with torch.no_grad():
+            patterns = models.in_attention(models.plain(name), "eager")(**given, output_attentions=True)[of]
+        rows = 1 if stack in ("cross", "decoder") else len(ids)
+        assert (found["counts"][number] == rows).all()
+        for layer, pattern in enumerate(patterns):
+            means = found["sums"][number, layer] / rows
+            torch.testing.assert_close(means, entropies(pattern[0]) / rows, rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("many_batches")
+def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path) -> None:
+    hooked = models.hooked("gpt2", torch.float64)
+    documents = documents_of("gpt2", LENGTHS)
+    focus, updates = am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()
+    reducers = [Rows(len(documents)), focus, updates]
+
+    def states(results: tuple[Any, ...]) -> list[State]:
+        return [dict(each if isinstance(each, dict) else each.state) for each in results]
+
+    whole = states(am.stream(hooked, iter(documents), reducers))
+    for index in range(3):
+        parts = states(am.stream(hooked, iter(documents), reducers, shard=(index, 3)))
+        for place, state in enumerate(parts):
+            save_file(state, tmp_path / f"{place} {index}")
+    for place, reducer in enumerate(reducers):
+        for order in itertools.permutations(range(3)):
+            parts = [load_file(tmp_path / f"{place} {index}") for index in order]
+            merged = reducer.merge(reducer.merge(parts[0], parts[1]), parts[2])
+            other_way = reducer.merge(parts[0], reducer.merge(parts[1], parts[2]))
+            for name, expected in whole[place].items():
+                for found in (merged[name], other_way[name]):
+                    if name in ("counts", "seen", "samples", "sinks", "rows") or not expected.is_floating_point():
+                        assert torch.equal(found, expected), name
+                    else:
+                        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert whole[1]["sums"].shape[-1] == 1 + REPLICATES
+
+
+@pytest.mark.usefixtures("many_batches")
+def test_intervals_are_the_bootstrap_of_the_documents() -> None:
+    hooked = models.hooked("gpt2", torch.float64)
+    documents = documents_of("gpt2", LENGTHS)
+    focus, _ = am.stream(hooked, iter(documents), [am.AttentionFocus.reducer(), Rows(21)])
+    sums, counts = [], []
+    for ids in documents:
+        rows = am.attention_focus(hooked, ids).by_row("entropy")[:, :, 0, 1:].double()
+        sums.append(rows.nansum(dim=-1))
+        counts.append((~rows.isnan()).sum(dim=-1).double())
+    weights = poisson_weights(torch.arange(len(documents)), REPLICATES)
+    totals = [torch.einsum("nlh,nr->lhr", torch.stack(each), weights) for each in (sums, counts)]
+    torch.testing.assert_close(focus.mean("entropy"), sum(sums) / sum(counts), rtol=1e-9, atol=0)
+    low, high = interval(totals[0] / totals[1])
+    found = focus.interval("entropy")
+    assert found is not None
+    torch.testing.assert_close(found[0], low, rtol=1e-9, atol=0)
+    torch.testing.assert_close(found[1], high, rtol=1e-9, atol=0)
+
+
+def test_nothing_of_a_batch_is_kept() -> None:
+    """Neither batches nor anything that grows with the number of documents."""
+    hooked = models.hooked("bloom")
+    alive: list[weakref.ref[Any]] = []
+    together: list[int] = []
+    sizes: list[int] = []
+
+    class Looks(am.Reducer):
+        def start(self, run: am.Run) -> State:
+            alive.append(weakref.ref(run.batch))
+            together.append(sum(each() is not None for each in alive))
+            return {"n": torch.zeros(1)}
+
+        def merge(self, one: State, other: State) -> State:
+            return {"n": one["n"] + other["n"]}
+
+    focus = am.AttentionFocus.reducer()
+
+    def measured(one: State, other: State) -> State:
+        merged = type(focus).merge(focus, one, other)
+        sizes.append(sum(each.nbytes for each in merged.values()))
+        return merged
+
+    object.__setattr__(focus, "merge", measured)
+    try:
+        # A further input, so that each is a batch by itself.
+        given = [{"input_ids": ids[None], "attention_mask": torch.tensor([[1, 0, 1]])} for ids in
+                 documents_of("bloom", [3] * 12)]  # fmt: skip
+        am.stream(hooked, iter(given), [Looks(), focus])
+    finally:
+        object.__delattr__(focus, "merge")
+    assert len(together) == 12 and max(together) <= 2
+    assert len(sizes) == 11 and len(set(sizes)) == 1
+
+
+def test_documents_that_are_too_long() -> None:
+    hooked, documents = models.hooked("gpt2"), documents_of("gpt2", [4, 19, 25, 7, 20])
+    with pytest.raises(am.InputError, match="document 2 has 25 tokens, but this model 19 positions"):
+        am.stream(hooked, iter(documents), [Rows(5)])
+    focus, rows = am.stream(hooked, iter(documents), [am.AttentionFocus.reducer(), Rows(5)], truncate=True)
+    assert focus.truncated == 2 and focus.documents == 5
+    assert rows["counts"][:, 0, 0].tolist() == [4, 19, 19, 7, 19]
+    shard = am.stream(hooked, iter(documents), [am.AttentionFocus.reducer()], truncate=True, shard=(0, 2))[0]
+    assert shard.truncated == 2 and shard.documents == 3
+    assert shard.provenance.options["truncate"] is True and shard.provenance.options["shard"] == [0, 2]
+
+
+def test_progress_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("the keys\n\na dog\nthe dog\nthere\nhere\n")
+    hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer())
+    (rows,) = am.stream(hooked, am.Corpus(path), [Rows(5)], progress=True, shard=(1, 2))
+    assert rows["counts"][:, 0, 0].tolist() == [0, 2, 0, 1, 0]
+    assert capsys.readouterr().out == ""
+    with meter(am.Corpus(path), (1, 2), show=True) as bar:
+        assert bar._bar.tasks[0].total == 2
+    with meter(iter("ab"), show=True) as bar:
+        assert bar._bar.tasks[0].total is None
+
+
+# -- journals ------------------------------------------------------------------------------------------------
+
+
+class InPlace(Rows):
+    """Adds to its first argument, as a reducer may."""
+
+    def merge(self, one: State, other: State) -> State:
+        for name in one:
+            one[name] += other[name]
+        return one
+
+
+class Breaks(am.Reducer):
+    """Raises when it is called for the `at`-th time in `where`."""
+
+    def __init__(self) -> None:
+        self._calls = itertools.count(1)
+        self._error: tuple[str, int, BaseException] | None = None
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {}
+
+    def breaking(self, where: str, at: int, error: BaseException) -> "Breaks":
+        self._error = where, at, error
+        return self
+
+    def _call(self, where: str) -> None:
+        if self._error and self._error[0] == where and next(self._calls) == self._error[1]:
+            raise self._error[2]
+
+    def start(self, run: am.Run) -> State:
+        return {"n": torch.zeros(1, dtype=torch.int64), "batches": torch.ones(1, dtype=torch.int64)}
+
+    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+        self._call("add")
+        state["n"] += int(block.real.sum())
+
+    def add_layer(self, state: State, end: am.LayerEnd, run: am.Run) -> None:
+        self._call("add_layer")
+
+    def close(self, state: State, run: am.Run) -> State:
+        self._call("close")
+        return state
+
+    def merge(self, one: State, other: State) -> State:
+        self._call("merge")
+        return {name: one[name] + other[name] for name in one}
+
+    def finish(self, state: State, source: am.Source) -> State:
+        return state | {"documents": torch.tensor([source.documents, source.truncated])}
+
+
+def held_by(path: Path) -> dict[str, Any]:
+    """The header of a journal."""
+    size = int.from_bytes(path.read_bytes()[:8], "little")
+    found: dict[str, Any] = json.loads(json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]["attnmech"])
+    return found
+
+
+@pytest.mark.usefixtures("many_batches")
+@pytest.mark.parametrize("where", ["add", "add_layer", "close", "merge", "read"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("full")])
+def test_what_breaks_off_is_gone_on_with(
+    where: str, error: BaseException, tmp_path: Path, forwards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "_JOURNAL_SHARE", 0.0)
+    hooked, documents, path = models.hooked("gpt2"), documents_of("gpt2", [25, *LENGTHS[1:]]), tmp_path / "journal"
+    seen = forwards(hooked)
+    whole = am.stream(hooked, iter(documents), [InPlace(21), Breaks()], truncate=True)
+    batches = seen.copy()
+
+    def interrupted() -> Iterator[Tensor]:
+        yield from documents[:16]
+        raise error
+
+    seen.clear()
+    inputs = interrupted() if where == "read" else iter(documents)
+    breaks = Breaks().breaking(where, 13 if where.startswith("add") else 5, error)
+    with pytest.raises(type(error)) as caught:
+        am.stream(hooked, inputs, [InPlace(21), breaks], journal=path, truncate=True)
+    assert caught.value is error
+    done = held_by(path)["batches"]
+    # The merge that broke off is the one thing that may be lost beyond the batch under way: here, all but the first.
+    assert done == {"add": 4, "add_layer": 4, "close": 4, "merge": 1, "read": done}[where] and done >= 1
+    assert hooked.edited == ()
+    seen.clear()
+    again = am.stream(hooked, iter(documents), [InPlace(21), Breaks()], journal=path, truncate=True)
+    assert seen == batches[done:]
+    for mine, theirs in zip(again, whole, strict=True):
+        for name in mine:
+            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-12, atol=0)
+    assert again[1]["documents"].tolist() == [21, 1]
+    assert again[1]["batches"].item() == len(batches) and not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def broken_off(tmp_path: Path, many_batches: None) -> Path:
+    """The journal of bloom's corpus, cut off after some batches."""
+    path = tmp_path / "journal"
+    breaks = Breaks().breaking("add", 7, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        am.stream(models.hooked("bloom"), iter(documents_of("bloom", LENGTHS)), [Rows(21), breaks], journal=path)
+    return path
+
+
+def test_journals_of_something_else(broken_off: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, documents = models.hooked("bloom"), documents_of("bloom", LENGTHS)
+    held = broken_off.read_bytes()
+    changed = models.fresh("bloom")
+    changed.transformer.h[1].mlp.dense_h_to_4h.weight.data[3, 2] += 1e-3
+
+    def refused(*reducers: am.Reducer, model: am.HookedModel = hooked, inputs: Any = None, **options: Any) -> str:
+        given = iter(documents) if inputs is None else inputs
+        with pytest.raises(am.JournalError) as caught:
+            am.stream(model, given, reducers or (Rows(21), Breaks()), journal=broken_off, **options)
+        assert broken_off.read_bytes() == held and list(broken_off.parent.iterdir()) == [broken_off]
+        return str(caught.value)
+
+    assert "weights: expected" in refused(model=am.load(changed))
+    assert "reducers: expected" in refused(Rows(22), Breaks())
+    assert "reducers: expected" in refused(Breaks(), Rows(21))
+    assert "reducers: expected" in refused(Rows(21))
+    assert "layers: expected [1]" in refused(layers=[1])
+    assert "truncate: expected true" in refused(truncate=True)
+    assert "shard: expected [0, 2]" in refused(shard=(0, 2))
+    assert "bos: expected false" in refused(bos=False)
+    with hooked.hooks({"z": lambda z: z}):
+        assert "hooks: expected" in refused()
+    other = [documents[0] + 1, *documents[1:]]
+    assert "these inputs begin with others" in refused(inputs=iter(other))
+    assert "these inputs begin with others" in refused(inputs=iter(documents[:3]))
+    assert "these inputs begin with others" in refused(inputs=iter(documents[1:]))
+    file = broken_off.parent.with_suffix(".txt")
+    file.write_text("the keys\n")
+    assert "corpus: expected" in refused(inputs=am.Corpus(file))
+    with monkeypatch.context() as patch:
+        patch.setattr(stream_module, "version", lambda _: "9.9")
+        assert 'attnmech: expected "9.9"' in refused()
+    am.stream(hooked, iter(documents), [Rows(21), Breaks()], journal=str(broken_off))
+    assert not broken_off.exists()
+
+
+def test_a_corpus_file_that_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, path = tmp_path / "a.txt", tmp_path / "journal"
+    texts.write_text("the keys\na dog\n")
+    hooked = am.load(models.fresh("bloom"), tokenizer=models.tokenizer())
+    breaks = Breaks().breaking("add", 1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        am.stream(hooked, am.Corpus(texts), [breaks], journal=path)
+    assert not path.exists()
+    # Two batches, the second cut off.
+    small = partial(corpus_module.batches, tokens_per_batch=2)
+    monkeypatch.setattr(stream_module, "batches", small)
+    breaks = Breaks().breaking("close", 2, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        am.stream(hooked, am.Corpus(texts), [breaks], journal=path)
+    before = path.read_bytes()
+    texts.write_text("the keys\na dog\nhere\n")
+    with pytest.raises(am.JournalError, match="corpus: expected"):
+        am.stream(hooked, am.Corpus(texts), [Breaks()], journal=path)
+    assert path.read_bytes() == before
+    texts.write_text("the keys\na dog\n")
+    assert am.stream(hooked, am.Corpus(texts), [Breaks()], journal=path)[0]["n"].item() == 2 * 4
+
+
+KILLED = """
+import json, os, random, signal, sys, time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import attnmech as am
+import models
+from attnmech.runs import corpus, stream
+from attnmech.runs.journal import Journal
+
+torch.set_num_threads(1)
+folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+stream.batches = partial(corpus.batches, tokens_per_batch=40, window=8)
+model = am.load(models.fresh("bloom"))
+generator = torch.Generator().manual_seed(4)
+documents = [torch.randint(3, 61, (1 + 7 * n % 19,), generator=generator) for n in range(64)]
+log = os.open(folder / "log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+
+
+class Slow(am.Reducer):
+    def start(self, run):
+        os.write(log, f"{run.documents.tolist()}\\n".encode())
+        time.sleep(0.01)
+        places = len(documents), run.n_layers, run.n_heads
+        return {"counts": torch.zeros(places, dtype=torch.long), "sums": torch.zeros(places[1:], dtype=torch.float64)}
+
+    def add(self, state, block, run):
+        state["counts"][run.documents, block.index] += block.real.sum(-1)[:, None]
+        real = block.attention.entropy.double().masked_fill(~block.real[:, None], 0.0)
+        state["sums"][block.index] += real.sum(dim=(0, 2))
+
+    def merge(self, one, other):
+        for name in one:
+            one[name] += other[name]
+        return one
+
+
+def work(journal, target):
+    focus = am.AttentionFocus.reducer()
+    state, focus = am.stream(model, iter(documents), [Slow(), focus], journal=journal)
+    torch.save([state, dict(focus.state), focus.documents], folder / target)
+
+
+work(None, "whole")
+journal, moments = folder / "journal", random.Random(seed)
+killed = 0
+while True:
+    held = 0
+    if journal.exists():
+        with stream.Path(journal).open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        held = json.loads(header["__metadata__"]["attnmech"])["batches"]
+    os.write(log, f"life {held}\\n".encode())
+    child = os.fork()
+    if child == 0:
+        work(journal, "pieces")
+        os._exit(0)
+    if killed < 8:
+        time.sleep(moments.uniform(0.03, 0.3))
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        print(json.dumps({"killed": killed, "code": os.WEXITSTATUS(status), "left": journal.exists()}))
+        break
+    killed += 1
+"""
+
+
+def test_kill_9_and_go_on(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), "5"], env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told["code"] == 0 and told["killed"] >= 3 and not told["left"]
+    first, *lives = "".join((tmp_path / "log").read_text()).split("life ")
+    order = first.splitlines()
+    assert len(order) > 12
+    starts = []
+    for life in lives:
+        held, *batches = life.splitlines()
+        starts.append(int(held))
+        # Each life begins where the journal ended, and leaves nothing out.
+        assert batches == order[int(held) : int(held) + len(batches)]
+    assert starts == sorted(starts) and starts[-1] > 0
+    assert starts[-1] + len(batches) == len(order)
+    (state, focus, documents), (whole, whole_focus, all_of_them) = (
+        torch.load(tmp_path / name) for name in ("pieces", "whole")
+    )
+    assert documents == all_of_them == 64
+    assert torch.equal(state["counts"], whole["counts"])
+    assert torch.equal(state["counts"][:, 0, 0], torch.tensor([1 + 7 * n % 19 for n in range(64)]))
+    for mine, theirs in ((state, whole), (focus, whole_focus)):
+        assert list(mine) == list(theirs)
+        for name in mine:
+            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-12, atol=1e-12)
+
+
+# -- reducers that misbehave ---------------------------------------------------------------------------------
+
+
+class Bad(Rows):
+    """Does one thing wrong."""
+
+    def __init__(self, where: str, wrong: Callable[[State], Any]) -> None:
+        super().__init__(21)
+        self.where, self.wrong = where, wrong
+
+    def start(self, run: am.Run) -> Any:
+        state = super().start(run)
+        return self.wrong(state) if self.where == "start" else state
+
+    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+        super().add(state, block, run)
+        if self.where == "add" and block.index == run.n_layers - 1:
+            self.wrong(state)
+
+    def close(self, state: State, run: am.Run) -> Any:
+        return self.wrong(state) if self.where == "close" else state
+
+    def merge(self, one: State, other: State) -> Any:
+        merged = super().merge(one, other)
+        return self.wrong(merged) if self.where == "merge" else merged
+
+
+NO_DICTIONARY = "Bad: a state must be a dictionary of tensors by name; got"
+NOT_KEPT = r"Bad: `add` must keep the tensors that `start` made; 'sums' was torch.float64 \[21, 2, 3\] and became "
+NOT_MERGED = r"Bad: `merge` must keep names, dtypes and number of axes; "
+
+
+@pytest.mark.usefixtures("many_batches", "unchecked")
+@pytest.mark.parametrize(
+    ("where", "wrong", "message"),
+    [
+        ("start", lambda state: None, NO_DICTIONARY + " None"),
+        ("start", lambda state: list(state.values()), NO_DICTIONARY),
+        ("start", lambda state: {"sums": 3.0}, NO_DICTIONARY),
+        ("close", lambda state: state["sums"], NO_DICTIONARY),
+        ("close", lambda state: {**state, "n": 3}, NO_DICTIONARY),
+        ("merge", lambda state: None, NO_DICTIONARY + " None"),
+        ("merge", lambda state: tuple(state), NO_DICTIONARY),
+        ("add", lambda state: state.update(sums=state["sums"].float()), NOT_KEPT + r"torch.float32 \[21, 2, 3\]"),
+        ("add", lambda state: state.update(sums=state["sums"][:3]), NOT_KEPT + r"torch.float64 \[3, 2, 3\]"),
+        ("add", lambda state: state.update(sums=[]), NO_DICTIONARY),
+        ("add", lambda state: state.update(more=torch.ones(2)), r"'more' was absent and became torch.float32 \[2\]"),
+        ("add", lambda state: state.pop("sums", None), NOT_KEPT + "absent"),
+        ("add", lambda state: state["sums"].fill_(torch.nan), "Bad: 'sums' is NaN after document"),
+        ("close", lambda state: {"ratio": state["sums"] / 0.0}, "Bad: 'ratio' is NaN after document"),
+        ("merge", lambda state: {**state, "sums": state["sums"] * torch.nan}, "Bad: 'sums' is NaN after document"),
+        ("merge", lambda state: {"sums": state["sums"]}, NOT_MERGED + "'counts' was .* became absent"),
+        ("merge", lambda state: {**state, "n": state["sums"]}, NOT_MERGED + "'n' was absent"),
+        ("merge", lambda state: {**state, "sums": state["sums"].float()}, NOT_MERGED + "'sums' was"),
+        ("merge", lambda state: {**state, "sums": state["sums"].sum(0)}, NOT_MERGED + "'sums' was"),
+    ],
+)
+def test_reducers_that_misbehave_are_named(where: str, wrong: Any, message: str) -> None:
+    documents = documents_of("bloom", LENGTHS)
+    with pytest.raises(am.ReducerError, match=message) as caught:
+        am.stream(models.hooked("bloom"), iter(documents), [Rows(21), Bad(where, wrong)])
+    assert isinstance(caught.value, am.AttnmechError) and isinstance(caught.value, ValueError)
+    if where != "merge":
+        with pytest.raises(am.ReducerError, match=message):
+            am.stream(models.hooked("bloom"), documents[0], [Bad(where, wrong)])
+
+
+def test_nan_names_the_documents() -> None:
+    def third(state: State) -> None:
+        state["sums"][2].fill_(torch.nan)
+
+    with pytest.raises(am.ReducerError, match="'sums' is NaN after documents 0 to 2"):
+        am.stream(models.hooked("bloom"), models.token_ids("bloom"), [Bad("add", third)])
+    with pytest.raises(am.ReducerError, match=r"'sums' is NaN after document 2\."):
+        am.stream(models.hooked("gpt2"), iter(documents_of("gpt2", [3, 4, 5])), [Bad("add", third)], shard=(2, 3))
+
+
+# -- the examples --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("reducers", ROOT / "examples" / "reducers.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.usefixtures("many_batches")
+@pytest.mark.parametrize("name", ["bloom", "llama", "bert"])
+def test_largest_score(example: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    hooked, documents = models.hooked(name), documents_of(name, [*LENGTHS, 21])
+    (found,) = am.stream(hooked, iter(documents), [example.LargestScore()])
+    for layer in range(hooked.n_layers):
+        for head in range(hooked.n_heads):
+            largest = -torch.inf
+            for ids in documents:
+                scores = hooked.run(ids, points=["scores"])["scores", layer][0, head].tolist()
+                seen = [scores[i][: i + 1] if hooked.causal else scores[i] for i in range(len(ids))]
+                largest = max(largest, *itertools.chain(*seen))
+            assert found["largest"][layer, head].item() == pytest.approx(largest, abs=1e-5)
+
+
+@pytest.mark.usefixtures("many_batches")
+@pytest.mark.parametrize(("name", "count", "around"), [("bloom", 4, 2), ("llama", 3, 1), ("bert", 2, 0)])
+def test_top_pairs(example: Any, name: str, count: int, around: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 1)
+    hooked, documents = models.hooked(name), documents_of(name, [*LENGTHS, 20])
+    reducer = example.TopPairs(count, around)
+    (found,) = am.stream(hooked, iter(documents), [reducer], layers=[1, 0])
+    expected, every = [], {}
+    for layer, head in itertools.product((1, 0), range(hooked.n_heads)):
+        pairs = []
+        for number, ids in enumerate(documents):
+            scores = hooked.run(ids, points=["scores"])["scores", layer][0, head].tolist()
+            for query, key in itertools.product(range(len(ids)), repeat=2):
+                if not hooked.causal or key <= query:
+                    score = scores[query][key] - alibi_slope(name, head) * key
+                    pairs.append(score)
+                    every[layer, head, number, query, key] = score
+        expected += sorted(pairs, reverse=True)[:count]
+    columns = ["layer", "head", "document", "query", "key"]
+    places = [tuple(row) for row in found[columns].to_numpy().tolist()]
+    # Equal tokens score alike in layer 0, so that of such pairs any may be there, but none twice.
+    assert len(set(places)) == len(places) == count * 2 * hooked.n_heads
+    assert found["score"].tolist() == pytest.approx(expected, abs=1e-4)
+    assert found["score"].tolist() == pytest.approx([every[place] for place in places], abs=1e-4)
+    for row in found.itertuples():
+        for position, text in ((row.query, row.query_text), (row.key, row.key_text)):
+            ids = documents[row.document].tolist()
+            window = [f" [{t}]" if n == position else str(t) for n, t in enumerate(ids)]
+            assert text == "".join(window[max(0, position - around) : position + around + 1])
+
+
+def alibi_slope(name: str, head: int) -> float:
+    """ALiBi's slope of BLOOM with three heads: the powers of 2^−4 for two, then one between."""
+    return [2.0**-4, 2.0**-8, 2.0**-2][head] if name == "bloom" else 0.0
+
+
+def test_top_pairs_of_fewer_pairs_than_are_asked_for(example: Any) -> None:
+    hooked, documents = models.hooked("bloom"), documents_of("bloom", [2, 1])
+    (found,) = am.stream(hooked, iter(documents), [example.TopPairs(9)])
+    assert len(found) == hooked.n_layers * hooked.n_heads * (3 + 1)
+    (reducer, parts) = example.TopPairs(2), []
+    reducer.finish = lambda state, _: state
+    for index in range(2):
+        parts += am.stream(hooked, iter(documents), [reducer], shard=(index, 2))
+    whole = am.stream(hooked, iter(documents), [reducer])[0]
+    for one, other in (parts, parts[::-1]):
+        merged = reducer.merge(one, other)
+        assert torch.equal(merged["pair"], whole["pair"]) and torch.equal(merged["window"], whole["window"])
+
+
+def test_the_example_prints_its_tables(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    example.DOCUMENTS = 6
+    example.main()
+    said = capsys.readouterr().out
+    assert "largest score" in said and "pairs that match best" in said
+    assert all(f"L{layer}H" in said for layer in range(4))
