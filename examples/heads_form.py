@@ -14,9 +14,11 @@ from random import Random
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
 
 from attnmech.demo.evaluate import FRESH_SEED, Figure, head_figures, load, loss_figures, repetition_figure
 
+disable_progress_bar()
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("checkpoints", type=Path, help="folder of checkpoints")
 parser.add_argument("--cases", type=int, default=64, help="texts per figure (default %(default)s)")

@@ -12,7 +12,7 @@ import attnmech as am
 from attnmech.demo.text import PARAGRAPH
 
 CHROMIUM = "/usr/bin/chromium"
-LAYER, HEAD, QUERY = 1, 4, 62
+LAYER, HEAD, QUERY = 2, 6, 60
 
 with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
     page_file = am.report(am.load(), PARAGRAPH).save(Path(folder) / "report.html")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import BloomForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from attnmech.demo import model_folder, words
 from attnmech.demo.grammar import HELD_OUT, TRAINING, Document, Relation, Side, document
@@ -276,6 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, help="folder of a model (default: the shipped one)")
     parser.add_argument("--cases", type=int, default=200, help="texts per figure (default %(default)s)")
     chosen = parser.parse_args(arguments)
+    if chosen.cases < 1:
+        parser.error(f"--cases must be at least 1; got {chosen.cases}")
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model, tokenizer = load(chosen.model)
     except AttnmechError as error:

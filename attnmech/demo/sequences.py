@@ -1,5 +1,6 @@
 """The sequences that the demo model is trained and tried on."""
 
+from collections.abc import Sequence
 from random import Random
 
 import torch
@@ -33,29 +34,33 @@ def document_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, *, length: 
 def altered_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, *, length: int = 64) -> list[int]:
     """`<s>`, then a document in which words have been given up for others, each wherever it stands.
 
-    In one document of four, one word is spelled with random letters; in the others everyone has some other word
-    for a name. So the model meets bytes, and learns to tell names by where they stand.
+    In one document of four, one word is spelled with random letters; in the others, which are mostly about people,
+    everyone has some other word for a name. So the model meets bytes, and learns to tell names by where they stand.
     """
-    text = _words(rng, length)
     if rng.random() < 0.25:
+        text = _words(rng, length)
         known = rng.choice([word for word in text if word.strip().isalpha()])
         unknown = "".join(rng.choices(LETTERS, k=rng.randint(3, 8)))
         spelt = known[: -len(known.strip())] + (unknown.capitalize() if known.istitle() else unknown)
         instead = {known: tokenizer.encode(spelt, add_special_tokens=False)}
     else:
+        text = _words(rng, length, ABOUT_PEOPLE)
         new = {name: rng.choice(SUBSTITUTES) for name in words.names()}
         instead = {word: token_ids(tokenizer, [new[word.strip()]]) for word in text if word.strip() in new}
     pieces = [instead.get(word, [token]) for word, token in zip(text, token_ids(tokenizer, text), strict=True)]
     return [_bos(tokenizer), *(token for piece in pieces for token in piece)][:length]
 
 
-def _words(rng: Random, length: int) -> tuple[str, ...]:
+def _words(rng: Random, length: int, kinds: Sequence[str] | None = None) -> tuple[str, ...]:
     """The words of a document that has at least so many."""
     sentences = length // 8
-    while len(text := document(rng, sentences=sentences).words) < length:
+    while len(text := document(rng, sentences=sentences, kinds=kinds).words) < length:
         sentences += 4
     return text
 
+
+ABOUT_PEOPLE = ("recipient", "meeting", "quotation", "thought", "song", "copy", "list", "rest", "habit", "outing")
+"""The kinds of sentences that most often name someone."""
 
 LETTERS = "aaabcdeeefghiijklmnooprsttuvwyz"
 """What unknown words are made of; vowels come up more often."""
@@ -71,7 +76,7 @@ def batch(
     size: int = 32,
     length: int = 128,
     repeated: float = 0.25,
-    altered: float = 0.2,
+    altered: float = 0.4,
 ) -> Tensor:
     """Token ids [batch position] of one training step.
 

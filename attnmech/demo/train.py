@@ -12,11 +12,12 @@ import torch
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from attnmech.demo.journal import Journal
 from attnmech.demo.sequences import batch
 from attnmech.demo.tokenizer import build_tokenizer
-from attnmech.errors import AttnmechError
+from attnmech.errors import AttnmechError, first_line
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Settings:
     """What decides the weights, besides the grammar."""
 
     seed: int = 0
-    steps: int = 5000
+    steps: int = 8000
     layers: int = 4
     heads: int = 8
     width: int = 192
@@ -155,7 +156,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="processor threads (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="where to train, for example cuda (default %(default)s)")
     chosen = parser.parse_args(arguments)
+    for name in ("steps", "until", "threads"):
+        if (number := getattr(chosen, name)) is not None and number < 1:
+            parser.error(f"--{name} must be at least 1; got {number}")
+    try:
+        torch.zeros(1, device=chosen.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {chosen.device} cannot be used here ({first_line(error)}); try cpu")
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(chosen.threads)
     tokenizer = build_tokenizer()
     settings = Settings(seed=chosen.seed, steps=chosen.steps)

@@ -32,9 +32,12 @@ def test_learnt_its_language(shipped: tuple[BloomForCausalLM, PreTrainedTokenize
     assert figures["next word of a repeated span"].value > 0.95
     choices = {name: figure.value for name, figure in figures.items() if figure.chance == 0.5}
     assert len(choices) == 12
+    # Names that no text had are where it is weakest: the card says by how much.
+    assert choices.pop("recipient's name, held out") > 0.8
     assert {name for name, value in choices.items() if value < 0.9} == set()
     assert figures["induction mass, random"].value > 0.5
     assert figures["previous token on top, random"].value > 0.5
+    assert figures["first token on top, random"].value > 0.9
 
 
 def test_the_figures_are_what_they_say(shipped: tuple[BloomForCausalLM, PreTrainedTokenizerFast]) -> None:
@@ -143,6 +146,17 @@ def test_folder_is_small_and_complete() -> None:
 def test_evaluate_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--cases", "5"])
     assert "recipient's name" in capsys.readouterr().out
+
+
+def test_evaluate_refuses_what_it_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, said in (
+        (["--cases", "0"], "--cases must be at least 1"),
+        (["--model", str(tmp_path)], "expected a folder with a config.json"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(options)
+        assert left.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

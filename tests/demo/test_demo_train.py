@@ -4,14 +4,16 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from transformers import BloomForCausalLM
 
-from attnmech.demo import words
+from attnmech.demo import sequences, words
+from attnmech.demo.grammar import Document, document
 from attnmech.demo.sequences import altered_tokens, batch, document_tokens, repeated_tokens
-from attnmech.demo.tokenizer import FIRST_WORD, build_tokenizer, token_ids
+from attnmech.demo.tokenizer import FIRST_WORD, build_tokenizer
 from attnmech.demo.train import Settings, checkpoint_steps, learning_rate_share, main, new_model, next_word_loss, train
 from attnmech.errors import InputError
 
@@ -74,15 +76,26 @@ def test_altered_documents_have_bytes_or_other_words_for_names() -> None:
     assert renamed >= 20
 
 
-def test_a_name_that_is_altered_is_so_wherever_it_stands() -> None:
+def test_a_name_that_is_altered_is_so_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Document] = []
+
+    def remembered(*arguments: Any, **options: Any) -> Document:
+        made.append(document(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(sequences, "document", remembered)
+    compared = 0
     for seed in range(20):
-        right, altered = (make(TOKENIZER, Random(seed), length=96) for make in (document_tokens, altered_tokens))
-        if any(2 < token < FIRST_WORD for token in altered):
+        altered = altered_tokens(TOKENIZER, Random(seed), length=96)
+        right = made[-1].words[:95]
+        names = {word.strip() for word in right} & set(words.names())
+        if names & {TOKENIZER.convert_ids_to_tokens(token).strip() for token in altered}:
             continue
-        names = {TOKENIZER.convert_ids_to_tokens(token).strip() for token in right} & set(words.names())
         for name in names:
-            forms = set(token_ids(TOKENIZER, [name, " " + name]))
-            assert len({new for old, new in zip(right, altered, strict=True) if old in forms}) == 1
+            new = {token for word, token in zip(right, altered[1:], strict=True) if word.strip() == name}
+            assert len(new) == 1
+            compared += 1
+    assert compared > 20
 
 
 def test_the_loss_is_that_of_transformers() -> None:
@@ -180,3 +193,29 @@ def test_the_command_writes_folders_that_load(tmp_path: Path, capsys: pytest.Cap
     assert model.config.vocab_size == len(TOKENIZER)
     for file in (tmp_path / "model").glob("*.json"):
         assert str(tmp_path) not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", "0"], "--steps must be at least 1; got 0"),
+        (["--until", "-3"], "--until must be at least 1; got -3"),
+        (["--device", "nowhere"], "--device nowhere cannot be used here"),
+    ],
+)
+def test_bad_options_are_refused(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--out", str(tmp_path / "model"), *options])
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_says_when_another_run_is_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "unfinished.safetensors").write_text("no run")
+    with pytest.raises(SystemExit) as left:
+        main(["--out", str(tmp_path), "--steps", "1"])
+    assert left.value.code == 2
+    assert "remove it" in capsys.readouterr().err
