@@ -29,6 +29,9 @@ class Batch:
     """What the decoder of an encoder-decoder model is given."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs of the model, such as token types, or the pixel values of images."""
+    answers: Int[Tensor, " batch"] | None = None
+    """The token that each text should go on with, where a metric was given some; and what it stands against."""
+    against: Int[Tensor, " batch"] | None = None
 
     def queries(self, stack: str = "") -> "Batch":
         """The tokens that look, in one stack of the model."""
@@ -43,6 +46,20 @@ class Batch:
         extra = {name: value[:, :length] for name, value in self.extra.items()}
         tokens = tuple(row[:length] for row in self.tokens)
         return replace(self, ids=self.ids[:, :length], mask=self.mask[:, :length], tokens=tokens, extra=extra)
+
+    def texts(self, chosen: Int[Tensor, " text"]) -> "Batch":
+        """Some of the texts, any of them several times."""
+        chosen = chosen.to(self.ids.device)
+        # Further inputs of one row are those of every text.
+        extra = {name: value[chosen] if len(value) == len(self.ids) else value for name, value in self.extra.items()}
+        return replace(
+            self,
+            ids=self.ids[chosen],
+            mask=self.mask[chosen],
+            tokens=tuple(self.tokens[row] for row in chosen.tolist()),
+            target=None if self.target is None else self.target.texts(chosen),
+            extra=extra,
+        )
 
     @property
     def lengths(self) -> Int[Tensor, " batch"]:

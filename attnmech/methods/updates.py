@@ -5,7 +5,7 @@ Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pandas as pd
 import torch
@@ -23,6 +23,7 @@ from ..model.stack import Stack
 from ..model.tap import LayerEnd
 from ..model.unembedding import Unembedding, unembedding_of
 from ..model.weights import tensors_hash
+from ..runs.answers import Answers, answer_ids
 from ..runs.row_means import (
     REPLICATES,
     RowMeans,
@@ -46,9 +47,6 @@ STATISTICS: Final = (
     "magnitude_at_self", "magnitude_at_first", "magnitude_elsewhere",
 )  # fmt: skip
 """What is measured of every head, row by row, in the order of the axis `statistic`."""
-
-Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor | None
-"""A token for each text: its text, with its space, or its id."""
 
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
@@ -97,36 +95,14 @@ def residual_updates(
     return result
 
 
-def _directions(model: HookedModel, texts: int, answers: "Answers", against: "Answers") -> "Towards":
+def _directions(model: HookedModel, texts: int, answers: Answers, against: Answers) -> "Towards":
     unembedding = unembedding_of(model)
     tokens = [
-        None if given is None else _token_ids(model, name, given, texts)
+        None if given is None else answer_ids(model, name, given, texts)
         for name, given in (("answers", answers), ("against", against))
     ]
     assert tokens[0] is not None
     return Towards(unembedding, unembedding.direction(tokens[0], tokens[1]))
-
-
-def _token_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Tensor, " batch"]:
-    """A token for each text, from its text or id."""
-    found = [given] if isinstance(given, (str, int)) else given.tolist() if isinstance(given, Tensor) else list(given)
-    if len(found) != texts:
-        raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(found)}.")
-    ids = []
-    for token in found:
-        each = token
-        if isinstance(each, str):
-            if model.tokenizer is None:
-                raise InputError(f"`{name}` must be token ids: this model was loaded without a tokenizer.")
-            made = model.tokenizer(each, add_special_tokens=False)["input_ids"]
-            if len(made) != 1:
-                raise InputError(
-                    f"`{name}` must be single tokens; {each!r} becomes {len(made)}: "
-                    f"{model.tokenizer.convert_ids_to_tokens(made)}. Mind the leading space."
-                )
-            each = made[0]
-        ids.append(index_of(name, each, model.n_vocab, "the model's vocabulary"))
-    return torch.tensor(ids, device=model.device)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,19 @@ def mask_rule(
 
 
 @dataclass(frozen=True)
+class LayerFacts:
+    """What the scores of a layer are made with, besides queries and keys."""
+
+    stack: str
+    layer: int
+    scale: float
+    position: Float[Tensor, "#batch #head #query key"] | None
+    softcap: float | None
+    sink: Float[Tensor, " head"] | None
+    notes: Notes
+
+
+@dataclass(frozen=True)
 class RowBlock(Points):
     """What an observer sees of one layer: a block of rows, with all that made it.
 
@@ -188,7 +201,12 @@ def attend(
     tap, layer = site.tap, site.layer
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
     k, v = k.contiguous(), v.contiguous()
+    acts = tap.acts_in(site.stack, layer)
+    keys_batch = tap.under_way.batch.keys(site.stack)
+    facts = LayerFacts(site.stack, layer, scale, position, softcap, sink, tap.under_way.notes)
+    ledger = None if acts is None else acts.ledger(facts, mask)
     whole = any(tap.wants(site.point(name), layer) for name in ("scores", "pattern"))
+    whole = whole or (acts is not None and acts.whole_rows)
     watch = tap.under_way.watch
     index = watch.layers.get((site.stack, layer)) if watch.rows else None
     blocks = []
@@ -198,6 +216,8 @@ def attend(
         queries = q[:, :, rows.start : rows.stop]
         place = None if position is None else _rows_of(position, rows)[..., :keys]
         scores = _scaled_products(queries, k[:, :, :keys], scale, place)
+        if acts is not None and ledger is not None:
+            acts.on_scores(scores, ledger, rows)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if whole:
@@ -206,7 +226,11 @@ def attend(
         elif span:
             hidden = ~mask.visible(rows)[..., span.start : span.stop]
             scores[..., span.start :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        if acts is not None:
+            acts.hide(scores, keys_batch, rows)
         attention = Attention(softmax_of(scores, sink), scores)
+        if acts is not None and acts.edits_pattern:
+            attention = Attention(acts.on_pattern(attention.pattern, keys_batch, mask, rows), None)
         pattern = attention.pattern.to(scores.dtype)
         if tap.wants(site.point("pattern"), layer):
             visited = tap.visit(site.point("pattern"), layer, pattern, owned=True)
@@ -214,6 +238,8 @@ def attend(
                 attention = Attention(visited.to(attention.pattern.dtype), None)
             pattern = visited
         blocks.append(_weighted_values(pattern, v[:, :, :keys]))
+        if acts is not None:
+            acts.on_values(blocks[-1], pattern, v[:, :, :keys], keys_batch)
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, tap.under_way.batch, queries, k, v, scale, position, mask, softcap,

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -15,13 +15,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..activations import Activations, Batch
-from ..errors import CertificateError, InputError, UnsupportedModelError
+from ..errors import CertificateError, InputError, UnsupportedModelError, index_of
+from ..interventions import HEAD_POINTS, Heads, Intervention, checked_heads
 from ..points import PointKey, PointName
 from ..results import Provenance
+from .acting import Act
 from .architectures import Architecture, architectures_of, submodule
 from .attention import IMPLEMENTATION
 from .images import ImageEncoder, PatchGrid
 from .inputs import Encoder, Inputs
+from .ledger import parts_of
 from .points import ModelPoints, points_of
 from .stack import Stack
 from .tap import Edit, LayerObserver, Pass, RowObserver, Tap, Watch
@@ -140,6 +143,22 @@ class HookedModel:
         with self._tap.editing(resolved):
             yield self
 
+    @contextmanager
+    def intervene(self, *interventions: Intervention) -> Iterator["HookedModel"]:
+        """Puts interventions in force for as long as the `with` block lasts, however it ends.
+
+        >>> with model.intervene(am.Intervention.zero([(3, 5)])):       # doctest: +SKIP
+        ...     model.run("Anna sang of shells.")
+
+        Within a layer they act in the order of its steps (scores, pattern, values, z) and, at one step, in the order in
+        which they are given; hooks at the same point come after them.
+
+        Raises `InputError` for layers and heads that the model has not, or for what has no meaning there, and
+        `MissingPointError` and `CertificateError` for a point that the model lacks or that could not be proven.
+        """
+        with self._tap.acting([self.act(each) for each in interventions]):
+            yield self
+
     @cached_property
     def bridge(self) -> "TransformerBridge":
         """TransformerLens's `TransformerBridge` on a second copy, for everything else in its world.
@@ -167,7 +186,7 @@ class HookedModel:
             raise InputError(f"`max_new_tokens` must be 1 or more; got {max_new_tokens!r}.")
         if self._tap.edited:
             raise InputError(
-                "generate goes through TransformerLens's bridge, which model.hooks does not reach; use run."
+                "generate goes through TransformerLens's bridge, which hooks and interventions do not reach; use run."
             )
         if not self.causal or self.points["logits"].absent or batch.target is not None:
             raise InputError(f"{self.name} has no head that continues a text token by token.")
@@ -294,6 +313,49 @@ class HookedModel:
             if getattr(output, "logits", None) is not None:
                 output.logits = self._tap.visit("logits", None, output.logits)
             return output
+
+    def act(self, intervention: Intervention, texts: slice = slice(None), source: slice | Tensor = slice(None)) -> Act:
+        """An intervention on this model, in some rows of a batch, which stand for `source` of its values' texts."""
+        if not isinstance(intervention, Intervention):
+            raise InputError(
+                f"expected an am.Intervention, such as am.Intervention.zero([(0, 1)]); got {intervention!r}."
+            )
+        stack = self.stack(intervention.stack or None)
+        if stack.label == "cross" and intervention.edit == "self":
+            raise InputError(f"{intervention}: in cross-attention no key is the token itself.")
+        by_layer: dict[int, tuple[int, ...]] = {}
+        if intervention.point not in HEAD_POINTS:
+            chosen = self.points.check_layers(intervention.layers, stack.label)
+            by_layer = dict.fromkeys(chosen, ())
+        else:
+            for layer, head in self.check_heads(intervention.heads, None, stack.label or "self"):
+                by_layer[layer] = (*by_layer.get(layer, ()), head)
+        self.points.resolve([stack.point(intervention.point)], by_layer, self.refused)
+        if intervention.point == "scores":
+            self.points.resolve([stack.point("attn_in")], by_layer, self.refused)
+        special = frozenset(getattr(self.tokenizer, "all_special_ids", ()))
+        return Act(intervention, by_layer, texts, source, special, partial(parts_of, self))
+
+    def check_heads(
+        self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None
+    ) -> list[tuple[int, int]]:
+        """The (layer, head) of a selection in order; `InputError` for what the stack has not."""
+        chosen = self.output_stack if stack is None else self.stack(stack)
+        within = self.points.check_layers(layers, chosen.label)
+        named = checked_heads(heads)
+        if named == "all":
+            return [(layer, head) for layer in within for head in range(chosen.n_heads)]
+        self.points.check_layers([layer for layer, _ in named], chosen.label)
+        for _, head in named:
+            index_of("head", head, chosen.n_heads, "of each layer of this model")
+        found = sorted((layer, head) for layer, head in named if layer in within)
+        if not found:
+            raise InputError(f"`heads` must name at least one head of the layers {within}; got {list(named)}.")
+        return found
+
+    def acting(self, acts: Sequence[Act]) -> AbstractContextManager[None]:
+        """`intervene` for sweeps: with acts on rows of the batch."""
+        return self._tap.acting(acts)
 
     def editing(self, edits: Mapping[PointKey, Edit]) -> AbstractContextManager[None]:
         """`hooks` for the certificate: on points that are refused, too."""

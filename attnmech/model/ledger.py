@@ -1,5 +1,7 @@
 """From a row block of a model's attention to the parts of its score ledger: which weights, which rotation."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
@@ -7,13 +9,15 @@ from torch import Tensor
 
 from ..maths.scores import Rotation, ScoreParts, score_parts
 from .architectures import Architecture
-from .attention import RowBlock
-from .hooked import HookedModel
+from .attention import LayerFacts, RowBlock
+
+if TYPE_CHECKING:
+    from .hooked import HookedModel
 
 
 def parts_of(
-    model: HookedModel,
-    block: RowBlock,
+    model: "HookedModel",
+    block: RowBlock | LayerFacts,
     attn_in: Float[Tensor, "batch position d_model"],
     visible: Bool[Tensor, "batch 1 query key"],
     *,
@@ -52,7 +56,7 @@ def parts_of(
     )
 
 
-def _rotation(plan: Architecture, block: RowBlock, dtype: torch.dtype) -> Rotation | None:
+def _rotation(plan: Architecture, block: RowBlock | LayerFacts, dtype: torch.dtype) -> Rotation | None:
     rotary = plan.rotary
     if rotary is None:
         return None

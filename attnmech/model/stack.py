@@ -41,6 +41,10 @@ class Stack:
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
         self._read_sizes()
+        self.returns: dict[int, int | None] = {}
+        """What each block of the column was seen to return: None for a tensor, else the length of a tuple."""
+        for place, block in enumerate(found):
+            block.register_forward_hook(self._noting_returns(place))
         for layer, block in self.blocks.items():
             self._use_our_attention(layer, block)
             self._wire_stream(layer, block)
@@ -86,6 +90,12 @@ class Stack:
         if layer == 0 and plan.embed_norm is not None:
             return bias_of(submodule(self._base, plan.embed_norm))
         return None
+
+    def _noting_returns(self, place: int) -> Callable[..., None]:
+        def at_end(module: nn.Module, args: Any, output: Any) -> None:
+            self.returns[place] = None if isinstance(output, torch.Tensor) else len(output)
+
+        return at_end
 
     def _read_sizes(self) -> None:
         # Every layer's, so that one that is quantised or does not fit its config is named here.
@@ -138,7 +148,10 @@ class Stack:
                 tap.note(rotary=kwargs["position_embeddings"])
             if kwargs.get("key_value_states") is not None:
                 tap.note(key_input=kwargs["key_value_states"])
-            return _with_stream(args, kwargs, lambda x: tap.visit(self.point("attn_in"), layer, x))
+            args, kwargs = _with_stream(args, kwargs, lambda x: tap.visit(self.point("attn_in"), layer, x))
+            if tap.scales_in(self.label, layer):
+                tap.note(attn_in=args[0] if args else kwargs["hidden_states"])
+            return args, kwargs
 
         def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             names = [self.point(name) for name in "qkv"]
@@ -174,7 +187,7 @@ class Stack:
 
         def noting(kind: str) -> Callable[..., None]:
             def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
-                if self._tap.under_way.watch.rows:
+                if self._tap.under_way.watch.rows or self._tap.scales_in(self.label, layer):
                     self._tap.note(**{kind: _multiplier(module, args[0], output)})
 
             return at_norm

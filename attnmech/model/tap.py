@@ -17,6 +17,7 @@ from torch import Tensor
 from ..activations import Batch
 from ..errors import InputError, UnsupportedModelError
 from ..points import PointKey, full_name, split_stack
+from .acting import Act, Acts, LayerActs
 
 if TYPE_CHECKING:
     from .attention import RowBlock
@@ -42,6 +43,8 @@ class Notes:
     key_norm: Tensor | None = None
     key_input: Tensor | None = None
     """What keys and values were made of, where that is not `attn_in` (cross-attention)."""
+    attn_in: Tensor | None = None
+    """What queries are made of; noted where a term of the scores is changed."""
 
 
 class Points:
@@ -110,10 +113,12 @@ class Pass:
 
 
 class Tap:
-    """The edits in force and the pass under way."""
+    """The edits and interventions in force and the pass under way."""
 
     def __init__(self) -> None:
         self._edits: list[tuple[PointKey, Edit, object]] = []
+        self._acts: list[tuple[Sequence[Act], object]] = []
+        self._acting = Acts()
         self._pass: Pass | None = None
         self._in_edit = False
 
@@ -125,9 +130,10 @@ class Tap:
 
     @property
     def edited(self) -> tuple[str, ...]:
-        """The points at which edits are in force: "pattern 3"."""
+        """The points at which edits are in force, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
         keys = sorted({key for key, _, _ in self._edits}, key=str)
-        return tuple(name if layer is None else f"{name} {layer}" for name, layer in keys)
+        points = (name if layer is None else f"{name} {layer}" for name, layer in keys)
+        return (*points, *self._acting.names)
 
     @contextmanager
     def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> Iterator[None]:
@@ -141,6 +147,30 @@ class Tap:
             yield
         finally:
             self._edits = [entry for entry in self._edits if entry[2] is not mine]
+
+    @contextmanager
+    def acting(self, acts: Sequence[Act]) -> Iterator[None]:
+        """Adds interventions, after those already in force; whatever happens inside, they are gone afterwards."""
+        mine = object()
+        try:
+            self._acts = [*self._acts, (acts, mine)]
+            self._acting = self._all_acts()
+            yield
+        finally:
+            self._acts = [entry for entry in self._acts if entry[1] is not mine]
+            self._acting = self._all_acts()
+
+    def _all_acts(self) -> Acts:
+        return Acts.of([act for acts, _ in self._acts for act in acts])
+
+    def acts_in(self, stack: str, layer: int) -> LayerActs | None:
+        """The interventions inside the attention of a layer."""
+        return self._acting.in_attention.get((stack, layer))
+
+    def scales_in(self, stack: str, layer: int) -> bool:
+        """Whether terms of the layer's scores are changed."""
+        acts = self.acts_in(stack, layer)
+        return acts is not None and bool(acts.scales)
 
     @contextmanager
     def recording(self, wanted: Pass) -> Iterator[Pass]:
@@ -159,15 +189,21 @@ class Tap:
         return self.edits(name, layer) or (self._pass is not None and self._pass.keeps((name, layer)))
 
     def edits(self, name: str, layer: int | None) -> bool:
-        """Whether anyone edits this point."""
-        return any(key == (name, layer) for key, _, _ in self._edits)
+        """Whether anyone changes this point."""
+        here = (name, layer)
+        return here in self._acting.at_points or any(key == here for key, _, _ in self._edits)
 
     def visit(self, name: str, layer: int | None, value: Tensor, *, owned: bool = False) -> Tensor:
-        """Passes a value through the edits of its point, keeps it if asked to, and returns it.
+        """Passes a value through the interventions and edits at its point, keeps it if asked to, and returns it.
 
         `owned` says that nobody else will change this tensor in place; all others are copied when kept.
         """
         key = (name, layer)
+        if acts := self._acting.at_points.get(key):
+            value = value.clone()
+            for act in acts:
+                assert layer is not None
+                act.at_point(value, layer)
         for place, edit, _ in self._edits:
             if place == key:
                 value = self._apply(edit, key, value)

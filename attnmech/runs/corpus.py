@@ -8,7 +8,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -275,7 +275,7 @@ class _Reading:
             if not isinstance(read, Batch):
                 yield from (self._document(number, read[number - first]) for number in numbers)
             elif numbers:
-                yield _AsGiven(numbers, _rows(read, [number - first for number in numbers]))
+                yield _AsGiven(numbers, read.texts(torch.tensor([number - first for number in numbers])))
 
     def _takes(self, number: int) -> bool:
         return number % self._shards == self._index
@@ -349,20 +349,3 @@ def _is_text_alone(batch: Batch, decoder_start: int | None) -> bool:
     target = batch.target
     usual = target is None or torch.equal(target.ids, torch.full_like(batch.ids[:, :1], decoder_start or 0))
     return usual and not padding_first and not batch.extra
-
-
-def _rows(batch: Batch, rows: Sequence[int]) -> Batch:
-    """Some sequences of a batch."""
-    if len(rows) == len(batch.ids):
-        return batch
-    chosen = torch.tensor(rows, device=batch.ids.device)
-    # Further inputs of one row are those of every text.
-    extra = {name: value if len(value) == 1 else value[chosen] for name, value in batch.extra.items()}
-    return replace(
-        batch,
-        ids=batch.ids[chosen],
-        mask=batch.mask[chosen],
-        tokens=tuple(batch.tokens[row] for row in rows),
-        target=None if batch.target is None else _rows(batch.target, rows),
-        extra=extra,
-    )

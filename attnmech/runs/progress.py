@@ -1,4 +1,4 @@
-"""A bar on stderr for work that goes through a corpus: documents, rate, time left."""
+"""A bar on stderr: for work that goes through a corpus, documents, rate and time left; for a sweep its steps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,3 +49,30 @@ def _length(inputs: Any) -> int | None:
         return len(inputs)
     except TypeError:
         return None
+
+
+class Steps:
+    """Call `advance` with how much is done."""
+
+    def __init__(self, bar: Progress, description: str, total: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task(description, total=total)
+
+    def advance(self, count: int) -> None:
+        """So much more is done, or was so before an interruption."""
+        self._bar.update(self._task, advance=count)
+
+
+@contextmanager
+def steps(description: str, total: int, *, show: bool) -> Iterator[Steps]:
+    """A bar over a known number of steps for as long as the block lasts; without `show` nothing is drawn."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as bar:
+        yield Steps(bar, description, total)

@@ -1,0 +1,66 @@
+"""Layers × heads as a map of signed effects."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from attnmech.draw.style import FIGURE_STYLE
+from attnmech.draw.text import token_labels
+
+SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
+"""Below zero brown, above zero blue, zero light grey: told apart by colour-blind readers, and by lightness."""
+
+
+def effect_map(
+    effect: NDArray[np.floating],
+    low: NDArray[np.floating],
+    high: NDArray[np.floating],
+    *,
+    layers: Sequence[int],
+    label: str,
+    columns: str = "head",
+    tokens: Sequence[str] = (),
+) -> go.Figure:
+    """A cell a head, coloured by its effect, on a scale that has zero in its middle; grey where none was measured.
+
+    `effect`, `low`, `high` are `[layer head]`; intervals that are NaN are not shown in the hover. `tokens`
+    stand at the columns where these are positions.
+    """
+    known = np.abs(effect[np.isfinite(effect)])
+    reach = float(known.max()) if known.size and known.max() > 0 else 1.0
+    names = token_labels(tokens) if tokens else [str(column) for column in range(effect.shape[1])]
+    hover = [
+        [_hover(f"layer {layer}, {columns} {name}", *values) for name, *values in zip(names, *row, strict=True)]
+        for layer, row in zip(layers, zip(effect, low, high, strict=True), strict=True)
+    ]
+    figure = go.Figure(
+        go.Heatmap(
+            z=effect,
+            x=list(range(effect.shape[1])),
+            y=[str(layer) for layer in layers],
+            zmin=-reach,
+            zmax=reach,
+            colorscale=SIGNED_COLOURS,
+            colorbar={"title": {"text": label, "side": "right"}, "thickness": 12},
+            text=hover,
+            hovertemplate="%{text}<extra></extra>",
+            xgap=1,
+            ygap=1,
+        )
+    )
+    figure.update_layout(template=FIGURE_STYLE, height=max(180, 60 + 24 * len(layers)))
+    figure.update_xaxes(title=columns, dtick=1 if effect.shape[1] <= 32 else None, showgrid=False)
+    if tokens:
+        figure.update_xaxes(tickvals=list(range(len(names))), ticktext=names)
+    figure.update_yaxes(title="layer", autorange="reversed", type="category", showgrid=False)
+    return figure
+
+
+def _hover(place: str, effect: float, low: float, high: float) -> str:
+    if not np.isfinite(effect):
+        return f"{place}<br>not measured"
+    interval = f"<br>95 %: {low:+.3g} to {high:+.3g}" if np.isfinite(low) and np.isfinite(high) else ""
+    return f"{place}<br>{effect:+.4g}{interval}"

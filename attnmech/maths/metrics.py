@@ -1,0 +1,60 @@
+"""What an output is worth, token by token: cross-entropy, divergence from another output, answers against others.
+
+All take logits `[row vocab]` and give a number a row, in float32 at least.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def log_probabilities(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
+    """ln softmax of each row."""
+    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+
+
+def cross_entropy(logits: Float[Tensor, "row vocab"], target: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
+    """−ln p(target), in nats.
+
+    >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp()
+    tensor([4.])
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.nn.functional.cross_entropy(wide, target, reduction="none")
+
+
+def divergence(logits: Float[Tensor, "row vocab"], clean: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
+    """KL(clean ‖ now) = Σ_w p_clean(w) (ln p_clean(w) − ln p(w)), in nats."""
+    before, now = log_probabilities(clean), log_probabilities(logits)
+    return (before.exp() * (before - now)).sum(dim=-1)
+
+
+def logit_difference(
+    logits: Float[Tensor, "row vocab"], answer: Int[Tensor, " row"], against: Int[Tensor, " row"]
+) -> Float[Tensor, " row"]:
+    """logit(answer) − logit(against): the logarithm of by how much likelier the answer is."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (wide.gather(1, answer[:, None]) - wide.gather(1, against[:, None]))[:, 0]
+
+
+def accuracy(
+    logits: Float[Tensor, "row vocab"], answer: Int[Tensor, " row"], against: Int[Tensor, " row"] | None = None
+) -> Float[Tensor, " row"]:
+    """1 where the answer is above what it stands against, or above every other token; else 0, ties too."""
+    right = logits.gather(1, answer[:, None])
+    if against is not None:
+        others = logits.gather(1, against[:, None])
+    else:
+        others = logits.scatter(1, answer[:, None], -torch.inf).amax(dim=1, keepdim=True)
+    return (right > others)[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def jensen_shannon(one: Float[Tensor, "*places key"], other: Float[Tensor, "*places key"]) -> Float[Tensor, "*places"]:
+    """½ KL(p ‖ m) + ½ KL(q ‖ m) with m = (p + q) / 2, in nats; at most ln 2.
+
+    >>> jensen_shannon(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).exp()
+    tensor(2.)
+    """
+    middle = (one + other) / 2
+    parts = (torch.xlogy(each, each) - torch.xlogy(each, middle) for each in (one, other))
+    return sum(parts, torch.zeros((), dtype=one.dtype, device=one.device)).sum(dim=-1).clamp_min(0) / 2

@@ -1,0 +1,70 @@
+"""Does a head matter? Each is ablated alone, and a metric measured before and after (formulas §5)."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..interventions import Heads
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..runs.ablations import Ablations, reread
+from ..runs.answers import Answers
+from ..runs.effects import HeadEffects, effects_of
+from ..runs.metrics import MetricLike
+from ..runs.sweep import sweep
+
+
+def ablate_heads(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    heads: Heads = "all",
+    method: str = "zero",
+    metric: MetricLike = "loss",
+    *,
+    layers: Iterable[int] | None = None,
+    reference: Inputs | Iterable[Inputs] | None = None,
+    per_position: bool = False,
+    answers: Answers = None,
+    against: Answers = None,
+    later: str = "recompute",
+    shifts: bool = False,
+    seed: int = 0,
+    bos: bool | None = None,
+    memory: float = 1.0,
+    journal: str | Path | None = None,
+    progress: bool = False,
+) -> HeadEffects:
+    """By how much a metric changes when each head, alone, is ablated.
+
+    >>> import attnmech as am
+    >>> effects = am.ablate_heads(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."])
+    >>> effects.effect.shape                 # metric after minus before, mean over texts
+    torch.Size([4, 8])
+
+    `method` says what becomes of the head's z: 0; its mean over the texts in `reference`, pooled over their tokens
+    or `per_position`; or what it is in another of the inputs, drawn by `seed` ("resample").
+
+    `metric`: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
+    "logit_difference" and "accuracy" of `answers`, a token for each text, `against` another, at the last token; or a
+    function `(logits, batch) -> [text]`.
+
+    `later="recompute"` gives the total effect. `later="frozen"` gives the direct effect: all that other heads and
+    MLPs write, in this layer and in later ones, is held at its clean value, so that only what the head itself writes is
+    missing from the last stream (norms are taken anew). Total less direct is what later layers make of it.
+    `shifts=True` also measures how far the patterns of all heads move (`HeadEffects.shift`).
+
+    `memory` is by how many GB the sweep may grow. With `journal`, a path, an interrupted sweep goes on where it
+    was; Ctrl-C returns what is done (`HeadEffects.complete` is False).
+
+    Raises `InputError` for heads, metrics, answers or references that cannot be, `JournalError` for the journal of
+    another sweep. Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample).
+    """
+    inputs, chosen = reread(inputs), model.check_heads(heads, layers)
+    ablations = Ablations.of(
+        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed, bos=bos
+    )
+    options = {**ablations.options, "heads": "all" if heads == "all" else [list(head) for head in chosen]}
+    swept = sweep(
+        model, inputs, [(ablations.of_head(head),) for head in chosen], metric, answers=answers, against=against,
+        later=later, shifts=shifts, bos=bos, memory=memory, journal=journal, progress=progress, options=options,
+    )  # fmt: skip
+    return effects_of(model, chosen, swept, method)

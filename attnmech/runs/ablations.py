@@ -1,0 +1,84 @@
+"""How heads are ablated: what stands in for their z."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, cast
+
+from ..errors import InputError
+from ..interventions import Head, Intervention, Values
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from .reference import mean_z, resampled_z
+
+METHODS: Final = ("zero", "mean", "resample")
+"""What may become of z."""
+
+
+@dataclass(frozen=True)
+class Ablations:
+    """One way to ablate heads: the interventions that it makes of them."""
+
+    method: str
+    values: Mapping[int, Values] | None
+    """What z of each layer becomes; None where it becomes 0."""
+    stack: str
+
+    @classmethod
+    def of(
+        cls,
+        model: HookedModel,
+        inputs: Inputs | Iterable[Inputs],
+        heads: Iterable[Head],
+        method: str,
+        *,
+        reference: Inputs | Iterable[Inputs] | None = None,
+        per_position: bool = False,
+        seed: int = 0,
+        bos: bool | None = None,
+    ) -> Self:
+        """Takes what the method needs from `reference` or, to resample, from the inputs, for the layers of the heads.
+
+        Raises `InputError` for a method that there is not, and for a reference that it needs or has no use for.
+        """
+        if method not in METHODS:
+            raise InputError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
+        check_reference(method, reference, per_position)
+        label, layers = model.output_stack.label, sorted({layer for layer, _ in heads})
+        values: Values | None = None
+        if reference is not None:
+            values = mean_z(model, reference, layers=layers, stack=label or None, per_position=per_position, bos=bos)
+        if method == "resample":
+            values = resampled_z(model, inputs, layers=layers, stack=label or None, seed=seed, bos=bos)
+        return cls(method, None if values is None else one_by_one(values), label)
+
+    def of_head(self, head: Head) -> Intervention:
+        """The intervention that ablates one head."""
+        if self.values is None:
+            return Intervention.zero([head], stack=self.stack)
+        return Intervention.replace([head], self.values[head[0]], stack=self.stack)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a result should say of it."""
+        about = None if self.values is None else next(iter(self.values.values())).about
+        return {"method": self.method, "values": about}
+
+
+def check_reference(method: str, reference: object, per_position: bool) -> None:
+    """Raises `InputError` for reference texts that are missing, or that the method has no use for."""
+    if method == "mean" and reference is None:
+        raise InputError('method="mean" needs `reference`: the texts over which each head\'s mean is taken.')
+    if reference is not None and method != "mean":
+        raise InputError(f'`reference` is for method="mean"; got it with method={method!r}.')
+    if per_position and method != "mean":
+        raise InputError(f'`per_position` is for method="mean"; got it with method={method!r}.')
+
+
+def one_by_one(values: Values) -> dict[int, Values]:
+    """The values of each layer by themselves, so that interventions in one layer share a digest."""
+    return {layer: Values({layer: value}, values.about) for layer, value in values.by_layer.items()}
+
+
+def reread(inputs: Inputs | Iterable[Inputs]) -> Inputs | Iterable[Inputs]:
+    """Inputs that can be read several times: those of an iterator as a list."""
+    return cast(Sequence[Inputs], list(inputs)) if isinstance(inputs, Iterator) else inputs

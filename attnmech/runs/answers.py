@@ -1,0 +1,36 @@
+"""The token that each text should go on with, from its text or its id."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..errors import InputError, index_of
+from ..model.hooked import HookedModel
+
+Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor | None
+"""A token for each text: its text, with its space, or its id."""
+
+
+def answer_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Tensor, " text"]:
+    """A token id for each text; `InputError` where one is no single token."""
+    found = [given] if isinstance(given, (str, int)) else given.tolist() if isinstance(given, Tensor) else list(given)
+    if len(found) != texts:
+        raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(found)}.")
+    ids = []
+    for token in found:
+        each = token
+        if isinstance(each, str):
+            if model.tokenizer is None:
+                raise InputError(f"`{name}` must be token ids: this model was loaded without a tokenizer.")
+            made = model.tokenizer(each, add_special_tokens=False)["input_ids"]
+            if len(made) != 1:
+                raise InputError(
+                    f"`{name}` must be single tokens; {each!r} becomes {len(made)}: "
+                    f"{model.tokenizer.convert_ids_to_tokens(made)}. Mind the leading space."
+                )
+            each = made[0]
+        ids.append(index_of(name, each, model.n_vocab, "the model's vocabulary"))
+    return torch.tensor(ids, device=model.device)

@@ -1,0 +1,269 @@
+"""How changes are run: where a pass begins, what shares a batch, and what the head is taken of."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..activations import Batch
+from ..errors import InputError
+from ..interventions import HEAD_POINTS, Intervention
+from ..maths.metrics import jensen_shannon
+from ..model.acting import Act
+from ..model.attention import RowBlock
+from ..model.hooked import HookedModel
+from ..model.partial import Blocks
+from .metrics import Metric
+
+Change: TypeAlias = tuple[Intervention, ...]
+"""What is in force together in one measurement."""
+
+STEP_TOKENS: Final = 2048
+"""About how many tokens go through the model at once: more would not make matrix products faster."""
+
+TEXT_TOKENS: Final = 512
+"""About how many tokens of texts are measured together, so that several changes fit into a step."""
+
+
+class Engine:
+    """Runs a model under changes, within a memory budget of so many bytes."""
+
+    def __init__(self, model: HookedModel, memory: float, *, frozen: bool, shifts: bool) -> None:
+        self.model, self.memory, self.frozen, self.shifts = model, memory, frozen, shifts
+        self.blocks = Blocks(model) if len(model.stacks) == 1 else None
+        if frozen and self.blocks is None:
+            raise InputError('later="frozen" is for models of one stack.')
+        widest = 4 * model.d_model
+        if self.blocks is not None:
+            widest = max(max(each.shape) for each in self.blocks.first.parameters())
+        size = torch.empty((), dtype=model.dtype).element_size()
+        # Stream, its norm, q k v z, what the MLP makes, and 16 rows of scores and pattern at the least.
+        self._per_token = size * (12 * model.d_model + 3 * widest) + 200 * model.n_heads
+        self._per_stream = size * model.d_model
+        self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
+
+    @property
+    def text_tokens(self) -> int:
+        """Of how many tokens the streams of all blocks fit into a quarter of the budget."""
+        layers = self.model.n_layers + 2
+        return max(1, min(TEXT_TOKENS, int(self.memory / 4 / (layers * self._per_stream))))
+
+    def check(self, batch: Batch) -> None:
+        """Raises `InputError` if one change of one text of the batch does not fit into the budget."""
+        length = batch.ids.shape[1]
+        needed = 2 * length * self._per_token + 4 * length * (self.model.n_layers + 2) * self._per_stream
+        needed = max(needed, 4 * self._per_row)
+        if needed > self.memory:
+            raise InputError(
+                f"one change of a text of {length} tokens needs about {needed / 1e9:.2g} GB; `memory` is "
+                f"{self.memory / 1e9:.2g} GB. Give more, or shorter texts."
+            )
+
+    def start_of(self, change: Change) -> int:
+        """The first block that a change touches."""
+        if self.blocks is None:
+            return 0
+        touched = [each.touches for each in change]
+        return min((min(layers) if layers else 0 for layers in touched), default=0)
+
+    def groups(self, batch: Batch, changes: Sequence[Change], todo: Sequence[int]) -> Iterator[list[int]]:
+        """The changes to be measured, those together that begin at one block and fit into a step."""
+        tokens = batch.ids.numel()
+        fit = min(STEP_TOKENS, int(self.memory / 2 / self._per_token))
+        count = max(1, fit // tokens - (1 if self.shifts or self.frozen else 0))
+        starts: dict[int, list[int]] = {}
+        for number in todo:
+            starts.setdefault(self.start_of(changes[number]), []).append(number)
+        for start in sorted(starts):
+            numbers = starts[start]
+            for first in range(0, len(numbers), count):
+                yield numbers[first : first + count]
+
+    def rows_at_once(self) -> int:
+        """Of how many tokens the logits fit into a quarter of the budget."""
+        return max(1, int(self.memory / 4 / self._per_row))
+
+    def texts(self, batch: Batch, documents: Int[Tensor, " batch"], changes: Sequence[Change]) -> "Texts":
+        """Some texts after their clean pass, ready for the changes that are to be measured on them."""
+        return Texts(self, batch, documents, sorted({start for change in changes for start in self._starts(change)}))
+
+    def _starts(self, change: Change) -> list[int]:
+        if not self.frozen:
+            return [self.start_of(change)]
+        return sorted({layer for each in change for layer in each.touches or self.model.output_stack.layers})
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The output of `count` copies of a batch: its last stream where the head can be taken later, else its logits."""
+
+    stream: Float[Tensor, "rows position d_model"] | None
+    logits: Float[Tensor, "rows position vocab"] | None
+
+
+class Texts:
+    """Texts, and what their clean pass left behind."""
+
+    def __init__(self, engine: Engine, batch: Batch, documents: Int[Tensor, " batch"], starts: Sequence[int]) -> None:
+        self.engine, self.model, self.blocks = engine, engine.model, engine.blocks
+        self.batch, self.documents = batch, documents
+        self.queries = batch.queries(self.model.output_stack.label)
+        self._later: dict[tuple[str, int], Tensor] = {}
+        if self.blocks is None:
+            values = self.model.forward(batch, captures=[("logits", None)])
+            self.streams, self.clean = {}, _Output(None, values["logits", None])
+            return
+        captures = self._outputs_of_layers() if engine.frozen and self._post_norm else []
+        ran = self.blocks.run(batch, streams=[*starts, len(self.blocks)], captures=captures)
+        self.streams = dict(ran.streams)
+        self._later = {(name, layer): ran.values[name, layer] for name, layer in captures}
+        self.clean = _Output(self.streams[len(self.blocks)], None)
+
+    @property
+    def _post_norm(self) -> bool:
+        return self.model.output_stack.architecture.norm == "post"
+
+    def _outputs_of_layers(self) -> list[tuple[str, int]]:
+        return [(name, layer) for layer in self.model.output_stack.layers for name in ("attn_out", "mlp_out")]
+
+    def before(self, judge: Metric) -> Float[Tensor, " batch"]:
+        """The metric with nothing changed."""
+        return self._judged(self.clean, 1, judge)[0]
+
+    def after(
+        self, changes: Sequence[Change], judge: Metric
+    ) -> tuple[Float[Tensor, "change batch"], Float[Tensor, "change batch layer head"] | None]:
+        """The metric under each of some changes that begin at one block, and how patterns moved."""
+        output, shift = (self._frozen(changes), None) if self.engine.frozen else self._recomputed(changes)
+        return self._judged(output, len(changes), judge), shift
+
+    # -- passes --------------------------------------------------------------------------------------------
+
+    def _acts(self, changes: Sequence[Change], first: int) -> list[Act]:
+        """Each change in its own copy of the texts; the first copies are left as they are."""
+        texts = len(self.batch.ids)
+        return [
+            self.model.act(each, slice(copy * texts, (copy + 1) * texts), self.documents)
+            for copy, change in enumerate(changes, start=first)
+            for each in change
+        ]
+
+    def _copies(self, count: int) -> Batch:
+        return self.batch.texts(torch.arange(len(self.batch.ids)).repeat(count))
+
+    def _recomputed(self, changes: Sequence[Change]) -> tuple[_Output, Tensor | None]:
+        start = self.engine.start_of(changes[0])
+        first = 1 if self.engine.shifts else 0
+        count = first + len(changes)
+        texts = len(self.batch.ids)
+        watch = _Shifts(self.model, texts, len(changes), start) if self.engine.shifts else None
+        rows = [watch] if watch else []
+        layers = watch.layers if watch else None
+        copies = self._copies(count)
+        with self.model.acting(self._acts(changes, first)):
+            if self.blocks is None:
+                values = self.model.forward(copies, captures=[("logits", None)], rows=rows, layers=layers)
+                output = _Output(None, values["logits", None][first * texts :])
+            else:
+                end = len(self.blocks)
+                stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=count)
+                ran = self.blocks.run(copies, start=start, stream=stream, streams=[end], rows=rows, layers=layers)
+                output = _Output(ran.streams[end][first * texts :], None)
+        return output, None if watch is None else watch.means()
+
+    def _frozen(self, changes: Sequence[Change]) -> _Output:
+        """The last stream where the changed layers' attention alone is another than in the clean pass."""
+        assert self.blocks is not None and self.clean.stream is not None
+        touched = sorted({layer for change in changes for layer in self.engine._starts(change)})
+        moved = {layer: self._moved(changes, layer) for layer in touched}
+        clean = repeat(self.clean.stream, "text ... -> change text ...", change=len(changes))
+        if not self._post_norm:
+            return _Output(rearrange(clean + sum(moved.values()), "change text ... -> (change text) ..."), None)
+        stream = repeat(self.streams[touched[0]], "text ... -> change text ...", change=len(changes))
+        plan, stack = self.model.output_stack.architecture, self.model.output_stack
+        assert plan.mid_norm is not None and plan.post_norm is not None
+        for layer in range(touched[0], len(self.blocks)):
+            attention = self._later["attn_out", layer] + moved.get(layer, 0.0)
+            stream = stack.module(layer, plan.mid_norm).forward(stream + attention)
+            stream = stack.module(layer, plan.post_norm).forward(stream + self._later["mlp_out", layer])
+        return _Output(rearrange(stream, "change text ... -> (change text) ..."), None)
+
+    def _moved(self, changes: Sequence[Change], layer: int) -> Float[Tensor, "change text position d_model"]:
+        """By how much a layer's attention writes something else, on the clean stream."""
+        assert self.blocks is not None
+        here = [tuple(each for each in change if layer in (each.touches or (layer,))) for change in changes]
+        count = 1 + len(changes)
+        stream = repeat(self.streams[layer], "text ... -> (copy text) ...", copy=count)
+        point = self.model.output_stack.point("attn_out"), layer
+        with self.model.acting(self._acts_at(here, layer)):
+            ran = self.blocks.run(self._copies(count), start=layer, stream=stream, stop=layer + 1, captures=[point])
+        written = rearrange(ran.values[point], "(copy text) ... -> copy text ...", copy=count)
+        return written[1:] - written[:1]
+
+    def _acts_at(self, changes: Sequence[Change], layer: int) -> list[Act]:
+        for change in changes:
+            for each in change:
+                if each.point not in HEAD_POINTS:
+                    raise InputError(f'later="frozen" is for what heads do; got {each}.')
+        return self._acts(changes, 1)
+
+    # -- the metric ----------------------------------------------------------------------------------------
+
+    def _judged(self, output: _Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
+        if judge.compute is not None:
+            return torch.stack(
+                [judge.of_whole(self._logits(output, copy), self.queries) for copy in range(count)]
+            ).cpu()
+        rows = judge.rows(self.queries).nonzero()
+        sums = torch.zeros(count, len(self.queries.ids), dtype=torch.float64, device=rows.device)
+        by_row = output.stream is not None and self.blocks is not None and self.blocks.by_row
+        at_once = self.engine.rows_at_once() // (count + int(judge.needs_clean)) if by_row else len(rows)
+        for some in torch.split(rows, max(1, at_once)):
+            clean = self._rows(self.clean, 1, some)[0] if judge.needs_clean else None
+            for copy, logits in enumerate(self._rows(output, count, some)):
+                sums[copy].index_add_(0, some[:, 0], judge.of_rows(logits, clean, self.queries, some).double())
+        return (sums / torch.bincount(rows[:, 0], minlength=len(self.queries.ids))).cpu()
+
+    def _rows(self, output: _Output, count: int, rows: Int[Tensor, "row 2"]) -> Sequence[Float[Tensor, "row vocab"]]:
+        """The logits of some tokens, copy by copy."""
+        text, position = rows.unbind(dim=1)
+        if output.stream is not None and self.blocks is not None and self.blocks.by_row:
+            streams = rearrange(output.stream, "(copy text) ... -> copy text ...", copy=count)[:, text, position]
+            logits = self.blocks.logits_of_rows(rearrange(streams, "copy row d_model -> (copy row) d_model"))
+            return list(rearrange(logits, "(copy row) vocab -> copy row vocab", copy=count))
+        return [self._logits(output, copy)[text, position] for copy in range(count)]
+
+    def _logits(self, output: _Output, copy: int) -> Float[Tensor, "batch position vocab"]:
+        texts = slice(copy * len(self.batch.ids), (copy + 1) * len(self.batch.ids))
+        if output.logits is not None:
+            return output.logits[texts]
+        assert output.stream is not None and self.blocks is not None
+        return self.blocks.logits(self.batch, output.stream[texts])
+
+
+class _Shifts:
+    """Watches how far the patterns of changed copies are from those of the first copy."""
+
+    def __init__(self, model: HookedModel, texts: int, changes: int, start: int) -> None:
+        stack = model.output_stack
+        self.layers = [(stack.label, layer) for layer in stack.layers if layer >= start]
+        self._below = len(stack.layers) - len(self.layers)
+        self._texts, self._changes = texts, changes
+        self._sums = torch.zeros(changes, texts, len(stack.layers), stack.n_heads, dtype=torch.float64)
+        self._rows = torch.zeros(texts, dtype=torch.float64)
+
+    def __call__(self, block: RowBlock) -> None:
+        copies = rearrange(block.attention.pattern, "(copy text) ... -> copy text ...", text=self._texts)
+        real = block.real[: self._texts].cpu()
+        distance = jensen_shannon(copies[1:], copies[:1]).double().cpu().masked_fill(~real[:, None], 0.0)
+        self._sums[:, :, self._below + block.index] += distance.sum(dim=-1)
+        if block.index == 0:
+            self._rows += real.sum(dim=1)
+
+    def means(self) -> Float[Tensor, "change text layer head"]:
+        """The mean over rows."""
+        return self._sums / self._rows[:, None, None]

@@ -1,0 +1,146 @@
+"""What a run is judged by: one number for each text, from its logits."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..activations import Batch
+from ..errors import InputError
+from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
+from ..model.hooked import HookedModel
+from .answers import Answers, answer_ids
+
+MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]
+"""A name of `METRICS`, or `(logits [batch position vocab], batch) -> [batch]`."""
+
+METRICS: Final = {
+    "loss": "mean cross-entropy of the next token, in nats",
+    "kl": "mean KL divergence from the clean output, in nats",
+    "logit_difference": "logit of the answer less that of the token it stands against, at the last token",
+    "accuracy": "whether the answer is above the token it stands against (or above all), at the last token",
+}
+"""What can be named, with what it is."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, with the rows of the output that it needs and the answers of each text."""
+
+    name: str
+    compute: Callable[[Tensor, Batch], Tensor] | None = None
+    """A user's own; it is given whole logits."""
+    answers: Int[Tensor, " text"] | None = None
+    against: Int[Tensor, " text"] | None = None
+
+    @classmethod
+    def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
+        """A metric for these texts; `InputError` for one that they or the model have no meaning for."""
+        if model.points["logits"].absent is not None:
+            raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
+        right = None if answers is None else answer_ids(model, "answers", answers, texts)
+        wrong = None if against is None else answer_ids(model, "against", against, texts)
+        if wrong is not None and right is None:
+            raise InputError("`against` needs `answers`: the tokens that it is compared with.")
+        if callable(metric):
+            return cls(_name_of(metric), metric, right, wrong)
+        if metric not in METRICS:
+            known = "; ".join(f"{name!r} ({about})" for name, about in METRICS.items())
+            raise InputError(
+                f"`metric` must be one of {known}, or a function (logits, batch) -> [batch]; got {metric!r}."
+            )
+        if metric == "loss" and not model.causal:
+            raise InputError(
+                'the loss is that of the next token, which this model sees; take metric="kl", or answers with '
+                'metric="logit_difference".'
+            )
+        if metric in ("logit_difference", "accuracy") and right is None:
+            raise InputError(f'metric="{metric}" needs `answers`: a token for each text, such as [" Tom"].')
+        if metric == "logit_difference" and wrong is None:
+            raise InputError('metric="logit_difference" needs `against`: the token that each answer is compared with.')
+        return cls(metric, None, right, wrong)
+
+    @property
+    def needs_clean(self) -> bool:
+        """Whether it compares with the output before the change."""
+        return self.name == "kl" and self.compute is None
+
+    def at(self, documents: Int[Tensor, " batch"]) -> "Metric":
+        """The metric for some of the texts."""
+        return replace(self, answers=_some(self.answers, documents), against=_some(self.against, documents))
+
+    def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
+        """The tokens whose logits it needs."""
+        mask = batch.mask
+        if self.name == "kl":
+            return mask
+        last = _last(mask)
+        if self.name != "loss":
+            return last
+        return mask & torch.cat((mask[:, 1:], torch.zeros_like(mask[:, :1])), dim=1)
+
+    def of_rows(
+        self, logits: Float[Tensor, "row vocab"], clean: Tensor | None, batch: Batch, rows: Int[Tensor, "row 2"]
+    ) -> Float[Tensor, " row"]:
+        """A number for each of some rows, given as (text, position) of the batch."""
+        text, position = rows.unbind(dim=1)
+        if self.name == "loss":
+            return cross_entropy(logits, batch.ids[text, position + 1])
+        if self.name == "kl":
+            assert clean is not None
+            return divergence(logits, clean)
+        assert self.answers is not None
+        against = None if self.against is None else self.against[text]
+        if self.name == "accuracy":
+            return accuracy(logits, self.answers[text], against)
+        assert against is not None
+        return logit_difference(logits, self.answers[text], against)
+
+    def of_whole(self, logits: Float[Tensor, "batch position vocab"], batch: Batch) -> Float[Tensor, " batch"]:
+        """A user's metric, checked."""
+        assert self.compute is not None
+        found = self.compute(logits, replace(batch, answers=self.answers, against=self.against))
+        texts = len(batch.ids)
+        if not isinstance(found, torch.Tensor) or found.shape != (texts,):
+            shape = list(found.shape) if isinstance(found, torch.Tensor) else repr(found)
+            raise InputError(
+                f"the metric {self.name} must return one number for each of the {texts} texts, a tensor [{texts}]; got "
+                f"{shape}."
+            )
+        return found.double()
+
+
+def require_finite(name: str, found: Float[Tensor, " text"], documents: Sequence[int], what: str) -> None:
+    """Raises `InputError` with the first text for which a metric is NaN."""
+    bad = found.isnan().nonzero()
+    if len(bad):
+        raise InputError(
+            f"the metric {name} is NaN for text {documents[int(bad[0])]} ({what}). Texts need at least two tokens for "
+            "a loss; a function of one's own must give a number for every text."
+        )
+
+
+def _some(values: Tensor | None, documents: Int[Tensor, " batch"]) -> Tensor | None:
+    return None if values is None else values[documents.to(values.device)]
+
+
+def _last(mask: Bool[Tensor, "batch position"]) -> Bool[Tensor, "batch position"]:
+    """The last real token of each text."""
+    length = mask.shape[1]
+    place = length - 1 - mask.flip(1).int().argmax(dim=1)
+    return torch.arange(length, device=mask.device) == place[:, None]
+
+
+def _name_of(metric: Any) -> str:
+    name = getattr(metric, "__name__", type(metric).__name__)
+    try:
+        inspect.signature(metric).bind(None, None)
+    except TypeError as error:
+        raise InputError(f"the metric {name} must take (logits, batch); {error}.") from error
+    except ValueError:  # builtins tell nothing of themselves
+        pass
+    return str(name)

@@ -1,0 +1,138 @@
+"""What heads write on a reference set: their mean, or that of other texts, as values for interventions."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from ..errors import InputError
+from ..interventions import Values
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..model.tap import LayerEnd
+from ..points import split_stack
+from .corpus import CorpusBatch, batches
+from .stream import Reducer, Run, Source, State, stream
+
+
+def mean_z(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Sequence[int],
+    stack: str | None = None,
+    per_position: bool = False,
+    bos: bool | None = None,
+) -> Values:
+    """The mean of z over the real tokens of a reference set, or over those at each position.
+
+    By layer `[1 1 head d_head]`, or `[1 position head d_head]`, in the model's precision.
+    """
+    found: Values
+    (found,) = stream(model, inputs, [_MeanZ(per_position)], layers=layers, stack=stack, bos=bos)
+    return found
+
+
+class _MeanZ(Reducer):
+    points = ("z",)
+
+    def __init__(self, per_position: bool) -> None:
+        self.per_position = per_position
+
+    def start(self, run: Run) -> State:
+        positions = run.batch.queries(run.stack.label).ids.shape[1] if self.per_position else 1
+        shape = run.n_layers, run.n_heads, run.stack.d_head, positions
+        device = run.model.device
+        return {
+            "sums": torch.zeros(shape, dtype=torch.float64, device=device),
+            "counts": torch.zeros(run.n_layers, positions, dtype=torch.float64, device=device),
+        }
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        real = end.real[:, :, None, None]
+        sums = end["z"].double().masked_fill(~real, 0.0).sum(dim=0).permute(1, 2, 0)
+        counts = end.real.sum(dim=0).double()
+        if not self.per_position:
+            sums, counts = sums.sum(dim=-1, keepdim=True), counts.sum(dim=-1, keepdim=True)
+        state["sums"][end.index] += sums
+        state["counts"][end.index] += counts
+
+    def merge(self, one: State, other: State) -> State:
+        longest = max(one["counts"].shape[-1], other["counts"].shape[-1])
+        wide = (
+            {name: torch.nn.functional.pad(value, (0, longest - value.shape[-1])) for name, value in each.items()}
+            for each in (one, other)
+        )
+        first, second = wide
+        return {name: first[name] + second[name] for name in first}
+
+    def finish(self, state: State, source: Source) -> Values:
+        means = state["sums"] / state["counts"][:, None, None]
+        texts = "1 text" if source.documents == 1 else f"{source.documents} texts"
+        about = f"mean over {texts}, {'position by position' if self.per_position else 'pooled'}"
+        model = source.model
+        by_layer = {
+            layer: mean.permute(2, 0, 1)[None].to(model.device, model.dtype)
+            for layer, mean in zip(source.layers, means, strict=True)
+        }
+        return Values(by_layer, about)
+
+
+def resampled_z(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    layers: Sequence[int],
+    stack: str | None = None,
+    seed: int = 0,
+    bos: bool | None = None,
+) -> Values:
+    """z of each text as it is in another of the texts, drawn by the seed, `[text position head d_head]` by layer.
+
+    Position i has that of the other text's position i; past the other's end, that of one of its positions (but the
+    first), drawn too.
+    """
+    label = model.stack(stack).label
+    point = model.stack(stack).point("z")
+    parts: list[CorpusBatch] = list(batches(inputs, model, bos=bos))
+    texts = sum(len(part.documents) for part in parts)
+    if texts < 2:
+        raise InputError('method="resample" takes what a head writes from another text; give at least two.')
+    lengths = torch.zeros(texts, dtype=torch.long)
+    longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
+    for part in parts:
+        lengths[part.documents] = part.batch.queries(label).lengths.cpu()
+    donors, places = _drawn(lengths, longest, seed)
+    taken = {layer: value[donors[:, None], places] for layer, value in captured(model, parts, point, layers).items()}
+    return Values(taken, f"that of another of {texts} texts (seed {seed})")
+
+
+def captured(
+    model: HookedModel, parts: Sequence[CorpusBatch], point: str, layers: Iterable[int]
+) -> dict[int, Shaped[Tensor, "text position ..."]]:
+    """A point of every text, by layer, 0 past a text's end: z, or one of the stream."""
+    keys = model.points.resolve([point], layers, model.refused)
+    texts = sum(len(part.documents) for part in parts)
+    longest = max(part.batch.queries(split_stack(point)[0]).ids.shape[1] for part in parts)
+    by_layer: dict[int, Tensor] = {}
+    for part in parts:
+        for (_, layer), value in model.forward(part.batch, captures=keys).items():
+            assert layer is not None
+            whole = by_layer.setdefault(layer, value.new_zeros(texts, longest, *value.shape[2:]))
+            whole[part.documents, : value.shape[1]] = value
+    return by_layer
+
+
+def _drawn(
+    lengths: Int[Tensor, " text"], longest: int, seed: int
+) -> tuple[Int[Tensor, " text"], Int[Tensor, "text position"]]:
+    """For each text another, and for each position one of the other's."""
+    generator = torch.Generator().manual_seed(seed)
+    texts = len(lengths)
+    donors = (torch.arange(texts) + torch.randint(1, texts, (texts,), generator=generator)) % texts
+    uniform = torch.rand(texts, longest, generator=generator)
+    ends = lengths[donors][:, None]
+    others = 1 + (uniform * (ends - 1)).long()
+    here = torch.arange(longest).expand(texts, -1)
+    return donors, torch.where(here < ends, here, others.clamp(max=ends - 1))

@@ -1,0 +1,219 @@
+"""Many interventions, each measured on the same texts.
+
+One clean pass keeps the stream as it enters each block. What stands below the first block that a change touches would
+come out the same again, so its pass begins there; changes that begin at one block share a batch, as copies of the
+texts; and the head is taken of no more tokens than the metric needs (`attnmech.runs.engine`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import InputError
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..results import Provenance
+from .answers import Answers
+from .corpus import CorpusBatch, batches
+from .engine import Change, Engine
+from .journal import Entry, Journal
+from .metrics import Metric, MetricLike, require_finite
+from .progress import Steps, steps
+
+LATER: Final = ("recompute", "frozen")
+"""Whether what stands after the change is computed again, or held at its clean output."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep found."""
+
+    before: Float[Tensor, " text"]
+    """The metric of each text, with nothing changed."""
+    after: Float[Tensor, "change text"]
+    """The metric under each change; NaN where the sweep was stopped before."""
+    documents: int
+    provenance: Provenance
+    tokens: tuple[tuple[str, ...], ...]
+    shift: Float[Tensor, "change layer head"] | None = None
+    """By how much each head's pattern moved, in nats of Jensen-Shannon divergence, mean over rows, then texts."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return not bool(self.after.isnan().any())
+
+
+def sweep(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    changes: Sequence[Change],
+    metric: MetricLike = "loss",
+    *,
+    answers: Answers = None,
+    against: Answers = None,
+    later: str = "recompute",
+    shifts: bool = False,
+    bos: bool | None = None,
+    memory: float = 1.0,
+    journal: str | Path | None = None,
+    progress: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Swept:
+    """Measures each change on every text.
+
+    `memory` is by how many GB (10⁹ bytes) a step may grow; it decides how many changes share a batch. With `journal`, a
+    path, what is measured is kept in a file, and the same call after an interruption goes on from there; the file
+    is removed at the end. Ctrl-C ends the sweep with what is done. `shifts` also measures how patterns move.
+
+    Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep.
+    """
+    if later not in LATER:
+        raise InputError(f'`later` must be "recompute" or "frozen"; got {later!r}.')
+    if shifts and later == "frozen":
+        raise InputError('patterns do not move where later="frozen" holds them.')
+    for change in changes:
+        for each in change:
+            model.act(each)
+    engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts)
+    parts = list(batches(inputs, model, tokens_per_batch=engine.text_tokens, window=4096, bos=bos))
+    parts = [piece for part in parts for piece in _pieces(part, engine.text_tokens)]
+    texts = sum(len(part.documents) for part in parts)
+    judge = Metric.of(model, metric, answers, against, texts)
+    for part in parts:
+        engine.check(part.batch)
+    noted = {"bos": bos, "metric": judge.name, "later": later, **(options or {})}
+    given = _tokens_of(parts, texts, model.output_stack.label)
+    provenance = Provenance(model.name, model.weights_hash, parts[-1].digest, model.edited, given, noted)
+    record = _Record(len(changes), texts, model if shifts else None)
+    file = None if journal is None else Journal(Path(journal), _identity(provenance, changes, judge, shifts, parts))
+    if file and (entry := file.resume()):
+        record.restore(entry)
+    work = _Work(model, engine, changes, judge, record, file)
+    with steps("ablations", len(changes) * texts, show=progress) as bar:
+        try:
+            for part in parts:
+                work.part(part, bar)
+        except KeyboardInterrupt:
+            if not record.any_done:
+                raise
+    if file and record.complete:
+        file.remove()
+    return Swept(record.before, record.after, texts, provenance, given, record.mean_shift())
+
+
+def _identity(
+    origin: Provenance, changes: Sequence[Change], judge: Metric, shifts: bool, parts: Sequence[CorpusBatch]
+) -> dict[str, Any]:
+    targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against)]
+    return {
+        "attnmech": version("attnmech"),
+        "model": origin.model,
+        "weights": origin.weights,
+        "hooks": list(origin.edits),
+        "inputs": origin.inputs,
+        "options": {name: str(value) for name, value in origin.options.items()},
+        "answers": targets,
+        "shifts": shifts,
+        "changes": [[each.digest for each in change] for change in changes],
+    }
+
+
+def _pieces(part: CorpusBatch, tokens: int) -> Iterator[CorpusBatch]:
+    """A batch that came in one, cut into pieces of few tokens."""
+    batch = part.batch
+    count = max(1, tokens // batch.ids.shape[1])
+    if len(batch.ids) <= count:
+        yield part
+        return
+    for chosen in torch.split(torch.arange(len(batch.ids)), count):
+        yield CorpusBatch(batch.texts(chosen), part.documents[chosen], 0, part.digest)
+
+
+def _tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tuple[str, ...], ...]:
+    found: list[tuple[str, ...]] = [()] * texts
+    for part in parts:
+        batch = part.batch.queries(stack)
+        for number, row, length in zip(part.documents.tolist(), batch.tokens, batch.lengths.tolist(), strict=True):
+            found[number] = row[:length]
+    return tuple(found)
+
+
+class _Record:
+    """What has been measured so far."""
+
+    def __init__(self, changes: int, texts: int, shifting: HookedModel | None) -> None:
+        self.before = torch.full((texts,), torch.nan, dtype=torch.float64)
+        self.after = torch.full((changes, texts), torch.nan, dtype=torch.float64)
+        self.shift: Tensor | None = None
+        if shifting is not None:
+            heads = len(shifting.output_stack.layers), shifting.output_stack.n_heads
+            self.shift = torch.full((changes, texts, *heads), torch.nan, dtype=torch.float64)
+        self.written = 0
+
+    @property
+    def any_done(self) -> bool:
+        return not bool(self.after.isnan().all())
+
+    @property
+    def complete(self) -> bool:
+        return not bool(self.after.isnan().any())
+
+    def mean_shift(self) -> Tensor | None:
+        return None if self.shift is None else self.shift.nanmean(dim=1)
+
+    def entry(self) -> Entry:
+        tensors = {"before": self.before, "after": self.after}
+        if self.shift is not None:
+            tensors["shift"] = self.shift
+        self.written += 1
+        return Entry(tensors, self.written, "")
+
+    def restore(self, entry: Entry) -> None:
+        self.before, self.after = entry.tensors["before"], entry.tensors["after"]
+        self.shift = entry.tensors.get("shift")
+        self.written = entry.batches
+
+
+@dataclass
+class _Work:
+    """One call of `sweep`."""
+
+    model: HookedModel
+    engine: Engine
+    changes: Sequence[Change]
+    judge: Metric
+    record: _Record
+    journal: Journal | None
+
+    def part(self, part: CorpusBatch, bar: Steps) -> None:
+        """All changes that are not measured on these texts yet."""
+        documents = part.documents
+        missing = self.record.after[:, documents].isnan().any(dim=1)
+        bar.advance(int((~missing).sum()) * len(documents))
+        todo = missing.nonzero()[:, 0].tolist()
+        if not todo:
+            return
+        judge = self.judge.at(documents)
+        texts = self.engine.texts(part.batch, documents, [self.changes[number] for number in todo])
+        before = texts.before(judge)
+        require_finite(judge.name, before, documents.tolist(), "with nothing changed")
+        self.record.before[documents] = before
+        for group in self.engine.groups(part.batch, self.changes, todo):
+            after, shift = texts.after([self.changes[number] for number in group], judge)
+            for number, values in zip(group, after, strict=True):
+                named = "; ".join(map(str, self.changes[number])) or "nothing changed"
+                require_finite(judge.name, values, documents.tolist(), named)
+            rows = torch.tensor(group)
+            self.record.after[rows[:, None], documents] = after
+            if self.record.shift is not None and shift is not None:
+                self.record.shift[rows[:, None], documents] = shift
+            if self.journal:
+                self.journal.write(self.record.entry())
+            bar.advance(len(group) * len(documents))

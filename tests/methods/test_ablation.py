@@ -1,0 +1,360 @@
+"""Effects of ablations equal those of ablations by hand on the raw transformers model."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+import attnmech as am
+from attnmech.model.architectures import architectures_of, submodule
+
+FAMILIES = ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"]
+
+
+@contextmanager
+def z_changed(plain: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The raw model with z of a layer, the input of its output projection, changed: `[batch position head d_head]`."""
+    (plan,) = architectures_of(plain)
+    heads = plan.n_heads
+    projection = submodule(submodule(plain.base_model, plan.blocks)[layer], plan.out)  # type: ignore[index]
+
+    def at_input(module: nn.Module, args: Any) -> Any:
+        z = rearrange(args[0], "... (head d_head) -> ... head d_head", head=heads)
+        return (rearrange(change(z.clone()), "... head d_head -> ... (head d_head)"),)
+
+    handle = projection.register_forward_pre_hook(at_input)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def losses(logits: Tensor, ids: Tensor, lengths: list[int]) -> Tensor:
+    """Mean cross-entropy of the next token, text by text."""
+    found = []
+    for row, tokens, length in zip(logits.double(), ids, lengths, strict=True):
+        chances = torch.log_softmax(row, dim=-1)
+        found.append(-sum(chances[i, tokens[i + 1]] for i in range(length - 1)) / (length - 1))
+    return torch.stack(found)  # type: ignore[arg-type]
+
+
+def divergences(logits: Tensor, clean: Tensor, lengths: list[int]) -> Tensor:
+    """Mean KL(clean ‖ now), text by text."""
+    p, q = clean.double().softmax(-1), logits.double().softmax(-1)
+    whole = (p * (p / q).log()).sum(-1)
+    return torch.stack([row[:length].mean() for row, length in zip(whole, lengths, strict=True)])
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_zeroing_each_head_equals_the_raw_model(family: str) -> None:
+    hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
+    metric = "loss" if hooked.causal else "kl"
+    lengths = [ids.shape[1]] * len(ids)
+    effects = am.ablate_heads(hooked, ids, metric=metric)
+    with torch.no_grad():
+        clean = plain(ids).logits
+        for layer in range(hooked.n_layers):
+            for head in range(hooked.n_heads):
+
+                def zeroed(z: Tensor, head: int = head) -> Tensor:
+                    z[..., head, :] = 0
+                    return z
+
+                with z_changed(plain, layer, zeroed):
+                    now = plain(ids).logits
+                expected = losses(now, ids, lengths) if metric == "loss" else divergences(now, clean, lengths)
+                torch.testing.assert_close(effects.after[layer, head], expected, rtol=1e-4, atol=1e-5)
+    assert effects.complete
+    if metric == "loss":
+        torch.testing.assert_close(effects.before, losses(clean, ids, lengths), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "bert", "gemma2", "gpt_neox"])
+def test_frozen_keeps_all_that_comes_later(name: str) -> None:
+    """Direct effect: every module after the ablated attention is made to return its clean output."""
+    hooked, plain, ids = models.hooked(name), models.plain(name), models.token_ids(name)
+    metric = "kl"
+    effects = am.ablate_heads(hooked, ids, metric=metric, later="frozen")
+    (plan,) = architectures_of(plain)
+    blocks = submodule(plain.base_model, plan.blocks)
+    written = [(layer, path) for layer in range(hooked.n_layers) for path in (plan.attn_out or plan.out, plan.mlp_out)]
+
+    def module(layer: int, path: str) -> nn.Module:
+        return submodule(blocks[layer], path)  # type: ignore[index]
+
+    with torch.no_grad():
+        kept: dict[tuple[int, str], Any] = {}
+        handles = [
+            module(*place).register_forward_hook(lambda _, __, out, place=place: kept.__setitem__(place, out))
+            for place in written
+        ]
+        clean = plain(ids).logits
+        for handle in handles:
+            handle.remove()
+        for layer in range(hooked.n_layers):
+            later = [place for place in written if place[0] > layer or place == (layer, plan.mlp_out)]
+            for head in range(hooked.n_heads):
+
+                def zeroed(z: Tensor, head: int = head) -> Tensor:
+                    z[..., head, :] = 0
+                    return z
+
+                handles = [module(*place).register_forward_hook(lambda *_, place=place: kept[place]) for place in later]
+                with z_changed(plain, layer, zeroed):
+                    now = plain(ids).logits
+                for handle in handles:
+                    handle.remove()
+                expected = divergences(now, clean, [ids.shape[1]] * len(ids))
+                torch.testing.assert_close(effects.after[layer, head], expected, rtol=2e-4, atol=1e-5)
+
+
+def test_mean_over_a_reference_and_per_position() -> None:
+    hooked, plain, ids = models.hooked("gpt2"), models.plain("gpt2"), models.token_ids("gpt2")
+    reference = ids.flip(0).roll(1, dims=1)
+    for per_position in (False, True):
+        effects = am.ablate_heads(
+            hooked, ids, [(1, 2)], "mean", reference=reference, per_position=per_position, layers=[1]
+        )
+        with torch.no_grad():
+            seen: list[Tensor] = []
+            with z_changed(plain, 1, lambda z, seen=seen: (seen.append(z), z)[1]):
+                plain(reference)
+            mean = seen[0].mean(dim=0 if per_position else (0, 1))[..., 2, :]
+
+            def replaced(z: Tensor, mean: Tensor = mean) -> Tensor:
+                z[..., 2, :] = mean
+                return z
+
+            with z_changed(plain, 1, replaced):
+                expected = losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids))
+        torch.testing.assert_close(effects.after[0, 2], expected, rtol=1e-4, atol=1e-5)
+        assert effects.layers == (1,)
+        assert effects.swept.sum() == 1
+        assert effects.effect[0, :2].isnan().all()
+
+
+def test_resampling_takes_z_of_another_text() -> None:
+    hooked, plain, ids = models.hooked("bloom"), models.plain("bloom"), models.token_ids("bloom")
+    seen: list[Tensor] = []
+    with torch.no_grad(), z_changed(plain, 0, lambda z: (seen.append(z.clone()), z)[1]):
+        plain(ids)
+    effects = am.ablate_heads(hooked, ids, [(0, 1)], "resample", seed=3)
+    candidates = []
+    for shift in range(1, len(ids)):
+        donors = [(row + shift) % len(ids) for row in range(len(ids))]
+
+        def replaced(z: Tensor, donors: list[int] = donors) -> Tensor:
+            z[..., 1, :] = seen[0][donors][..., 1, :]
+            return z
+
+        with torch.no_grad(), z_changed(plain, 0, replaced):
+            candidates.append(losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids)))
+    found = effects.after[0, 1]
+    for row, value in enumerate(found):
+        assert any(abs(float(value - each[row])) < 1e-5 for each in candidates)
+    again = am.ablate_heads(hooked, ids, [(0, 1)], "resample", seed=3)
+    assert torch.equal(found, again.after[0, 1])
+
+
+def test_answers_and_a_function_of_ones_own() -> None:
+    hooked, plain, ids = models.hooked("llama"), models.plain("llama"), models.token_ids("llama")
+    answers, against = torch.tensor([5, 9, 11][: len(ids)]), torch.tensor([7, 4, 30][: len(ids)])
+
+    def zeroed(z: Tensor) -> Tensor:
+        z[..., 3, :] = 0
+        return z
+
+    with torch.no_grad(), z_changed(plain, 1, zeroed):
+        last = plain(ids).logits[:, -1]
+    difference = last.gather(1, answers[:, None])[:, 0] - last.gather(1, against[:, None])[:, 0]
+    options: dict[str, Any] = {"answers": answers, "against": against}
+    found = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", **options)
+    torch.testing.assert_close(found.after[0, 3], difference.double(), rtol=1e-4, atol=1e-5)
+    right = am.ablate_heads(hooked, ids, [(1, 3)], metric="accuracy", **options)
+    assert right.after[0, 3].tolist() == (difference > 0).double().tolist()
+    best = am.ablate_heads(hooked, ids, [(1, 3)], metric="accuracy", answers=last.argmax(dim=-1))
+    assert best.after[0, 3].tolist() == [1.0] * len(ids)
+
+    def own(logits: Tensor, batch: am.Batch) -> Tensor:
+        assert batch.answers is not None and torch.equal(batch.answers, answers[: len(batch.ids)])
+        return logits[:, -1].gather(1, batch.answers[:, None])[:, 0]
+
+    mine = am.ablate_heads(hooked, ids, [(1, 3)], metric=own, answers=answers)
+    torch.testing.assert_close(mine.after[0, 3], last.gather(1, answers[:, None])[:, 0].double(), rtol=1e-4, atol=1e-5)
+    assert mine.metric == "own"
+
+
+def test_padding_changes_nothing() -> None:
+    hooked = models.hooked("bloom")
+    texts = [torch.arange(4, 4 + length) for length in (9, 3, 6, 2)]
+    together = am.ablate_heads(hooked, iter(texts))
+    for place, text in enumerate(texts):
+        alone = am.ablate_heads(hooked, text[None])
+        torch.testing.assert_close(together.after[:, :, place], alone.after[:, :, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_how_patterns_move() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    effects = am.ablate_heads(hooked, ids, [(0, 1), (1, 4)], shifts=True)
+    assert effects.shift is not None
+    clean = hooked.run(ids, points=["pattern"])
+    for index, (layer, head) in enumerate([(0, 1), (1, 4)]):
+        with hooked.intervene(am.Intervention.zero([(layer, head)])):
+            now = hooked.run(ids, points=["pattern"])
+        for later in range(hooked.n_layers):
+            p, q = clean["pattern", later].double(), now["pattern", later].double()
+            m = (p + q) / 2
+            js = (torch.xlogy(p, p) + torch.xlogy(q, q) - 2 * torch.xlogy(m, m)).sum(-1).mean(dim=(0, 2)) / 2
+            found = effects.shift[index, head, later]
+            torch.testing.assert_close(found, js, rtol=1e-4, atol=1e-6)
+            assert bool((found > 1e-7).any()) is (later > layer)
+
+
+def test_intervals_and_what_it_says() -> None:
+    hooked = models.hooked("gpt2")
+    ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
+    effects = am.ablate_heads(hooked, ids)
+    low, high = effects.interval()
+    assert bool(((low <= effects.effect) & (effects.effect <= high)).all())
+    spread = effects.per_text.std(dim=-1) / 30**0.5
+    torch.testing.assert_close((high - low) / (2 * 1.96 * spread), torch.ones_like(spread), rtol=0.35, atol=0)
+    frame = effects.to_frame()
+    assert list(frame.columns) == [
+        "layer", "head", "effect", "effect_low", "effect_high", "before", "after", "texts",
+    ]  # fmt: skip
+    assert len(frame) == hooked.n_layers * hooked.n_heads
+    top = effects.strongest(1).iloc[0]
+    assert f"L{int(top['layer'])}H{int(top['head'])} matters most" in repr(effects)
+    one = am.ablate_heads(hooked, ids[:1])
+    assert all(end.isnan().all() for end in one.interval())
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    effects = am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2"), shifts=True)
+    again = am.HeadEffects.load(effects.save(tmp_path / "effects.safetensors"))
+    assert again.to_frame().equals(effects.to_frame())
+    assert repr(again) == repr(effects)
+    page = effects.to_html(tmp_path / "effects.html").read_text(encoding="utf-8")
+    assert "matters most" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"heads": [(9, 0)]}, r"`layer` must be from 0 to 2"),
+        ({"heads": [(0, 5)]}, r"`head` must be from 0 to 4"),
+        ({"heads": []}, "at least one head"),
+        ({"heads": "every"}, r'"all" or a list of \(layer, head\)'),
+        ({"method": "remove"}, "`method` must be one of zero, mean, resample"),
+        ({"method": "mean"}, "needs `reference`"),
+        ({"reference": torch.arange(5, 9)[None]}, '`reference` is for method="mean"'),
+        ({"metric": "perplexity"}, "`metric` must be one of 'loss'"),
+        ({"metric": "accuracy"}, "needs `answers`"),
+        ({"metric": "logit_difference", "answers": [3, 4, 5]}, "needs `against`"),
+        ({"against": [3, 4, 5]}, "`against` needs `answers`"),
+        ({"metric": "accuracy", "answers": [3]}, "one token for each of the 3 texts; got 1"),
+        ({"metric": "accuracy", "answers": [3, 4, 99]}, "`answers` must be from 0 to 52"),
+        ({"metric": "accuracy", "answers": [" a", " b", " c"]}, "loaded without a tokenizer"),
+        ({"metric": lambda logits: logits}, "must take"),
+        ({"metric": lambda logits, batch: logits}, r"one number for each of the 3 texts"),
+        ({"metric": lambda logits, batch: logits[:, 0, 0] * torch.nan}, "is NaN for text 0"),
+        ({"memory": 1e-6}, "`memory` is"),
+        ({"later": "never"}, '"recompute" or "frozen"'),
+        ({"later": "frozen", "shifts": True}, "patterns do not move"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], said: str) -> None:
+    ids = models.token_ids("gpt2")[:3]
+    with pytest.raises(am.InputError, match=said):
+        am.ablate_heads(models.hooked("gpt2"), ids, **options)
+
+
+def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
+    with pytest.raises(am.InputError, match="give at least two"):
+        am.ablate_heads(models.hooked("gpt2"), torch.arange(4, 9)[None], method="resample")
+    with pytest.raises(am.InputError, match='take metric="kl"'):
+        am.ablate_heads(models.hooked("bert"), models.token_ids("bert"))
+    with pytest.raises(am.InputError, match="single tokens; ' zzxq' becomes 5"):
+        am.ablate_heads(am.load(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])
+
+
+def test_a_stopped_sweep_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import engine
+
+    hooked = models.hooked("gpt2")
+    ids = torch.randint(3, 50, (4, 9), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(engine, "STEP_TOKENS", 72)
+    real, calls = engine.Texts.after, []
+
+    def stopping(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(engine.Texts, "after", stopping)
+    effects = am.ablate_heads(hooked, ids)
+    assert not effects.complete
+    assert effects.effect.isnan().any()
+    assert not effects.effect.isnan().all()
+    assert "stopped early" in repr(effects)
+
+
+SCRIPT = """
+import sys, torch, models, attnmech as am
+from attnmech.runs import engine
+engine.STEP_TOKENS = 60
+ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
+am.ablate_heads(models.hooked("gpt2"), ids, journal=sys.argv[1])
+print("done")
+"""
+
+
+def test_killed_sweeps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import time
+
+    from attnmech.runs import engine
+
+    monkeypatch.setattr(engine, "STEP_TOKENS", 60)
+    journal = tmp_path / "sweep.journal"
+    tests = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(journal)], env=environment)
+    for _ in range(600):
+        if journal.exists() or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert journal.exists()
+    ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
+    hooked = models.hooked("gpt2")
+    with pytest.raises(am.JournalError, match="another run"):
+        am.ablate_heads(hooked, ids.flip(0), journal=journal)
+    counted: list[int] = []
+    real = engine.Texts.after
+
+    def counting(self: Any, changes: Any, *arguments: Any) -> Any:
+        counted.append(len(changes) * len(self.documents))
+        return real(self, changes, *arguments)
+
+    monkeypatch.setattr(engine.Texts, "after", counting)
+    found = am.ablate_heads(hooked, ids, journal=journal)
+    assert 0 < sum(counted) < 15 * 30
+    assert not journal.exists()
+    whole = am.ablate_heads(hooked, ids)
+    assert torch.equal(found.after, whole.after)
