@@ -1,4 +1,4 @@
-"""The command line: `attnmech report`, `attnmech focus` and `attnmech check`.
+"""The command line: `attnmech report`, `focus`, `ablate`, `null` and `check`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -38,6 +38,16 @@ ModelOption = Annotated[
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to look at.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file that holds the text.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")]
+CorpusOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", "-f", help="A corpus: a document a line, .jsonl with a text a line, or .parquet (column text)."
+    ),
+]
+TableOption = Annotated[
+    Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
+]
+MemoryOption = Annotated[float, typer.Option(help="By how many GB the sweep may grow.")]
 
 
 @app.callback()
@@ -76,15 +86,8 @@ def report(
 def focus(
     model: ModelOption = None,
     text: TextOption = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", "-f", help="A corpus: a document a line, .jsonl with a text a line, or .parquet (column text)."
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
-    ] = Path("focus.csv"),
+    file: CorpusOption = None,
+    out: TableOption = Path("focus.csv"),
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
 ) -> None:
     """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
@@ -117,6 +120,96 @@ def focus(
     console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
     if found.truncated:
         console.print(f"{found.truncated} of {found.documents} texts were cut to the model's length.")
+    console.print(f"\n[bold]{out.resolve()}[/bold] and [bold]{page.name}[/bold]", soft_wrap=True)
+
+
+@app.command()
+def ablate(
+    model: ModelOption = None,
+    text: TextOption = None,
+    file: CorpusOption = None,
+    out: TableOption = Path("ablation.csv"),
+    method: Annotated[str, typer.Option(help="zero, mean (over the texts themselves) or resample.")] = "zero",
+    metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
+    memory: MemoryOption = 1.0,
+) -> None:
+    """Writes by how much the loss changes when each head is ablated, as a table and a page.
+
+    A journal stands beside the table until the end: the same command goes on after an interruption. Without a text,
+    64 documents of the demo model's language are taken.
+    """
+    hooked, texts, journal = _sweep_inputs(model, text, file, out)
+    from .methods.ablation import ablate_heads
+
+    reference = texts if method == "mean" else None
+    found = ablate_heads(
+        hooked, texts, method=method, metric=metric, reference=reference, memory=memory, journal=journal, progress=True
+    )
+    _write_sweep(hooked, found, out, found.strongest(10), "Heads that matter most")
+
+
+@app.command()
+def null(
+    model: ModelOption = None,
+    text: TextOption = None,
+    file: CorpusOption = None,
+    out: TableOption = Path("null.csv"),
+    target: Annotated[str, typer.Option(help="Where heads may rest: first, most_attended or special.")] = "first",
+    delta: Annotated[float, typer.Option(help="Effects within ±delta nats count as none.")] = 0.01,
+    metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
+    memory: MemoryOption = 1.0,
+) -> None:
+    """Tells which heads rest on the first token without effect, by measured interventions, as a table and a page.
+
+    A journal stands beside the table until the end: the same command goes on after an interruption. Without a text,
+    64 documents of the demo model's language are taken.
+    """
+    hooked, texts, journal = _sweep_inputs(model, text, file, out)
+    from .methods.null_attention import null_attention
+
+    found = null_attention(
+        hooked, texts, target=target, delta=delta, metric=metric, memory=memory, journal=journal, progress=True
+    )
+    columns = ["layer", "head", "sink_mass", "value_ratio", "remove", "zero_value", "verdict"]
+    shown = found.to_frame().nlargest(10, "sink_mass")[columns]
+    _write_sweep(hooked, found, out, shown, "Heads that rest there most")
+
+
+def _sweep_inputs(
+    model: str | None, text: str | None, file: Path | None, out: Path
+) -> tuple["HookedModel", list[str], Path]:
+    """The model, the texts and the journal of a sweep; what cannot be written is refused before the model is loaded."""
+    if text is not None and file is not None:
+        raise InputError("give either --text or --file, not both.")
+    from .runs.tables import check_table
+
+    check_table(out)
+    with _stages("importing torch and transformers", total=2) as step:
+        from .demo.text import documents
+        from .model.load import load
+        from .runs.corpus import Corpus
+
+        texts = list(Corpus(file)) if file is not None else [text] if text is not None else documents(64)
+        step("loading and certifying the model")
+        hooked = load(model)
+    return hooked, texts, out.with_name(f"{out.name}.journal")
+
+
+def _write_sweep(model: "HookedModel", found: Any, out: Path, shown: "pd.DataFrame", title: str) -> None:
+    from .runs.tables import write_table
+
+    console = Console()
+    page = out.with_suffix(".html")
+    write_table(found.to_frame(), out)
+    found.to_html(page)
+    console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
+    console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
+    table = Table(title=title, title_justify="left")
+    for name in shown.columns:
+        table.add_column(str(name), justify="right", overflow="fold")
+    for row in shown.itertuples(index=False):
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else _plain(str(value)) for value in row))
+    console.print(table)
     console.print(f"\n[bold]{out.resolve()}[/bold] and [bold]{page.name}[/bold]", soft_wrap=True)
 
 

@@ -2,7 +2,7 @@
 
 >>> print(Intervention.zero([(3, 5)]))
 z of L3H5 becomes 0
->>> print(Intervention.scale("position", 0, "all"))
+>>> print(Intervention.scale("position"))
 position in the scores of all heads is dropped
 
 It touches nothing by itself: `model.intervene(...)` puts it in force for a `with` block, and sweeps such as
@@ -11,7 +11,9 @@ It touches nothing by itself: `model.intervene(...)` puts it in force for a `wit
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +38,9 @@ Keys: TypeAlias = str | Sequence[int] | Tensor
 
 Edit: TypeAlias = Literal["zero", "replace", "uniform", "self", "first", "remove", "scale"]
 
+TERMS: Final = ("query_key", "key_bias", "query_bias", "constant", "position")
+"""The terms of the scores that can be scaled."""
+
 EDITS: Final[Mapping[str, tuple[Edit, ...]]] = {
     "z": ("zero", "replace"),
     "pattern": ("uniform", "self", "first", "replace", "remove"),
@@ -56,11 +61,21 @@ class Values:
     """Tensors that an intervention puts in, by layer, with what they are: "mean over 12 texts".
 
     At z and v a tensor is `[#batch #position head d_head]`, at pattern `[#batch head query key]`, at points of the
-    stream `[#batch #position d_model]`; a `#` axis may be 1. Two are equal where their tensors are, to the bit.
+    stream `[#batch #position d_model]`; a `#` axis may be 1. For v, `kv_head` will do as well: heads that share keys
+    are then given the same. Two are equal where their tensors are, to the bit, and what they are said to be.
     """
 
     by_layer: Mapping[int, Tensor]
     about: str = "given values"
+
+    def __post_init__(self) -> None:
+        given = self.by_layer
+        if (
+            not isinstance(given, Mapping)
+            or not given
+            or not all(isinstance(layer, int) and isinstance(value, torch.Tensor) for layer, value in given.items())
+        ):
+            raise InputError(f"values must be tensors by layer, such as {{3: acts['z', 3]}}; got {_kind(given)}.")
 
     @cached_property
     def digest(self) -> str:
@@ -95,7 +110,7 @@ class Intervention:
     layers: tuple[int, ...] | None = None
     """At points without a head axis: which layers; None is all."""
     positions: tuple[int, ...] | None = None
-    """Which rows (queries) of each text; None is all."""
+    """Which rows (queries) of each text, as a run counts them: padding on the left counts too; None is all."""
     keys: tuple[int, ...] | Literal["first", "special"] | Values | None = None
     """At edits of single keys: which; `Values` hold a mask `[batch key]`."""
     term: str | None = None
@@ -112,6 +127,22 @@ class Intervention:
             raise InputError(f"there is no edit {self.edit!r} at {self.point!r}; there are {known}.")
         if (self.edit == "replace") != (self.values is not None):
             raise InputError(f"`values` belong to an edit that replaces; got {self.edit!r} with {self.values!r}.")
+        if (self.edit == "remove" or self.point == "v") != (self.keys is not None):
+            raise InputError(f"`keys` belong to edits of single keys; got {self._point_and_edit} with {self.keys!r}.")
+        if (self.point == "scores") != (self.term is not None):
+            raise InputError(f"`term` belongs to edits of scores; got {self._point_and_edit} with {self.term!r}.")
+        by_head = self.point in HEAD_POINTS
+        if (by_head and (self.heads == () or self.layers is not None)) or (
+            not by_head and self.heads not in ((), "all")
+        ):
+            raise InputError(
+                f"heads are chosen at {', '.join(HEAD_POINTS)}, whole layers elsewhere; got {self._point_and_edit} "
+                f"with heads {self.heads!r} and layers {self.layers!r}."
+            )
+
+    @property
+    def _point_and_edit(self) -> str:
+        return f"{self.edit!r} at {self.point!r}"
 
     # -- the ways to make one ------------------------------------------------------------------------------
 
@@ -149,7 +180,10 @@ class Intervention:
         positions: Sequence[int] | None = None,
         stack: str = "",
     ) -> Self:
-        """The pattern becomes uniform over the visible keys, or puts all on the token itself or on the first token."""
+        """The pattern becomes uniform over the visible keys, or puts all on the token itself or on the first token.
+
+        Keys that are removed are not visible; the first token is attended to also where the mask hides it.
+        """
         return cls("pattern", to, checked_heads(heads), positions=_numbers("positions", positions), stack=_stack(stack))
 
     @classmethod
@@ -169,7 +203,14 @@ class Intervention:
 
         `term` is a name of `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant" or
         "position". A soft cap acts on what comes out.
+
+        >>> print(Intervention.scale("key_bias", 0.5, [(0, 1)]))
+        key_bias in the scores of L0H1 is multiplied by 0.5
         """
+        if term not in TERMS:
+            raise InputError(f"`term` must be one of {', '.join(TERMS)}; got {term!r}.")
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+            raise InputError(f"`factor` must be a finite number; got {factor!r}.")
         return cls("scores", "scale", checked_heads(heads), term=term, factor=float(factor), stack=_stack(stack))
 
     @classmethod
@@ -224,23 +265,20 @@ class Intervention:
 
     @property
     def _what(self) -> str:
-        keys = (
-            ""
-            if self.keys is None
-            else f"key {self.keys}"
-            if isinstance(self.keys, str)
-            else f"keys {_shown(self.keys)}"
-        )
         if self.edit == "scale":
             done = "dropped" if self.factor == 0 else f"multiplied by {self.factor:g}"
             return f"{self.term} in the scores of {self._who} is {done}"
         if self.edit == "remove":
-            return f"{keys} removed from the pattern of {self._who}"
-        becomes = {"zero": "0", "uniform": "uniform", "self": "self", "first": "first token only"}.get(
-            self.edit, str(self.values)
-        )
-        point = f"v at {keys}" if self.point == "v" else self.point
-        return f"{point} of {self._who} becomes {becomes}"
+            return f"{self._keys_shown} removed from the pattern of {self._who}"
+        names = {"zero": "0", "first": "first token only", "replace": str(self.values)}
+        point = f"v at {self._keys_shown}" if self.point == "v" else self.point
+        return f"{point} of {self._who} becomes {names.get(self.edit, self.edit)}"
+
+    @property
+    def _keys_shown(self) -> str:
+        if isinstance(self.keys, tuple):
+            return f"keys {_shown(self.keys)}"
+        return {"first": "the first token", "special": "special tokens"}.get(str(self.keys), str(self.keys))
 
     @property
     def _where(self) -> str:
@@ -256,7 +294,8 @@ class Intervention:
             tensors["keys 0"] = self.keys.by_layer[0]
         with writing(target) as draft:
             save_file(
-                {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
+                # Clones: a file takes no two tensors that share memory.
+                {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()},
                 draft,
                 metadata={"attnmech": json.dumps({"kind": type(self).__name__, **self.facts()})},
             )
@@ -272,27 +311,15 @@ class Intervention:
             with safe_open(source, framework="pt") as file:
                 facts = json.loads((file.metadata() or {})["attnmech"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-            if facts["kind"] != cls.__name__:
-                raise ValueError(f"it holds a {facts['kind']}")
+            if facts.pop("kind") != cls.__name__:
+                raise ValueError("it is a file of another kind")
+            values = {int(name.split()[1]): value for name, value in tensors.items() if name.startswith("values")}
+            if "keys 0" in tensors:
+                facts["keys"] = Values({0: tensors["keys 0"]}, facts["keys"])
+            facts["values"] = Values(values, facts["values"]) if values else None
+            return cls(**{name: _frozen(value) for name, value in facts.items()})
         except Exception as error:
             raise InputError(f"{source} holds no intervention ({error}).") from error
-        values = {int(name.split()[1]): x for name, x in tensors.items() if name.startswith("values")}
-        keys = facts["keys"]
-        if "keys 0" in tensors:
-            keys = Values({0: tensors["keys 0"]}, facts["keys"])
-        heads = facts["heads"]
-        return cls(
-            point=facts["point"],
-            edit=facts["edit"],
-            heads="all" if heads == "all" else tuple((layer, head) for layer, head in heads),
-            layers=None if facts["layers"] is None else tuple(facts["layers"]),
-            positions=None if facts["positions"] is None else tuple(facts["positions"]),
-            keys=tuple(keys) if isinstance(keys, list) else keys,
-            term=facts["term"],
-            factor=facts["factor"],
-            values=Values(values, facts["values"]) if values else None,
-            stack=facts["stack"],
-        )
 
     def facts(self) -> dict[str, Any]:
         """All of it but its tensors, as JSON values."""
@@ -317,54 +344,70 @@ class Intervention:
 
 
 def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
-    """A selection of heads as a value; `InputError` for what is none."""
-    if isinstance(heads, str):
-        if heads == "all":
-            return "all"
-        raise InputError(f'`heads` must be "all" or a list of (layer, head); got {heads!r}.')
+    """A selection of heads as a value, in order and each once; `InputError` for what is none."""
+    if isinstance(heads, str) and heads == "all":
+        return "all"
     try:
-        pairs = tuple((layer, head) for layer, head in heads)
-        if not all(isinstance(number, int) and not isinstance(number, bool) for pair in pairs for number in pair):
-            raise TypeError
+        pairs = {(_number(layer), _number(head)) for layer, head in heads}
     except (TypeError, ValueError):
         raise InputError(f'`heads` must be "all" or a list of (layer, head); got {heads!r}.') from None
     if not pairs:
         raise InputError("`heads` must name at least one head; got an empty list.")
-    return tuple(dict.fromkeys(pairs))
+    return tuple(sorted(pairs))
 
 
-def _numbers(name: str, numbers: Iterable[Any] | None) -> tuple[int, ...] | None:
+def _numbers(name: str, numbers: Any) -> tuple[int, ...] | None:
+    """Numbers from 0 on, in order and each once."""
     if numbers is None:
         return None
-    found = tuple(numbers)
-    if not found or not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in found):
-        raise InputError(f"`{name}` must be a list of numbers from 0 on; got {list(found)!r}.")
-    return tuple(dict.fromkeys(found))
+    try:
+        found = {_number(each) for each in numbers}
+        if not found or min(found) < 0:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(f"`{name}` must be a list of numbers from 0 on; got {numbers!r}.") from None
+    return tuple(sorted(found))
+
+
+def _number(given: Any) -> int:
+    """A whole number of any type, as an int; `TypeError` for anything else."""
+    if isinstance(given, bool):
+        raise TypeError
+    return operator.index(given)
 
 
 def _keys(keys: Any) -> tuple[int, ...] | Literal["first", "special"] | Values:
-    if keys == "first" if isinstance(keys, str) else False:
-        return "first"
-    if isinstance(keys, str):
-        if keys == "special":
-            return "special"
-        raise InputError(f'`keys` must be "first", "special", positions, or a mask [batch key]; got {keys!r}.')
     if isinstance(keys, torch.Tensor):
         if keys.dtype != torch.bool or keys.ndim != 2:
             raise InputError(f"a tensor of `keys` must be a mask [batch key]; got {keys.dtype} {list(keys.shape)}.")
-        return Values({0: keys}, f"mask of {int(keys.sum())} keys in {len(keys)} texts")
-    numbers = _numbers("keys", keys)
-    assert numbers is not None
+        return Values({0: keys}, f"a mask of {int(keys.sum())} keys in {len(keys)} texts")
+    if isinstance(keys, str) and keys in ("first", "special"):
+        return keys  # type: ignore[return-value]
+    numbers = None if isinstance(keys, str) else _numbers("keys", keys)
+    if numbers is None:
+        raise InputError(f'`keys` must be "first", "special", positions, or a mask [batch key]; got {keys!r}.')
     return numbers
 
 
-def _values(values: Values | Mapping[int, Tensor]) -> Values:
-    return values if isinstance(values, Values) else Values(dict(values))
+def _values(values: Any) -> Values:
+    return values if isinstance(values, Values) else Values(dict(values) if isinstance(values, Mapping) else values)
 
 
 def _stack(stack: str) -> str:
     return "" if stack == "self" else stack
 
 
-def _shown(numbers: tuple[int, ...] | Values) -> str:
-    return str(numbers) if isinstance(numbers, Values) else ", ".join(map(str, numbers))
+def _shown(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _kind(given: object) -> str:
+    """What came, said shortly: tensors are long."""
+    if isinstance(given, Mapping):
+        return "{" + ", ".join(f"{key!r}: {type(value).__name__}" for key, value in given.items()) + "}"
+    return type(given).__name__
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

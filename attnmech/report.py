@@ -3,27 +3,42 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pandas as pd
 
+from .activations import Batch
 from .axes import spread
 from .demo.about import notes as notes_on_demo
+from .demo.text import documents
 from .draw.page import render_page
-from .draw.view import Fact, ScoreView
-from .errors import InputError
+from .draw.view import Fact, HeadMap, ScoreView
+from .errors import InputError, UnsupportedModelError
+from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
+from .methods.decomposition_by_source import SourceDecomposition, decompose_by_source
 from .methods.focus import AttentionFocus
+from .methods.null_attention import INTERVENTIONS, NullAttention, null_attention
 from .methods.updates import ResidualUpdates
 from .model.certificate import Certificate
 from .model.certify import certify
 from .model.hooked import HookedModel
 from .model.inputs import Inputs
 from .results import check_writable, writing
+from .runs.effects import HeadEffects
 from .runs.stream import stream
 
 MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
+
+MAX_WORK: Final = 1_000_000_000_000
+"""A page's sweeps take at most so many multiplications of a weight each, about 20 seconds on two cores."""
+
+MAX_REASONS: Final = 6_000
+"""A page holds at most so many lines of reasons."""
+
+OTHER_TEXTS: Final = 40
+"""With the demo model, as many further texts give the sweeps their intervals."""
 
 MAX_CELLS: Final = 2_250_000
 """A page holds at most this many scores, about 12 MB; of larger models it shows some layers."""
@@ -48,6 +63,12 @@ class Report:
     certificate: Certificate
     notes: tuple[str, ...]
     """What the page leaves out, and why."""
+    effects: HeadEffects | None
+    """What zeroing each head does to the loss, on the page's text and others of the demo model's language."""
+    null: NullAttention | None
+    """What attention to the first token is good for, on the same texts."""
+    sources: SourceDecomposition | None
+    """Which upstream writers make each head look where it looks."""
     calls: Mapping[str, str]
     """The Python that makes the page's numbers again, by the method."""
 
@@ -93,7 +114,58 @@ class Report:
             focus_call=self.calls["focus"],
             updates=self.updates.view(layers=self.scores.layers),
             updates_call=self.calls["updates"],
+            maps=self._maps(),
+            reasons=self._reasons(len(view.tokens)),
         )
+
+    def _maps(self) -> list[HeadMap]:
+        """Figures 11 and 12."""
+        found = []
+        if self.effects is not None:
+            found.append(
+                HeadMap(
+                    name="ablation",
+                    heading="Figure 11. What the model loses with each head",
+                    reading="Each cell is one head. Blue: the loss rises without it, so it helped; "
+                    "brown: the loss falls.",
+                    finding=self.effects.lead,
+                    caveat=f"On {self._texts}. What a head does may be done by others once it is gone, so heads that "
+                    "matter together can each look idle; zero is a value that the model may never see otherwise.",
+                    call=self.calls["effects"],
+                    figure=self.effects.plot(),
+                    layers=self.effects.layers,
+                )
+            )
+        if self.null is not None:
+            found.append(
+                HeadMap(
+                    name="null-attention",
+                    heading="Figure 12. Whether attention to the first token does anything",
+                    reading=self.null.reading,
+                    finding=self.null.lead,
+                    caveat=f"On {self._texts}. A verdict needs an interval, and an interval several texts.",
+                    call=self.calls["null"],
+                    figure=self.null.plot(),
+                    layers=self.null.layers,
+                )
+            )
+        return found
+
+    @property
+    def _texts(self) -> str:
+        assert self.effects is not None
+        count = len(self.effects.before)
+        return "this text" if count == 1 else f"this text and {count - 1} others that the grammar generated"
+
+    def _reasons(self, tokens: int) -> list[list[list[str]]]:
+        """Why each head of the page looks where it looks, query by query."""
+        if self.sources is None:
+            return []
+        heads = range(self.scores.residual.shape[1])
+        return [
+            [[self.sources.explain(layer, head, query) for query in range(tokens)] for head in heads]
+            for layer in self.scores.layers
+        ]
 
     def save(self, path: str | Path) -> Path:
         """Writes the page, whole or not at all."""
@@ -176,9 +248,42 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
+    effects, null = _measured(model, batch, notes)
+    sources = _sources(model, batch, layers, notes)
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
-    return Report(scores, focus, updates, certificate, tuple(notes), _calls(model, shown.label, bos))
+    calls = _calls(model, shown.label, bos)
+    return Report(scores, focus, updates, certificate, tuple(notes), effects, null, sources, calls)
+
+
+def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[HeadEffects | None, NullAttention | None]:
+    """The sweeps that can be had in seconds: on the page's text and, with the demo model, on more of its language."""
+    if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1:
+        return None, None
+    texts: list[Any] = [batch]
+    if model.source == "am.load()":
+        texts += documents(OTHER_TEXTS)
+    heads = model.n_layers * model.n_heads
+    weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
+    work = heads * weights * batch.ids.numel() * len(texts)
+    if batch.ids.shape[1] < 2 or work > MAX_WORK:
+        notes.append("Ablations are left out, since they would take minutes: see attnmech ablate and attnmech null.")
+        return None, None
+    effects = ablate_heads(model, iter(texts))
+    if len(INTERVENTIONS) * work > MAX_WORK:
+        notes.append("The test of null attention is left out, since it would take minutes: see attnmech null.")
+        return effects, None
+    return effects, null_attention(model, iter(texts))
+
+
+def _sources(model: HookedModel, batch: Batch, layers: list[int], notes: list[str]) -> SourceDecomposition | None:
+    if len(layers) * model.n_heads * batch.ids.shape[1] > MAX_REASONS:
+        notes.append("Which writers make a head look there is left out for want of space: see am.decompose_by_source.")
+        return None
+    try:
+        return decompose_by_source(model, batch, layers=layers)
+    except UnsupportedModelError:
+        return None
 
 
 def _calls(model: HookedModel, stack: str, bos: bool | None) -> dict[str, str]:
@@ -189,4 +294,6 @@ def _calls(model: HookedModel, stack: str, bos: bool | None) -> dict[str, str]:
         "scores": f'am.decompose_scores{given}.plot("{{figure}}", layer={{layer}}, head={{head}}, rank={{rank}})',
         "focus": f'am.attention_focus{given}.plot("{{figure}}")',
         "updates": f'am.residual_updates{given}.plot("{{figure}}", layer={{layer}}, side="{{side}}")',
+        "effects": f"am.ablate_heads({model.source}, texts).plot()",
+        "null": f"am.null_attention({model.source}, texts).plot()",
     }

@@ -138,8 +138,8 @@ def choice_figures(
     figures = []
     for side, told in ((HELD_OUT, "held out"), (TRAINING, "seen")):
         for name, choice_at in CHOICES.items():
-            choices = list(islice(_choices(rng, choice_at, side), cases))
-            figures.append(Figure(f"{name}, {told}", _accuracy(model, tokenizer, choices), cases, 0.5))
+            made = list(islice(choices(rng, choice_at, side), cases))
+            figures.append(Figure(f"{name}, {told}", _accuracy(model, tokenizer, made), cases, 0.5))
     return figures
 
 
@@ -200,7 +200,8 @@ def _accuracy(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, choic
     return right / len(choices)
 
 
-def _choices(rng: Random, choice_at: ChoiceAt, side: Side) -> Iterator[Choice]:
+def choices(rng: Random, choice_at: ChoiceAt, side: Side) -> Iterator[Choice]:
+    """Choices of one sort, without end."""
     while True:
         text = document(rng, sentences=3, side=side)
         for relation in text.relations:

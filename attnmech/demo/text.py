@@ -1,4 +1,8 @@
-"""The paragraph that attnmech shows when it is given no text."""
+"""The texts that attnmech takes when it is given none."""
+
+from random import Random
+
+from .grammar import document
 
 PARAGRAPH = (
     "Anna painted a small boat near the harbour. The sails behind the blue boat (made by Tom) were new. "
@@ -10,3 +14,13 @@ PARAGRAPH = (
 It holds a name that comes back, a verb that agrees across another noun, a bracket, a pronoun, a recipient
 and a span said twice.
 """
+
+
+def documents(count: int, seed: int = 0) -> list[str]:
+    """Texts of the demo model's language, on which what it does can be measured.
+
+    >>> len(documents(3))
+    3
+    """
+    rng = Random(seed)
+    return [document(rng, sentences=4).text for _ in range(count)]

@@ -214,6 +214,18 @@ const follows = {
   "magnitude-by-position": ["layer", "head", "side"],
 };
 
+for (const id of Object.keys(page.maps)) {
+  fill[id] = (figure) => frameChosenHead(figure, page.maps[id]);
+  follows[id] = ["layer", "head"];
+}
+
+/** A frame around the cell of the chosen head, in maps of layers and heads. */
+function frameChosenHead(figure, layersOfMap) {
+  const row = layersOfMap.indexOf(choices.layer[state.layer]);
+  const frame = { type: "rect", name: "own colour", line: { width: 3, color: "#d55e00" }, x0: state.head - 0.5, x1: state.head + 0.5 };
+  figure.layout.shapes = row < 0 ? [] : [{ ...frame, y0: row - 0.5, y1: row + 0.5 }];
+}
+
 /** The ring of figures 4 to 6 goes to the chosen head. */
 function moveRing(figure, name) {
   const ring = figure.data.at(-1);
@@ -302,7 +314,7 @@ function fitWidth(figure, width) {
 
 function useTextColour({ data, layout }, color) {
   layout.font = { color };
-  for (const shape of layout.shapes ?? []) shape.line.color = color;
+  for (const shape of layout.shapes ?? []) if (shape.name !== "own colour") shape.line.color = color;
   for (const trace of data) if (trace.meta === "chosen") trace.marker.color = color;
 }
 
@@ -477,6 +489,7 @@ function shadeTokens(query) {
     chip.tabIndex = key === state.query ? 0 : -1;
   });
   element("row-finding").textContent = describeRow(query, probabilities);
+  element("reason").textContent = page.reasons.length ? page.reasons[state.layer][state.head][query] : "";
 }
 
 const tokenSteps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity };
@@ -597,6 +610,11 @@ const chooseHeadOf = {
   "orientation-by-magnitude": ({ customdata: [head] }) => choose({ head }),
   "magnitude-by-position": ({ customdata: [head] }) => choose({ head }),
 };
+for (const [id, layersOfMap] of Object.entries(page.maps)) {
+  chooseHeadOf[id] = ({ pointIndex: [row, head] }) => {
+    if (layers.includes(layersOfMap[row])) choose({ layer: layers.indexOf(layersOfMap[row]), head });
+  };
+}
 for (const [id, chooseHead] of Object.entries(chooseHeadOf)) {
   if (id in page.figures) element(id).on("plotly_click", ({ points }) => chooseHead(points[0]));
 }

@@ -30,7 +30,7 @@ from attnmech.draw.updates import (
     orientation_by_magnitude,
     orientation_histograms,
 )
-from attnmech.draw.view import FOCUS_NUMBERS, Fact, FocusView, ScoreView, Side, UpdateView
+from attnmech.draw.view import FOCUS_NUMBERS, Fact, FocusView, HeadMap, ScoreView, Side, UpdateView
 from attnmech.errors import InputError
 
 SIDES: Final[tuple[Side, ...]] = ("query", "target")
@@ -52,6 +52,8 @@ def render_page(
     focus_call: str = 'focus.plot("{figure}")',
     updates: UpdateView | None = None,
     updates_call: str = 'updates.plot("{figure}", layer={layer}, side="{side}")',
+    maps: Sequence[HeadMap] = (),
+    reasons: Sequence[Sequence[Sequence[str]]] = (),
 ) -> str:
     """The whole page as HTML.
 
@@ -69,6 +71,8 @@ def render_page(
         updates: the numbers of figures 7 to 10, for the tokens and at least the layers of `view`.
         updates_call: like `call`, for "magnitude", "orientation", "orientation_by_magnitude" and
             "magnitude_by_position"; here `{side}` becomes "query" or "target".
+        maps: further figures of layers × heads.
+        reasons: for each layer of `view`, head and query, one line that says why the head looks where it looks.
 
     Returns:
         HTML to be written as UTF-8; it opens from a file without a network.
@@ -87,21 +91,28 @@ def render_page(
         notes="".join(f"<li>{html_text(note)}</li>" for note in view.notes),
         focus=_focus_html(focus),
         updates=package_text("page_updates.html") if updates else "",
+        maps="".join(_map_html(each) for each in maps),
         precision=html_text(_precision_sentence(view, updates)),
         facts=_table(facts, empty="No facts were given."),
         checks=_table(checks, empty="No checks were run."),
         provenance=provenance_html(provenance),
         plotly=plotly,
-        data=json_for_script(_page_data(view, focus, updates, calls)),
+        data=json_for_script(_page_data(view, focus, updates, calls, maps, reasons)),
         script=script,
     )
 
 
 def _page_data(
-    view: ScoreView, focus: FocusView | None, updates: UpdateView | None, calls: Mapping[str, str]
+    view: ScoreView,
+    focus: FocusView | None,
+    updates: UpdateView | None,
+    calls: Mapping[str, str],
+    maps: Sequence[HeadMap],
+    reasons: Sequence[Sequence[Sequence[str]]],
 ) -> dict[str, object]:
     """What page.js reads."""
     figures = _score_figures(view) | _focus_figures(focus, view) | _update_figures(updates)
+    figures |= {each.name: each.figure for each in maps}
     return {
         "tokens": [visible_token(token) for token in view.tokens],
         "labels": token_labels(view.tokens),
@@ -118,6 +129,8 @@ def _page_data(
         "mark_signs": {mark: style.sign for mark, style in MARKS.items()},
         "focus": focus and _focus_data(focus),
         "updates": updates and _update_data(updates),
+        "maps": {each.name: list(each.layers) for each in maps},
+        "reasons": reasons,
         "figures": {name: json.loads(figure.to_json()) for name, figure in figures.items()},
         "calls": calls,
     }
@@ -221,6 +234,11 @@ def _log_range(magnitude: Float[np.ndarray, "layer head token"]) -> list[float]:
     if np.isnan(logarithms).all():
         return [-1.0, 0.0]
     return [float(np.nanmin(logarithms)) - 0.1, float(np.nanmax(logarithms)) + 0.1]
+
+
+def _map_html(shown: HeadMap) -> str:
+    words = {name: html_text(getattr(shown, name)) for name in ("heading", "reading", "finding", "caveat", "call")}
+    return Template(package_text("page_map.html")).substitute(words, name=shown.name)
 
 
 def _focus_html(focus: FocusView | None) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..interventions import Heads
+from ..interventions import Heads, Values
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..runs.ablations import Ablations, reread
@@ -21,7 +21,7 @@ def ablate_heads(
     metric: MetricLike = "loss",
     *,
     layers: Iterable[int] | None = None,
-    reference: Inputs | Iterable[Inputs] | None = None,
+    reference: Values | Inputs | Iterable[Inputs] | None = None,
     per_position: bool = False,
     answers: Answers = None,
     against: Answers = None,
@@ -40,8 +40,9 @@ def ablate_heads(
     >>> effects.effect.shape                 # metric after minus before, mean over texts
     torch.Size([4, 8])
 
-    `method` says what becomes of the head's z: 0; its mean over the texts in `reference`, pooled over their tokens
-    or `per_position`; or what it is in another of the inputs, drawn by `seed` ("resample").
+    `method` says what becomes of the head's z: 0; its mean over the texts in `reference` (or what
+    `am.mean_z` found of them), pooled over their tokens or `per_position`; or what it is in another of the inputs,
+    drawn by `seed` ("resample").
 
     `metric`: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
     "logit_difference" and "accuracy" of `answers`, a token for each text, `against` another, at the last token; or a

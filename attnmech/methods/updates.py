@@ -24,6 +24,7 @@ from ..model.tap import LayerEnd
 from ..model.unembedding import Unembedding, unembedding_of
 from ..model.weights import tensors_hash
 from ..runs.answers import Answers, answer_ids
+from ..runs.norm_scale import NormScale, norm_scale
 from ..runs.row_means import (
     REPLICATES,
     RowMeans,
@@ -159,7 +160,7 @@ class UpdateReducer(Reducer):
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """What the heads of a layer wrote, and what its attention and MLP did as wholes."""
         precision = state["values"].dtype
-        scale = _norm_scale(run.stack, end, precision)
+        scale = norm_scale(run.stack, end, precision)
         W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
         x, z, v = (end[name].to(precision) for name in ("resid_pre", "z", "v"))
         stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
@@ -221,27 +222,6 @@ class UpdateReducer(Reducer):
 
 
 @dataclass(frozen=True)
-class _NormScale:
-    """What a norm between attention and stream multiplies by, frozen at its values; ones where there is none."""
-
-    by_dimension: Float[Tensor, " d_model"]
-    by_token: Float[Tensor, "batch position"]
-
-
-def _norm_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> _NormScale:
-    """N(a) = by_token · by_dimension ⊙ a, read off the norm's own input and output."""
-    raw, out = end["attn_raw"].to(precision), end["attn_out"].to(precision)
-    if not stack.architecture.attn_out:
-        return _NormScale(raw.new_ones(raw.shape[-1]), raw.new_ones(raw.shape[:2]))
-    norm = stack.module(end.layer, stack.architecture.attn_out)
-    # What an RMS norm makes of ones is its weight, whatever the family adds to it; `forward` sets off no hook.
-    by_dimension = norm.forward(end["attn_raw"].new_ones(raw.shape[-1])).to(precision)
-    scaled = raw * by_dimension
-    length = scaled.pow(2).sum(dim=-1)
-    return _NormScale(by_dimension, torch.where(length > 0, (out * scaled).sum(dim=-1) / length, 1.0))
-
-
-@dataclass(frozen=True)
 class _Attended:
     """What the key that each row attends most would write, against the stream there."""
 
@@ -270,7 +250,7 @@ def _attended(
 
 
 def _whole_blocks(
-    stack: Stack, end: LayerEnd, norm: Float[Tensor, "batch head position"], scale: _NormScale, precision: torch.dtype
+    stack: Stack, end: LayerEnd, norm: Float[Tensor, "batch head position"], scale: NormScale, precision: torch.dtype
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Each of `BLOCK_STATISTICS` as values and where they are defined."""
     x, out = end["resid_pre"].to(precision), end["attn_out"].to(precision)

@@ -12,7 +12,7 @@ from ..activations import Batch
 from ..errors import InputError
 from ..interventions import Intervention, Values
 from ..maths.scores import ScoreParts
-from ..points import PointKey, full_name
+from ..points import POINTS, PointKey, full_name
 
 if TYPE_CHECKING:
     from .attention import LayerFacts, MaskRule
@@ -22,6 +22,9 @@ Ledger: TypeAlias = Callable[[Any, Tensor, Tensor], ScoreParts]
 
 _IN_ATTENTION: Final = ("pattern", "scores", "v")
 """The points whose edits need more than the value at the point."""
+
+_POSITION_AXES: Final = {"pattern": (2, 3)}
+"""The axes of positions, where they are not the second alone."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +43,21 @@ class Act:
     ledger: Ledger | None = None
     """Where a term of the scores is changed: what makes the terms."""
 
-    def values(self, layer: int, length: int, texts: int) -> Tensor:
-        """What it puts in, `[#batch #position ...]` for the texts and positions of this pass."""
+    def values(self, layer: int, like: Tensor) -> Tensor:
+        """What it puts in, in the shape, dtype and place of what stands there in its texts."""
         assert self.intervention.values is not None
-        given = self.intervention.values.by_layer
-        if layer not in given:
-            raise InputError(f"{self.intervention}: there are values for layers {sorted(given)}, but none for {layer}.")
-        value = self._of_texts(given[layer], texts)
-        # Patterns have their heads before their rows.
-        axis = 2 if self.intervention.point == "pattern" else 1
-        if value.shape[axis] not in (1, length) and value.shape[axis] < length:
-            raise InputError(
-                f"{self.intervention}: its values are for {value.shape[axis]} positions, but the text has {length}."
-            )
-        return value.narrow(axis, 0, min(length, value.shape[axis]))
+        point = self.intervention.point
+        value = self._of_texts(self.intervention.values.by_layer[layer], len(like)).to(like)
+        if point == "v":
+            value = value.repeat_interleave(like.shape[2] // value.shape[2], dim=2)
+        for axis in _POSITION_AXES.get(point, (1,)):
+            there, wanted = value.shape[axis], like.shape[axis]
+            if there < wanted and (there > 1 or point == "pattern"):
+                raise InputError(
+                    f"{self.intervention}: its values are for {there} positions, but the text has {wanted}."
+                )
+            value = value.narrow(axis, 0, min(there, wanted))
+        return value.expand(like.shape)
 
     def _of_texts(self, value: Tensor, texts: int) -> Tensor:
         chosen = value if len(value) == 1 else value[self.source]
@@ -64,14 +68,14 @@ class Act:
             )
         return chosen
 
-    def positions(self, length: int) -> list[int]:
-        """The rows of a text that it acts on."""
+    def rows(self, rows: range, length: int) -> list[int]:
+        """Those of a block of rows that it acts on, counted from the block's first; the text has `length`."""
         chosen = self.intervention.positions
         if chosen is None:
-            return list(range(length))
+            return list(range(len(rows)))
         if max(chosen) >= length:
             raise InputError(f"{self.intervention}: the text has {length} positions, from 0 on.")
-        return list(chosen)
+        return [row - rows.start for row in chosen if row in rows]
 
     def keys(self, batch: Batch) -> Bool[Tensor, "batch key"]:
         """The keys that are meant, of the texts it acts in."""
@@ -98,25 +102,36 @@ class Act:
     def at_point(self, value: Tensor, layer: int) -> None:
         """Changes, in place, a value with the axes `batch position ...`: z, or the stream."""
         part = value[self.texts]
-        rows = torch.tensor(self.positions(part.shape[1]), device=value.device)
-        whole = self.intervention.positions is None
-        new: Any = 0.0
-        if self.intervention.values is not None:
-            new = self.values(layer, part.shape[1], len(part)).to(part)
-            new = new if whole or new.shape[1] == 1 else new[:, rows]
-        if not self.heads[layer]:
-            part[:, slice(None) if whole else rows] = new
-            return
-        heads = self._heads(layer, value)
-        if isinstance(new, torch.Tensor):
-            new = new[:, :, heads]
-        if whole:
-            part[:, :, heads] = new
+        whole, length = self.intervention.positions is None, part.shape[1]
+        rows = slice(None) if whole else self.rows(range(length), length)
+        heads = list(self.heads[layer])
+        new = part.new_zeros(()).expand(part.shape) if self.intervention.values is None else self.values(layer, part)
+        if not heads:
+            part[:, rows] = new[:, rows]
+        elif whole:
+            part[:, :, heads] = new[:, :, heads]
         else:
-            part[:, rows[:, None], heads] = new
+            cells = torch.tensor(rows)[:, None], torch.tensor(heads)
+            part[:, *cells] = new[:, *cells]
 
-    def _heads(self, layer: int, value: Tensor) -> Tensor:
-        return torch.tensor(self.heads[layer], device=value.device)
+
+def check_values(intervention: Intervention, layers: Iterable[int], sizes: Mapping[str, int]) -> None:
+    """Raises `InputError` where there are no values for a layer, or values that do not fit its axes."""
+    if intervention.values is None:
+        return
+    given, axes = intervention.values.by_layer, POINTS[intervention.point].axes
+    # Values of keys are changed for single heads; those that a run gives are the same for heads that share them.
+    allowed = {"kv_head": (sizes["kv_head"], sizes["head"])}
+    for layer in layers:
+        if layer not in given:
+            raise InputError(f"{intervention}: there are values for layers {sorted(given)}, but none for {layer}.")
+        shape = given[layer].shape
+        fits = len(shape) == len(axes) and all(
+            size in allowed.get(axis, (sizes.get(axis, size),)) for axis, size in zip(axes, shape, strict=True)
+        )
+        if not fits:
+            wanted = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+            raise InputError(f"{intervention}: its values must be [{wanted}]; those for layer {layer} are {[*shape]}.")
 
 
 @dataclass(frozen=True)
@@ -139,10 +154,8 @@ class LayerActs:
         """Whether it may put weight on keys that no row of a block may see."""
         return any(act.intervention.edit == "replace" for act in self.patterns)
 
-    def ledger(self, facts: "LayerFacts", mask: "MaskRule") -> ScoreParts | None:
-        """The terms of the scores under way, where one is to be scaled."""
-        if not self.scales:
-            return None
+    def ledger(self, facts: "LayerFacts", mask: "MaskRule") -> ScoreParts:
+        """The terms of the scores under way; `InputError` where they lack one that is to be scaled."""
         make, attn_in = self.scales[0].ledger, facts.notes.attn_in
         assert make is not None and attn_in is not None
         parts = make(facts, attn_in, mask.visible(range(mask.queries)))
@@ -156,83 +169,88 @@ class LayerActs:
 
     def on_scores(self, scores: Tensor, parts: ScoreParts, rows: range) -> None:
         """Scales terms of the ledger inside scores `[batch head row key]`, in place, before a soft cap."""
+        for term, factor in self._factors(scores).items():
+            heads = (factor != 1).any(dim=0).nonzero()[:, 0]
+            value = parts.term(term, slice(rows.start, rows.stop)).expand(*scores.shape[:3], -1)[:, heads]
+            change = (factor[:, heads, None, None] - 1) * value[..., : scores.shape[-1]]
+            scores[:, heads] += change.to(scores.dtype)
+
+    def _factors(self, scores: Tensor) -> dict[str, Float[Tensor, "batch head"]]:
+        """By what each term is multiplied: where several acts scale it, by the product of their factors."""
+        found: dict[str, Tensor] = {}
         for act in self.scales:
             assert act.intervention.term is not None
-            heads = act._heads(self.layer, scores)
-            made = parts.term(act.intervention.term, slice(rows.start, rows.stop))
-            made = made.expand(*scores.shape[:3], -1)[act.texts][:, heads]
-            change = (act.intervention.factor - 1) * made.expand(-1, -1, -1, max(made.shape[-1], scores.shape[-1]))
-            scores[act.texts, heads] += change[..., : scores.shape[-1]].to(scores.dtype)
+            ones = scores.new_ones(scores.shape[:2], dtype=torch.promote_types(scores.dtype, torch.float32))
+            factor = found.setdefault(act.intervention.term, ones)
+            factor[act.texts, list(act.heads[self.layer])] *= act.intervention.factor
+        return found
 
-    def hide(self, scores: Tensor, keys: Batch, rows: range) -> None:
-        """Hides the keys that are removed, in place."""
+    def removed(
+        self, scores: Tensor, keys: Batch, mask: "MaskRule", rows: range
+    ) -> Bool[Tensor, "batch head row key"] | None:
+        """True at the keys that are taken from a block of rows; None where none are."""
+        if not self.removals:
+            return None
+        found = torch.zeros_like(scores, dtype=torch.bool)
         for act in self.removals:
-            heads = act._heads(self.layer, scores)
-            removed = self._removed(act, keys, rows, scores)
-            lowest = torch.finfo(scores.dtype).min
-            scores[act.texts, heads] = scores[act.texts, heads].masked_fill(removed[:, None], lowest)
+            here = torch.zeros(len(rows), dtype=torch.bool, device=scores.device)
+            here[act.rows(rows, mask.queries)] = True
+            chosen = act.keys(keys)[:, None, None, : scores.shape[-1]] & here[:, None]
+            found[act.texts, list(act.heads[self.layer])] |= chosen
+        return found
 
-    def _removed(self, act: Act, keys: Batch, rows: range, scores: Tensor) -> Bool[Tensor, "batch row key"]:
-        chosen = torch.zeros(len(rows), dtype=torch.bool, device=scores.device)
-        chosen[[row - rows.start for row in act.positions(self._length(act, keys, rows)) if row in rows]] = True
-        return act.keys(keys)[:, None, : scores.shape[-1]] & chosen[:, None]
-
-    def _length(self, act: Act, keys: Batch, rows: range) -> int:
-        return max(keys.ids.shape[1], rows.stop) if act.intervention.positions is not None else rows.stop
-
-    def on_pattern(self, pattern: Tensor, keys: Batch, mask: "MaskRule", rows: range) -> Tensor:
-        """The pattern `[batch head row key]` after all edits; rows that were left no key are 0."""
+    def on_pattern(
+        self,
+        pattern: Float[Tensor, "batch head row key"],
+        removed: Bool[Tensor, "batch head row key"] | None,
+        keys: Batch,
+        mask: "MaskRule",
+        rows: range,
+    ) -> Float[Tensor, "batch head row key"]:
+        """The pattern after all edits; rows that were left no key are 0."""
+        seen = mask.visible(rows)[..., : pattern.shape[-1]].expand_as(pattern)
+        if removed is not None:
+            seen = seen & ~removed
+            pattern = pattern.masked_fill(removed.any(dim=-1, keepdim=True) & ~seen.any(dim=-1, keepdim=True), 0.0)
         pattern = pattern.clone()
-        visible = mask.visible(rows)[..., : pattern.shape[-1]]
-        for act in self.removals:
-            heads = act._heads(self.layer, pattern)
-            left = visible[act.texts] & ~self._removed(act, keys, rows, pattern)[:, None]
-            pattern[act.texts, heads] = pattern[act.texts, heads] * left
         for act in self.patterns:
-            self._edit(act, pattern, visible, keys, rows)
+            heads, here = list(act.heads[self.layer]), act.rows(rows, mask.queries)
+            new = self._pattern(act, pattern[act.texts], seen[act.texts], keys, rows)
+            part = pattern[act.texts, heads]
+            part[:, :, here] = new[:, heads][:, :, here].to(part)
+            pattern[act.texts, heads] = part
         return pattern
 
-    def _edit(self, act: Act, pattern: Tensor, visible: Tensor, keys: Batch, rows: range) -> None:
-        heads = act._heads(self.layer, pattern)
-        part = pattern[act.texts, heads]
-        length = self._length(act, keys, rows)
-        chosen = [row - rows.start for row in act.positions(length) if row in rows]
-        part[:, :, chosen] = self._new(act, part, visible[act.texts], keys, rows, heads)[:, :, chosen].to(part)
-        pattern[act.texts, heads] = part
-
-    def _new(
-        self, act: Act, part: Tensor, visible: Tensor, keys: Batch, rows: range, heads: Tensor
+    def _pattern(
+        self, act: Act, pattern: Tensor, seen: Tensor, keys: Batch, rows: range
     ) -> Float[Tensor, "batch head row key"]:
+        """What a pattern becomes, in all heads and rows of the block."""
+        place = torch.arange(pattern.shape[-1], device=pattern.device)
         edit = act.intervention.edit
-        places = torch.arange(part.shape[-1], device=part.device)
         if edit == "replace":
-            given = act.values(self.layer, rows.stop, len(part)).to(part)
-            given = given[:, :, rows.start : rows.stop] if given.shape[2] > 1 else given
-            if given.shape[1] > 1:
-                given = given[:, heads]
-            return given[..., : part.shape[-1]].expand_as(part)
+            return act.values(self.layer, pattern)
         if edit == "uniform":
-            seen = visible.to(part.dtype)
-            return (seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)).expand_as(part)
+            return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
         if edit == "self":
-            own = torch.arange(rows.start, rows.stop, device=part.device)
-            return (places == own[:, None]).to(part.dtype).expand_as(part)
-        begins = keys.mask[act.texts].int().argmax(dim=1)
-        return (places == begins[:, None]).to(part.dtype)[:, None, None].expand_as(part)
+            target = torch.arange(rows.start, rows.stop, device=pattern.device)[:, None]
+        else:
+            target = keys.mask[act.texts].int().argmax(dim=1)[:, None, None, None]
+        return (place == target).to(pattern).expand_as(pattern)
 
-    def on_values(self, z: Tensor, pattern: Tensor, v: Tensor, keys: Batch) -> None:
-        """Takes out of z `[batch head row d_head]`, in place, what was read at keys whose values are others now."""
-        shared = pattern.shape[1] // v.shape[1]
+    def change_of_values(self, v: Tensor, heads: int, keys: Batch) -> Float[Tensor, "batch head key d_head"] | None:
+        """By how much the values that single heads read are others than v `[batch kv_head key d_head]`."""
+        if not self.values:
+            return None
+        own = v.repeat_interleave(heads // v.shape[1], dim=1)
+        now = own.clone()
         for act in self.values:
-            heads = act._heads(self.layer, z)
-            own = v[act.texts, heads // shared]
-            if act.intervention.values is None:
-                change = -own
-            else:
-                new = act.values(self.layer, keys.ids.shape[1], len(own)).to(own)
-                change = new[:, :, heads].transpose(1, 2)[:, :, : own.shape[2]] - own
-            chosen = act.keys(keys)[:, None, : own.shape[2], None]
-            z[act.texts, heads] += pattern[act.texts, heads].to(v.dtype) @ (change * chosen)
+            part, chosen = now[act.texts], list(act.heads[self.layer])
+            new = torch.zeros_like(part)
+            if act.intervention.values is not None:
+                new = act.values(self.layer, part.transpose(1, 2)).transpose(1, 2)
+            at = act.keys(keys)[:, None, :, None]
+            part[:, chosen] = torch.where(at, new[:, chosen], part[:, chosen])
+        return now - own
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ class Architecture:
     """Where in each module of `blocks` the block of this stack is, where it is not the whole."""
     hybrid: bool = False
     """Whether only some of the blocks have attention; the others are passed by."""
+    hands_on: bool = False
+    """Whether blocks hand on more than the stream (T5: the first makes the position bias of all)."""
     interposed: str = ""
     """The stack whose attn_out is added between attention and MLP."""
     positioned: bool = True
@@ -366,6 +368,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         mid_norm="layer.1.layer_norm",
         mlp_out="layer.1.DenseReluDense",
         causal=False,
+        hands_on=True,
     )
     decoder = replace(
         encoder,

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..activations import Batch
-from ..errors import UnsupportedModelError
+from ..errors import InputError, UnsupportedModelError
+from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_of
 from ..points import PointKey, full_name
+from .acting import LayerActs
 from .tap import Notes, Points, Tap
 
 IMPLEMENTATION: Final = "attnmech"
@@ -204,7 +206,8 @@ def attend(
     acts = tap.acts_in(site.stack, layer)
     keys_batch = tap.under_way.batch.keys(site.stack)
     facts = LayerFacts(site.stack, layer, scale, position, softcap, sink, tap.under_way.notes)
-    ledger = None if acts is None else acts.ledger(facts, mask)
+    ledger = None if acts is None else _terms_to_scale(acts, site, facts, mask)
+    other_values = None if acts is None else acts.change_of_values(v, q.shape[1], keys_batch)
     whole = any(tap.wants(site.point(name), layer) for name in ("scores", "pattern"))
     whole = whole or (acts is not None and acts.whole_rows)
     watch = tap.under_way.watch
@@ -226,20 +229,20 @@ def attend(
         elif span:
             hidden = ~mask.visible(rows)[..., span.start : span.stop]
             scores[..., span.start :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        if acts is not None:
-            acts.hide(scores, keys_batch, rows)
+        removed = None if acts is None else acts.removed(scores, keys_batch, mask, rows)
+        if removed is not None:
+            scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
         attention = Attention(softmax_of(scores, sink), scores)
         if acts is not None and acts.edits_pattern:
-            attention = Attention(acts.on_pattern(attention.pattern, keys_batch, mask, rows), None)
+            attention = Attention(acts.on_pattern(attention.pattern, removed, keys_batch, mask, rows), None)
         pattern = attention.pattern.to(scores.dtype)
         if tap.wants(site.point("pattern"), layer):
             visited = tap.visit(site.point("pattern"), layer, pattern, owned=True)
             if tap.edits(site.point("pattern"), layer) and not torch.equal(visited, pattern):
                 attention = Attention(visited.to(attention.pattern.dtype), None)
             pattern = visited
-        blocks.append(_weighted_values(pattern, v[:, :, :keys]))
-        if acts is not None:
-            acts.on_values(blocks[-1], pattern, v[:, :, :keys], keys_batch)
+        read = _weighted_values(pattern, v[:, :, :keys])
+        blocks.append(read if other_values is None else read + pattern.to(v.dtype) @ other_values[:, :, :keys])
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, tap.under_way.batch, queries, k, v, scale, position, mask, softcap,
@@ -249,6 +252,24 @@ def attend(
                 observe(block)
     z = rearrange(torch.cat(blocks, dim=2), "batch head query d_head -> batch query head d_head")
     return tap.visit(site.point("z"), layer, z)
+
+
+def _terms_to_scale(acts: LayerActs, site: "Site", facts: LayerFacts, mask: MaskRule) -> ScoreParts | None:
+    """The ledger of a layer where interventions scale terms of it, which are made of `attn_in` and the weights."""
+    if not acts.scales:
+        return None
+    tap, layer = site.tap, site.layer
+    for name in (site.point(each) for each in ("q", "k", "q_rot", "k_rot")):
+        if tap.edits(name, layer):
+            raise InputError(
+                f"{acts.scales[0].intervention}: a hook at {name!r} {layer} makes its terms others; end it."
+            )
+        if tap.under_way.gradients and tap.under_way.keeps((name, layer)):
+            raise InputError(
+                f"{acts.scales[0].intervention}: its terms are made of attn_in, so gradients at {name!r} {layer} would "
+                "miss them; ask for those at attn_in."
+            )
+    return acts.ledger(facts, mask)
 
 
 def _scaled_products(

@@ -19,7 +19,7 @@ from ..errors import CertificateError, InputError, UnsupportedModelError, index_
 from ..interventions import HEAD_POINTS, Heads, Intervention, checked_heads
 from ..points import PointKey, PointName
 from ..results import Provenance
-from .acting import Act
+from .acting import Act, check_values
 from .architectures import Architecture, architectures_of, submodule
 from .attention import IMPLEMENTATION
 from .images import ImageEncoder, PatchGrid
@@ -150,11 +150,14 @@ class HookedModel:
         >>> with model.intervene(am.Intervention.zero([(3, 5)])):       # doctest: +SKIP
         ...     model.run("Anna sang of shells.")
 
-        Within a layer they act in the order of its steps (scores, pattern, values, z) and, at one step, in the order in
-        which they are given; hooks at the same point come after them.
+        Within a layer they act in the order of its steps (scores, keys removed, pattern, values, z) and, at one step,
+        in the order in which they are given; a term that is scaled twice is multiplied by both factors. Hooks at the
+        same point come after them, but for those at `v`: what single heads read is changed after it, and `v` itself,
+        which heads may share, stays as it is.
 
         Raises `InputError` for layers and heads that the model has not, or for what has no meaning there, and
-        `MissingPointError` and `CertificateError` for a point that the model lacks or that could not be proven.
+        `MissingPointError` and `CertificateError` for a point that the model lacks or that could not be proven; in a
+        run, `InputError` for a term that the scores have not, and for keys, positions or values of other texts.
         """
         with self._tap.acting([self.act(each) for each in interventions]):
             yield self
@@ -333,7 +336,11 @@ class HookedModel:
         self.points.resolve([stack.point(intervention.point)], by_layer, self.refused)
         if intervention.point == "scores":
             self.points.resolve([stack.point("attn_in")], by_layer, self.refused)
+        sizes = {"head": stack.n_heads, "kv_head": stack.n_kv_heads, "d_head": stack.d_head, "d_model": stack.d_model}
+        check_values(intervention, by_layer, sizes)
         special = frozenset(getattr(self.tokenizer, "all_special_ids", ()))
+        if intervention.keys == "special" and not special:
+            raise InputError(f"{intervention}: special tokens are known where a model is loaded with a tokenizer.")
         return Act(intervention, by_layer, texts, source, special, partial(parts_of, self))
 
     def check_heads(

@@ -35,8 +35,10 @@ class Blocks:
     """The blocks of a model of one stack, any of which can be left out of a pass."""
 
     def __init__(self, model: HookedModel) -> None:
-        if len(model.stacks) > 1:
-            raise InputError(f"{model.name} has several stacks; its passes cannot begin in the middle.")
+        if len(model.stacks) > 1 or model.output_stack.architecture.hands_on:
+            raise InputError(
+                f"the passes of {model.name} cannot begin in the middle: its blocks need more than the stream."
+            )
         found = submodule(model.base, model.output_stack.architecture.blocks)
         assert isinstance(found, nn.ModuleList)
         self._model = model

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -189,10 +190,18 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes of tensors."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        value = tensor.detach().cpu().contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    """SHA-256 over names, types, shapes and the SHA-256 of the bytes of tensors."""
+    names = sorted(tensors)
+    # hashlib lets go of the interpreter while it reads a large tensor.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        hashes = pool.map(_bytes_hash, (tensors[name] for name in names))
+        lines = [
+            f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {found}"
+            for name, found in zip(names, hashes, strict=True)
+        ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _bytes_hash(tensor: Tensor) -> str:
+    value = tensor.detach().cpu().contiguous()
+    return hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy().data).hexdigest()

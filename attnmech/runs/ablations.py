@@ -31,7 +31,7 @@ class Ablations:
         heads: Iterable[Head],
         method: str,
         *,
-        reference: Inputs | Iterable[Inputs] | None = None,
+        reference: Values | Inputs | Iterable[Inputs] | None = None,
         per_position: bool = False,
         seed: int = 0,
         bos: bool | None = None,
@@ -46,7 +46,7 @@ class Ablations:
         label, layers = model.output_stack.label, sorted({layer for layer, _ in heads})
         values: Values | None = None
         if reference is not None:
-            values = mean_z(model, reference, layers=layers, stack=label or None, per_position=per_position, bos=bos)
+            values = mean_of(model, reference, layers, per_position=per_position, bos=bos)
         if method == "resample":
             values = resampled_z(model, inputs, layers=layers, stack=label or None, seed=seed, bos=bos)
         return cls(method, None if values is None else one_by_one(values), label)
@@ -72,6 +72,25 @@ def check_reference(method: str, reference: object, per_position: bool) -> None:
         raise InputError(f'`reference` is for method="mean"; got it with method={method!r}.')
     if per_position and method != "mean":
         raise InputError(f'`per_position` is for method="mean"; got it with method={method!r}.')
+
+
+def mean_of(
+    model: HookedModel,
+    reference: Values | Inputs | Iterable[Inputs],
+    layers: Sequence[int],
+    *,
+    per_position: bool,
+    bos: bool | None,
+) -> Values:
+    """The mean of z over reference texts, in some layers; or what `mean_z` found of them before."""
+    if not isinstance(reference, Values):
+        stack = model.output_stack.label or None
+        return mean_z(model, reference, layers=layers, stack=stack, per_position=per_position, bos=bos)
+    missing = [layer for layer in layers if layer not in reference.by_layer]
+    if missing:
+        held = sorted(reference.by_layer)
+        raise InputError(f"`reference` holds means of the layers {held}, but none of {missing[0]}.")
+    return reference
 
 
 def one_by_one(values: Values) -> dict[int, Values]:

@@ -51,6 +51,9 @@ def unit_of(metric: str) -> str:
     return {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}.get(metric, metric)
 
 
+_DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to what they are in another text"}
+
+
 @dataclass(frozen=True, repr=False)
 class Effects(Result):
     """By how much a metric changes when something is done at a place of a layer: after less before.
@@ -102,7 +105,7 @@ class Effects(Result):
         return frame.loc[order].head(count).reset_index(drop=True)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a place that was swept: layer, head (or position), effect, effect_low, effect_high, before, after, texts."""
+        """A row a head (or position) swept: layer, head, effect, effect_low, effect_high, before, after, texts."""
         low, high = self.interval()
         effect, after, per_text = self.effect, self.after.nanmean(dim=-1), self.per_text
         rows = []
@@ -171,7 +174,8 @@ class Effects(Result):
     @property
     def _about(self) -> str:
         texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
-        return f"{self.method} of {int(self.swept.sum())} {self.PLACE}s on {texts}"
+        done = _DONE.get(self.method, self.method.replace("_", " "))
+        return f"{int(self.swept.sum())} {self.PLACE}s {done}, one at a time, on {texts}"
 
     def _named(self, layer: int, place: int) -> str:
         return f"{self.PLACE} {place} of layer {layer}"
@@ -258,8 +262,8 @@ def effect_fields(places: Sequence[tuple[int, int]], count: int, swept: Swept, m
 
 
 def _at(
-    places: Sequence[tuple[int, int]], count: int, values: Float[Tensor, "change *rest"]
-) -> Float[Tensor, "layer place *rest"]:
+    places: Sequence[tuple[int, int]], count: int, values: Float[Tensor, "change ..."]
+) -> Float[Tensor, "layer place ..."]:
     """What each change gave, at its place; NaN at the others."""
     layers = sorted({layer for layer, _ in places})
     rows, columns = torch.tensor([(layers.index(layer), place) for layer, place in places]).T

@@ -259,7 +259,9 @@ class _Shifts:
     def __call__(self, block: RowBlock) -> None:
         copies = rearrange(block.attention.pattern, "(copy text) ... -> copy text ...", text=self._texts)
         real = block.real[: self._texts].cpu()
-        distance = jensen_shannon(copies[1:], copies[:1]).double().cpu().masked_fill(~real[:, None], 0.0)
+        distance = (
+            jensen_shannon(copies[1:], copies[:1].expand_as(copies[1:])).double().cpu().masked_fill(~real[:, None], 0.0)
+        )
         self._sums[:, :, self._below + block.index] += distance.sum(dim=-1)
         if block.index == 0:
             self._rows += real.sum(dim=1)

@@ -53,6 +53,8 @@ class Metric:
             raise InputError(
                 f"`metric` must be one of {known}, or a function (logits, batch) -> [batch]; got {metric!r}."
             )
+        if model.grid is not None:
+            raise InputError(f"{metric!r} is of tokens, and an image has one row of logits; give a function of them.")
         if metric == "loss" and not model.causal:
             raise InputError(
                 'the loss is that of the next token, which this model sees; take metric="kl", or answers with '
@@ -112,6 +114,15 @@ class Metric:
                 f"{shape}."
             )
         return found.double()
+
+    def of_logits(self, logits: Float[Tensor, "batch position vocab"], batch: Batch) -> Float[Tensor, " batch"]:
+        """The metric of whole logits, where it needs no clean output; it can be differentiated."""
+        if self.compute is not None:
+            return self.of_whole(logits, batch)
+        rows = self.rows(batch).nonzero()
+        values = self.of_rows(logits[rows[:, 0], rows[:, 1]], None, batch, rows).double()
+        sums = torch.zeros(len(batch.ids), dtype=torch.float64, device=logits.device).index_add(0, rows[:, 0], values)
+        return sums / torch.bincount(rows[:, 0], minlength=len(batch.ids))
 
 
 def require_finite(name: str, found: Float[Tensor, " text"], documents: Sequence[int], what: str) -> None:

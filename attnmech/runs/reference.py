@@ -20,12 +20,15 @@ def mean_z(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     *,
-    layers: Sequence[int],
+    layers: Iterable[int] | None = None,
     stack: str | None = None,
     per_position: bool = False,
     bos: bool | None = None,
 ) -> Values:
     """The mean of z over the real tokens of a reference set, or over those at each position.
+
+    >>> means = am.mean_z(model, texts)                                                 # doctest: +SKIP
+    >>> with model.intervene(am.Intervention.replace([(2, 6)], means)): ...               # doctest: +SKIP
 
     By layer `[1 1 head d_head]`, or `[1 position head d_head]`, in the model's precision.
     """

@@ -82,14 +82,13 @@ def sweep(
         for each in change:
             model.act(each)
     engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts)
-    parts = list(batches(inputs, model, tokens_per_batch=engine.text_tokens, window=4096, bos=bos))
-    parts = [piece for part in parts for piece in _pieces(part, engine.text_tokens)]
+    parts = parts_of(model, inputs, engine.text_tokens, bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
     for part in parts:
         engine.check(part.batch)
     noted = {"bos": bos, "metric": judge.name, "later": later, **(options or {})}
-    given = _tokens_of(parts, texts, model.output_stack.label)
+    given = tokens_of(parts, texts, model.output_stack.label)
     provenance = Provenance(model.name, model.weights_hash, parts[-1].digest, model.edited, given, noted)
     record = _Record(len(changes), texts, model if shifts else None)
     file = None if journal is None else Journal(Path(journal), _identity(provenance, changes, judge, shifts, parts))
@@ -125,6 +124,14 @@ def _identity(
     }
 
 
+def parts_of(
+    model: HookedModel, inputs: Inputs | Iterable[Inputs], tokens: int, bos: bool | None = None
+) -> list[CorpusBatch]:
+    """All texts, in batches of so many tokens, a longer text by itself; whatever `tokens` is, of one digest."""
+    parts = batches(inputs, model, tokens_per_batch=tokens, window=4096, bos=bos)
+    return [piece for part in parts for piece in _pieces(part, tokens)]
+
+
 def _pieces(part: CorpusBatch, tokens: int) -> Iterator[CorpusBatch]:
     """A batch that came in one, cut into pieces of few tokens."""
     batch = part.batch
@@ -136,7 +143,8 @@ def _pieces(part: CorpusBatch, tokens: int) -> Iterator[CorpusBatch]:
         yield CorpusBatch(batch.texts(chosen), part.documents[chosen], 0, part.digest)
 
 
-def _tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tuple[str, ...], ...]:
+def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tuple[str, ...], ...]:
+    """The tokens of each text that look, in one stack of the model."""
     found: list[tuple[str, ...]] = [()] * texts
     for part in parts:
         batch = part.batch.queries(stack)

@@ -3,55 +3,19 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
 import torch
-from einops import rearrange
+from by_hand import divergences, losses, z_changed
 from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.model.architectures import architectures_of, submodule
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"]
-
-
-@contextmanager
-def z_changed(plain: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The raw model with z of a layer, the input of its output projection, changed: `[batch position head d_head]`."""
-    (plan,) = architectures_of(plain)
-    heads = plan.n_heads
-    projection = submodule(submodule(plain.base_model, plan.blocks)[layer], plan.out)  # type: ignore[index]
-
-    def at_input(module: nn.Module, args: Any) -> Any:
-        z = rearrange(args[0], "... (head d_head) -> ... head d_head", head=heads)
-        return (rearrange(change(z.clone()), "... head d_head -> ... (head d_head)"),)
-
-    handle = projection.register_forward_pre_hook(at_input)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def losses(logits: Tensor, ids: Tensor, lengths: list[int]) -> Tensor:
-    """Mean cross-entropy of the next token, text by text."""
-    found = []
-    for row, tokens, length in zip(logits.double(), ids, lengths, strict=True):
-        chances = torch.log_softmax(row, dim=-1)
-        found.append(-sum(chances[i, tokens[i + 1]] for i in range(length - 1)) / (length - 1))
-    return torch.stack(found)  # type: ignore[arg-type]
-
-
-def divergences(logits: Tensor, clean: Tensor, lengths: list[int]) -> Tensor:
-    """Mean KL(clean ‖ now), text by text."""
-    p, q = clean.double().softmax(-1), logits.double().softmax(-1)
-    whole = (p * (p / q).log()).sum(-1)
-    return torch.stack([row[:length].mean() for row, length in zip(whole, lengths, strict=True)])
 
 
 @pytest.fixture(params=FAMILIES)
@@ -334,7 +298,7 @@ def test_killed_sweeps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     tests = str(Path(__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(journal)], env=environment)
-    for _ in range(600):
+    for _ in range(3000):
         if journal.exists() or process.poll() is not None:
             break
         time.sleep(0.02)

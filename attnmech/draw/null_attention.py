@@ -1,0 +1,110 @@
+"""Layers × heads as a map of verdicts: what each head's attention to a sink is good for."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
+
+from attnmech.draw.style import FIGURE_STYLE
+
+
+@dataclass(frozen=True)
+class VerdictStyle:
+    """How a verdict is drawn: `letter` stands in the cell."""
+
+    letter: str
+    colour: str
+
+
+VERDICT_STYLES: Final = {
+    "null": VerdictStyle("N", "#6f9cc1"),
+    "active": VerdictStyle("A", "#e69f00"),
+    "mixed": VerdictStyle("M", "#cc79a7"),
+    "undecided": VerdictStyle("?", "#ead96b"),
+    "not attending": VerdictStyle("·", "#bdbdbd"),
+}
+"""Told apart by hue and by letter; black letters can be read on all of them."""
+
+LETTER_COLOUR: Final = "#111111"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of every head, with its interval where there is one (else NaN)."""
+
+    label: str
+    value: Float[np.ndarray, "layer head"]
+    low: Float[np.ndarray, "layer head"]
+    high: Float[np.ndarray, "layer head"]
+
+
+def verdict_map(
+    verdicts: Sequence[Sequence[str]],
+    numbers: Sequence[Measured],
+    *,
+    layers: Sequence[int],
+    null_share: Sequence[float],
+) -> go.Figure:
+    """A cell a head with its verdict, and its numbers in the hover; heads without a verdict are left blank.
+
+    `null_share` stands beside each layer where it is known.
+    """
+    names = list(VERDICT_STYLES)
+    count = len(names)
+    heads = len(verdicts[0])
+    steps = [
+        [edge / count, VERDICT_STYLES[name].colour] for place, name in enumerate(names) for edge in (place, place + 1)
+    ]
+    figure = go.Figure(
+        go.Heatmap(
+            z=[[names.index(name) if name else None for name in row] for row in verdicts],
+            x=list(range(heads)),
+            y=[_layer_label(layer, share) for layer, share in zip(layers, null_share, strict=True)],
+            zmin=-0.5,
+            zmax=count - 0.5,
+            colorscale=steps,
+            colorbar={
+                "tickvals": list(range(count)),
+                "ticktext": [f"{style.letter} {name}" for name, style in VERDICT_STYLES.items()],
+                "thickness": 12,
+            },
+            text=[[VERDICT_STYLES[name].letter if name else "" for name in row] for row in verdicts],
+            texttemplate="%{text}",
+            textfont={"color": LETTER_COLOUR},
+            customdata=[
+                [_hover(layer, head, name, numbers, place) for head, name in enumerate(row)]
+                for place, (layer, row) in enumerate(zip(layers, verdicts, strict=True))
+            ],
+            hovertemplate="%{customdata}<extra></extra>",
+            xgap=1,
+            ygap=1,
+        )
+    )
+    figure.update_layout(template=FIGURE_STYLE, height=max(180, 60 + 24 * len(layers)))
+    figure.update_xaxes(title="head", dtick=1 if heads <= 32 else None, showgrid=False)
+    figure.update_yaxes(title="layer · null share", autorange="reversed", type="category", showgrid=False)
+    return figure
+
+
+def _layer_label(layer: int, share: float) -> str:
+    return str(layer) if math.isnan(share) else f"{layer} · {share:.0%}"
+
+
+def _hover(layer: int, head: int, verdict: str, numbers: Sequence[Measured], place: int) -> str:
+    if not verdict:
+        return f"layer {layer}, head {head}<br>not measured"
+    lines = [
+        _line(each.label, each.value[place, head], each.low[place, head], each.high[place, head]) for each in numbers
+    ]
+    return "<br>".join([f"layer {layer}, head {head}: {verdict}", *lines])
+
+
+def _line(label: str, value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return f"{label}: none"
+    interval = f" ({low:+.3g} to {high:+.3g})" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"{label}: {value:.3g}{interval}"

@@ -1,0 +1,353 @@
+"""Which heads matter, to first order? One forward and one backward pass for all heads (formulas §3).
+
+The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a result says how well the two agree.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..activations import Batch
+from ..errors import InputError
+from ..interventions import Values
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..results import Provenance, Result, writing
+from ..runs.ablations import check_reference, mean_of, reread
+from ..runs.answers import Answers
+from ..runs.corpus import CorpusBatch
+from ..runs.effects import HeadEffects, mean_interval, unit_of
+from ..runs.metrics import Metric, MetricLike, require_finite
+from ..runs.progress import steps
+from ..runs.sweep import parts_of, tokens_of
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+METHODS: Final = {
+    "michel": "|z·∂L/∂z|",
+    "zero": "first-order effect of zeroing",
+    "mean": "first-order effect of the mean in its place",
+}
+"""What is estimated from z and the metric's gradient at z."""
+
+STEP_TOKENS: Final = 2048
+"""About how many tokens go through the model at once."""
+
+
+@dataclass(frozen=True, repr=False)
+class HeadImportance(Result):
+    """How much a metric depends on each head, to first order in what the head writes.
+
+    With z_i what a head writes at token i and g_i = ∂L/∂z_i, where L is the metric of the text:
+
+    - "michel": mean over tokens of |z_i·g_i| (Michel et al. 2019, eq. 2, as in their code: the absolute value is taken
+      token by token);
+    - "zero": −Σ_i z_i·g_i, which estimates the effect of zeroing the head;
+    - "mean": Σ_i (z̄ − z_i)·g_i, which estimates the effect of putting its mean z̄ over a reference set there.
+
+    The last two have the sign and the unit of `HeadEffects.effect`. Scores are means over texts.
+    """
+
+    method: str
+    metric: str
+    layers: tuple[int, ...]
+    """The layers of the axis `layer`."""
+    before: Float[Tensor, " text"]
+    """The metric of each text."""
+    per_text: Float[Tensor, "layer head text"]
+    """The score on each text."""
+    exact: Float[Tensor, "layer head"] | None
+    """The effects of the sweep that was given, NaN where it has none; None without one."""
+    exact_method: str | None
+    """What that sweep did."""
+    tokens: tuple[tuple[str, ...], ...]
+    provenance: Provenance
+
+    @property
+    def score(self) -> Float[Tensor, "layer head"]:
+        """The mean score over texts."""
+        return self.per_text.mean(dim=-1)
+
+    @property
+    def normalised(self) -> Float[Tensor, "layer head"]:
+        """The scores over their L2 norm in each layer (Michel et al. 2019, §4.1); 0 in a layer that has none."""
+        return torch.nn.functional.normalize(self.score, dim=-1)
+
+    def interval(self, level: float = 0.95) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Low and high end of the bootstrap interval of the score over texts; NaN of one text."""
+        return mean_interval(self.per_text, level)
+
+    @property
+    def rank_correlation(self) -> float | None:
+        """Spearman's rank correlation of the scores with the effects of the sweep, over the heads that it has.
+
+        "michel" has no sign, so it is compared with the size of the effects. None without a sweep; NaN where all
+        scores or all effects are one.
+        """
+        if self.exact is None:
+            return None
+        there = ~self.exact.isnan()
+        effects = self.exact[there].abs() if self.method == "michel" else self.exact[there]
+        ranks = pd.DataFrame({"score": self.score[there].numpy(), "effect": effects.numpy()}).rank()
+        if (ranks.nunique() < 2).any():
+            return float("nan")
+        return float(ranks["score"].corr(ranks["effect"]))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a head: layer, head, score, score_low, score_high, normalised; and `exact`, where a sweep was given."""
+        low, high = self.interval()
+        columns = {"score": self.score, "score_low": low, "score_high": high, "normalised": self.normalised}
+        if self.exact is not None:
+            columns["exact"] = self.exact
+        heads = self.score.shape[1]
+        places = {
+            "layer": [layer for layer in self.layers for _ in range(heads)],
+            "head": list(range(heads)) * len(self.layers),
+        }
+        return pd.DataFrame(places | {name: value.flatten().numpy() for name, value in columns.items()})
+
+    def plot(self) -> "go.Figure":
+        """Layers × heads, coloured by the score, with intervals in the hover."""
+        from ..draw.effects import effect_map
+
+        low, high = self.interval()
+        return effect_map(self.score.numpy(), low.numpy(), high.numpy(), layers=self.layers, label=METHODS[self.method])
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the map and the table as one page that opens without a network."""
+        from ..draw.figure_page import Section, render_figures
+
+        target = Path(path)
+        reading = "Each cell is one head. A first-order estimate: it holds as far as the metric is linear in z."
+        html = render_figures(
+            title=f"Importance of heads for {self.metric}, to first order",
+            lead=self.lead,
+            sections=[Section("Scores", reading, self.plot(), "importance.plot()")],
+            frame=self.to_frame(),
+            provenance={"model": self.provenance.model, **{k: str(v) for k, v in self.provenance.options.items()}},
+        )
+        with writing(target) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return target
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
+        top = int(self.score.abs().argmax())
+        layer, head = divmod(top, self.score.shape[1])
+        sign = "" if self.method == "michel" else "+"
+        low, high = (float(end.flatten()[top]) for end in self.interval())
+        known = "" if math.isnan(low) else f" ({low:{sign}.3g} to {high:{sign}.3g})"
+        return (
+            f"{METHODS[self.method]} of {self.score.numel()} heads on {texts}: L{self.layers[layer]}H{head} has the "
+            f"largest, {float(self.score.flatten()[top]):{sign}.3g} {unit_of(self.metric)}{known}{self._agreement}."
+        )
+
+    @property
+    def _agreement(self) -> str:
+        if self.exact is None:
+            return "; not compared with a sweep"
+        heads = int((~self.exact.isnan()).sum())
+        return f"; rank correlation {self.rank_correlation:.2f} with the {self.exact_method} sweep of {heads} heads"
+
+    def __repr__(self) -> str:
+        return f"HeadImportance({self.lead})"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {"before": self.before, "per_text": self.per_text}
+        return tensors if self.exact is None else tensors | {"exact": self.exact}
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "metric": self.metric,
+            "layers": list(self.layers),
+            "exact_method": self.exact_method,
+            "tokens": [list(row) for row in self.tokens],
+        }
+
+    @classmethod
+    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
+        return cls(
+            method=facts["method"],
+            metric=facts["metric"],
+            layers=tuple(facts["layers"]),
+            before=tensors["before"],
+            per_text=tensors["per_text"],
+            exact=tensors.get("exact"),
+            exact_method=facts["exact_method"],
+            tokens=tuple(tuple(row) for row in facts["tokens"]),
+            provenance=provenance,
+        )
+
+
+def head_importance(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    method: str = "michel",
+    metric: MetricLike = "loss",
+    layers: Iterable[int] | None = None,
+    reference: Values | Inputs | Iterable[Inputs] | None = None,
+    per_position: bool = False,
+    sweep: HeadEffects | None = None,
+    answers: Answers = None,
+    against: Answers = None,
+    bos: bool | None = None,
+    memory: float = 1.0,
+    progress: bool = False,
+) -> HeadImportance:
+    """How much a metric depends on each head, to first order: one forward and one backward pass for all of them.
+
+    >>> import attnmech as am
+    >>> found = am.head_importance(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], method="zero")
+    >>> found.score.shape                    # an estimate of am.ablate_heads(...).effect
+    torch.Size([4, 8])
+
+    `method`: "michel", "zero" or "mean", as in `HeadImportance`; "mean" needs `reference`, the texts over which the
+    mean is taken (or what `am.mean_z` found of them), pooled over their tokens or `per_position`. `metric` is that of
+    `am.ablate_heads`, or a function `(logits, batch) -> [text]`; but "accuracy" has no gradient, and that of "kl" is 0
+    where nothing is changed.
+
+    `sweep`, the result of `am.ablate_heads` on the same model, inputs and metric, is what the estimate is compared
+    with: `.rank_correlation`.
+
+    `memory` is by how many GB a pass may grow, roughly; a text that needs more runs by itself.
+
+    Raises `InputError` for methods, metrics, answers and references that cannot be, and for a sweep of something else.
+    Source: Michel et al. 2019, eq. 2; for "zero" and "mean", Molchanov et al. 2017 and Nanda 2023 (attribution).
+    """
+    if method not in METHODS:
+        raise InputError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
+    check_reference(method, reference, per_position)
+    stack = model.output_stack
+    chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
+    means: Mapping[int, Tensor] = {}
+    if reference is not None:
+        means = mean_of(model, reference, chosen, per_position=per_position, bos=bos).by_layer
+    parts = parts_of(model, reread(inputs), _tokens_at_once(model, memory), bos)
+    texts = sum(len(part.documents) for part in parts)
+    judge = Metric.of(model, metric, answers, against, texts)
+    _check_gradient(judge)
+    tokens = tokens_of(parts, texts, stack.label)
+    options = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position}
+    provenance = Provenance(model.name, model.weights_hash, parts[-1].digest, model.edited, tokens, options)
+    before = torch.empty(texts, dtype=torch.float64)
+    per_text = torch.empty(len(chosen), stack.n_heads, texts, dtype=torch.float64)
+    exact = None if sweep is None else _effects_for(sweep, provenance, chosen, stack.n_heads)
+    with steps("texts", texts, show=progress) as bar:
+        for part in parts:
+            before[part.documents], per_text[:, :, part.documents] = _scores(
+                model, part, judge.at(part.documents), chosen, method, means
+            )
+            bar.advance(len(part.documents))
+    return HeadImportance(
+        method, judge.name, chosen, before, per_text, exact, None if sweep is None else sweep.method, tokens, provenance
+    )
+
+
+def _scores(
+    model: HookedModel,
+    part: CorpusBatch,
+    judge: Metric,
+    layers: tuple[int, ...],
+    method: str,
+    means: Mapping[int, Tensor],
+) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
+    """The metric of some texts, and the scores of all heads on each."""
+    stack = model.output_stack
+    measured: list[Tensor] = []
+
+    def measure(logits: Tensor, batch: Batch) -> Tensor:
+        found = judge.of_logits(logits, batch.queries(stack.label))
+        require_finite(judge.name, found.detach().cpu(), part.documents.tolist(), "with nothing changed")
+        measured.append(found.detach().cpu())
+        return found
+
+    ran = model.run(part.batch, [stack.point("z")], layers=layers, gradients_of=measure)
+    assert ran.gradients is not None
+    lengths = part.batch.queries(stack.label).lengths
+    scores = [
+        _score(method, ran[stack.point("z"), layer], ran.gradients[stack.point("z"), layer], lengths, means.get(layer))
+        for layer in layers
+    ]
+    return measured[0], torch.stack(scores).cpu()
+
+
+def _score(
+    method: str,
+    z: Float[Tensor, "text position head d_head"],
+    gradient: Float[Tensor, "text position head d_head"],
+    lengths: Int[Tensor, " text"],
+    mean: Float[Tensor, "1 _ head d_head"] | None,
+) -> Float[Tensor, "head text"]:
+    """The score of a layer's heads on each text (`HeadImportance`)."""
+    if mean is not None:
+        z = z - _as_long(mean, z.shape[1])
+    # At padding the gradient is 0, since nothing looks there.
+    along = (z.double() * gradient.double()).sum(dim=-1)
+    if method == "michel":
+        return (along.abs().sum(dim=1) / lengths[:, None]).T
+    return -along.sum(dim=1).T
+
+
+def _as_long(mean: Float[Tensor, "1 _ head d_head"], length: int) -> Float[Tensor, "1 _ head d_head"]:
+    if 1 < mean.shape[1] < length:
+        raise InputError(
+            f"the means are for {mean.shape[1]} positions, but a text has {length}; give a longer reference, or "
+            "per_position=False."
+        )
+    return mean[:, :length]
+
+
+def _check_gradient(judge: Metric) -> None:
+    if judge.compute is not None:
+        return
+    if judge.name == "accuracy":
+        raise InputError('metric="accuracy" goes in steps, so it has no gradient; take "logit_difference".')
+    if judge.name == "kl":
+        raise InputError(
+            'metric="kl" has its minimum where nothing is changed, so its gradient there is 0 and tells no head from '
+            'another; take "loss", or "logit_difference" with answers.'
+        )
+
+
+def _effects_for(
+    sweep: HeadEffects, origin: Provenance, layers: tuple[int, ...], heads: int
+) -> Float[Tensor, "layer head"]:
+    """The effects of a sweep at our layers; `InputError` for one of another model, other inputs or another metric."""
+    theirs = sweep.provenance
+    pairs = {
+        "metric": (sweep.metric, origin.options["metric"]),
+        "weights": (theirs.weights, origin.weights),
+        "inputs": (theirs.inputs, origin.inputs),
+        "edits in force": (theirs.edits, origin.edits),
+    }
+    for name, (given, ours) in pairs.items():
+        if given != ours:
+            raise InputError(
+                f"`sweep` must be that of the same model, inputs and metric; {name} there: {given}, here: {ours}."
+            )
+    found = torch.full((len(layers), heads), torch.nan, dtype=torch.float64)
+    for place, layer in enumerate(layers):
+        if layer in sweep.layers:
+            found[place] = sweep.effect[sweep.layers.index(layer)]
+    if found.isnan().all():
+        raise InputError(f"`sweep` has no head of the layers {list(layers)}; it has the layers {list(sweep.layers)}.")
+    return found
+
+
+def _tokens_at_once(model: HookedModel, memory: float) -> int:
+    """How many tokens the budget of so many GB has room for, with all that the backward pass needs."""
+    # Of a layer about 40 vectors as wide as the stream are kept; logits with their softmax and their gradients.
+    per_token = 4 * (40 * model.n_layers * model.d_model + 5 * model.n_vocab)
+    return max(1, min(STEP_TOKENS, int(memory * 1e9 / per_token)))

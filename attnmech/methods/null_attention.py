@@ -1,0 +1,390 @@
+"""Is a head's attention to the first token a way of doing nothing? Measured by what ablations do (formulas §5).
+
+After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..errors import InputError
+from ..interventions import Head, Heads, Intervention, Values
+from ..maths.null_attention import VERDICTS, verdict_of
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..results import Provenance, Result, writing
+from ..runs.ablations import reread
+from ..runs.answers import Answers
+from ..runs.effects import HeadEffects, effects_of, mean_interval, unit_of
+from ..runs.engine import Change
+from ..runs.metrics import MetricLike
+from ..runs.sinks import FACTS, TARGETS, Sinks, sinks_of
+from ..runs.sweep import sweep
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+INTERVENTIONS: Final = {
+    "remove": "the sink is hidden and the softmax taken again",
+    "zero_value": "the sink's value becomes 0",
+    "mean_value": "the sink's value becomes the head's mean value",
+    "only_sink": "the values of all keys but the sink become 0",
+}
+"""What is done to each head, alone, in the order in which it is measured."""
+
+
+def null_attention(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    target: str = "first",
+    heads: Heads = "all",
+    layers: Iterable[int] | None = None,
+    delta: float = 0.01,
+    least_mass: float = 0.3,
+    least_ratio: float = 0.5,
+    metric: MetricLike = "loss",
+    reference: Inputs | Iterable[Inputs] | None = None,
+    answers: Answers = None,
+    against: Answers = None,
+    bos: bool | None = None,
+    memory: float = 1.0,
+    journal: str | Path | None = None,
+    progress: bool = False,
+) -> "NullAttention":
+    """Whether heads that attend to a sink do so to no effect.
+
+    >>> import attnmech as am
+    >>> null = am.null_attention(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], layers=[0, 2])
+    >>> null.sink_mass.shape, null.null_share.shape
+    (torch.Size([2, 8]), torch.Size([2]))
+
+    In GPT-2, 57 % of attention goes to the first token, which Vig & Belinkov (2019) read as "null attention": the
+    head found nothing to look for. Here that is a claim to be tested, head by head. The sink (`target`) is the first
+    token of each text ("first"), the key that gets most from the other rows of the text, head by head
+    ("most_attended"), or all tokens that the tokenizer calls special together ("special").
+
+    Four interventions are measured on every head: "remove" hides the sink and takes the softmax again (a row that
+    sees nothing else then attends to nothing, as row 0 of a causal model), "zero_value" makes the sink's value 0,
+    "mean_value" makes it the head's mean value over the other tokens of the inputs, or of `reference`, and "only_sink"
+    makes the values of all other keys 0. Effects are `metric` after less before, with `answers`, `against`, `memory`,
+    `journal` and `progress` as in `am.ablate_heads`.
+
+    A head is "not attending" where its sink mass is below `least_mass` (ε = 0.3 of Gu et al. 2024). Else it is "null"
+    where the value ratio is below `least_ratio` and the whole 95 % interval of the effect of zero_value, over texts,
+    lies within ±`delta` (nats, for the loss); "active" where it writes more and the whole interval lies outside;
+    "mixed" where these two disagree; and "undecided" where the interval crosses a bound, or one text gives none.
+    The interval is a bootstrap over texts, which is too narrow for a handful: give some tens.
+
+    Raises `InputError` for heads, targets, bounds, metrics and answers that cannot be, and `JournalError` for the
+    journal of another sweep.
+    """
+    _check_bounds(delta=delta, least_mass=least_mass, least_ratio=least_ratio)
+    inputs, chosen = reread(inputs), model.check_heads(heads, layers)
+    touched = sorted({layer for layer, _ in chosen})
+    label = model.output_stack.label
+    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos)
+    others = sinks
+    if reference is not None:
+        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos)
+    if others.mean_value.isnan().any():
+        raise InputError("the texts must hold tokens beside the sink; these hold none.")
+    means = {
+        layer: Values({layer: mean[None, None].to(model.dtype)}, "the head's mean over other tokens")
+        for layer, mean in zip(touched, others.mean_value, strict=True)
+    }
+    swept = sweep(
+        model,
+        inputs,
+        [change for head in chosen for change in _changes(head, _sink_of(sinks, touched, head), means[head[0]], label)],
+        metric,
+        answers=answers,
+        against=against,
+        bos=bos,
+        memory=memory,
+        journal=journal,
+        progress=progress,
+        options={
+            "target": target,
+            "heads": "all" if heads == "all" else [list(head) for head in chosen],
+            "mean value over": "inputs" if reference is None else "reference",
+        },
+    )
+    count = len(INTERVENTIONS)
+    effects = {
+        name: effects_of(model, chosen, replace(swept, after=swept.after[place::count]), name)
+        for place, name in enumerate(INTERVENTIONS)
+    }
+    asked = effects["remove"].swept.bool()[..., None]
+    facts = sinks.facts.masked_fill(~asked, torch.nan)
+    return NullAttention(target, delta, least_mass, least_ratio, effects, facts, sinks.keys, swept.provenance)
+
+
+def _check_bounds(**bounds: Any) -> None:
+    for name, value in bounds.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
+            raise InputError(f"`{name}` must be a number above 0; got {value!r}.")
+
+
+def _sink_of(sinks: Sinks, layers: Sequence[int], head: Head) -> Bool[Tensor, "text key"]:
+    """The sink of one head in every text."""
+    per_layer, per_head = sinks.keys.shape[:2]
+    layer = layers.index(head[0])
+    return sinks.keys[layer if per_layer > 1 else 0, head[1] if per_head > 1 else 0]
+
+
+def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: str) -> list[Change]:
+    """`INTERVENTIONS` on one head."""
+    made = {
+        "remove": Intervention.remove_keys([head], sink, stack=stack),
+        "zero_value": Intervention.zero_values([head], sink, stack=stack),
+        "mean_value": Intervention.replace_values([head], sink, mean, stack=stack),
+        "only_sink": Intervention.zero_values([head], ~sink, stack=stack),
+    }
+    return [(made[name],) for name in INTERVENTIONS]
+
+
+@dataclass(frozen=True, repr=False)
+class NullAttention(Result):
+    """What heads do with a sink: how much they attend to it, what that writes, and whether it matters.
+
+    Every number is taken of each text and then averaged over the texts that have it; NaN where none has, and at heads
+    that were not measured.
+    """
+
+    target: str
+    """What was taken for the sink: "first", "most_attended" or "special"."""
+    delta: float
+    """An effect within ±delta counts as none."""
+    least_mass: float
+    """From this sink mass on a head counts as attending."""
+    least_ratio: float
+    """From this value ratio on a head counts as writing."""
+    effects: Mapping[str, HeadEffects]
+    """The effects of "remove", "zero_value", "mean_value" and "only_sink"."""
+    facts: Float[Tensor, "fact layer head text"]
+    """Sink mass, value ratio, update at the sink and elsewhere, text by text; NaN where a text has none."""
+    sinks: Bool[Tensor, "#layer #head text key"]
+    """True at the tokens that were the sink."""
+    provenance: Provenance
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers of the axis `layer`."""
+        return self._first.layers
+
+    @property
+    def metric(self) -> str:
+        """What effects are measured in."""
+        return self._first.metric
+
+    @property
+    def sink_mass(self) -> Float[Tensor, "layer head"]:
+        """Mean attention to the sink of the rows that are no sink; a row that cannot see it counts as 0."""
+        return self._mean("sink_mass")
+
+    @property
+    def value_ratio(self) -> Float[Tensor, "layer head"]:
+        """‖v_sink W_O‖ / median_j ‖v_j W_O‖ over the other tokens j.
+
+        Of several special tokens v_sink's norm is the mean over them, weighted by the attention that each receives.
+        """
+        return self._mean("value_ratio")
+
+    @property
+    def update_at_sink(self) -> Float[Tensor, "layer head"]:
+        """Mean of ‖u‖ / ‖x‖ on the rows that attend the sink most, the sink's own row left out."""
+        return self._mean("update_at_sink")
+
+    @property
+    def update_elsewhere(self) -> Float[Tensor, "layer head"]:
+        """Mean of ‖u‖ / ‖x‖ on the rows that attend another key most."""
+        return self._mean("update_elsewhere")
+
+    @property
+    def update_difference(self) -> Float[Tensor, "layer head"]:
+        """Update at the sink less elsewhere, over the texts that have rows of both kinds.
+
+        Below 0 with its whole interval where figure 10's claim holds, that heads write less while they attend the sink.
+        """
+        return self._difference.nanmean(dim=-1)
+
+    def update_interval(self, level: float = 0.95) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Low and high end of the bootstrap interval of `update_difference` over texts; NaN under two texts."""
+        return mean_interval(self._difference, level)
+
+    @cached_property
+    def verdict(self) -> tuple[tuple[str, ...], ...]:
+        """The verdict on each head of each layer, by the rule of `am.null_attention`; "" at heads not measured."""
+        low, high = self.effects["zero_value"].interval()
+        asked = self._first.swept
+        bounds = {"delta": self.delta, "least_mass": self.least_mass, "least_ratio": self.least_ratio}
+        return tuple(
+            tuple(verdict_of(*numbers, **bounds) if measured else "" for measured, *numbers in zip(*rows, strict=True))
+            for rows in zip(
+                *(each.tolist() for each in (asked, self.sink_mass, self.value_ratio, low, high)), strict=True
+            )
+        )
+
+    @property
+    def null_share(self) -> Float[Tensor, " layer"]:
+        """The share of a layer's attention that is null: (1/H) Σ_h sink mass, over the heads whose verdict is "null".
+
+        Of the rows that are no sink. Undecided heads are not counted, so there may be more. NaN where not all heads of
+        the layer were measured.
+        """
+        null = torch.tensor([[name == "null" for name in row] for row in self.verdict])
+        share = self.sink_mass.masked_fill(~null, 0.0).mean(dim=-1)
+        return share.masked_fill(~self._first.swept.bool().all(dim=-1), torch.nan)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every intervention was measured on every text; else the sweep was stopped, and this is a part."""
+        return all(each.complete for each in self.effects.values())
+
+    @property
+    def _first(self) -> HeadEffects:
+        return next(iter(self.effects.values()))
+
+    def _mean(self, fact: str) -> Float[Tensor, "layer head"]:
+        return self.facts[FACTS.index(fact)].nanmean(dim=-1)
+
+    @property
+    def _difference(self) -> Float[Tensor, "layer head text"]:
+        return self.facts[FACTS.index("update_at_sink")] - self.facts[FACTS.index("update_elsewhere")]
+
+    # -- how it is shown and kept -----------------------------------------------------------------------------
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a head that was measured: its numbers, every effect with its interval, and the verdict."""
+        columns: dict[str, Tensor] = {name: self._mean(name) for name in FACTS}
+        columns["update_difference"] = self.update_difference
+        columns["update_difference_low"], columns["update_difference_high"] = self.update_interval()
+        for name, effects in self.effects.items():
+            columns[name] = effects.effect
+            columns[f"{name}_low"], columns[f"{name}_high"] = effects.interval()
+        places = self._first.swept.nonzero()
+        layer, head = places.unbind(dim=1)
+        return pd.DataFrame(
+            {
+                "layer": [self.layers[place] for place in layer.tolist()],
+                "head": head.tolist(),
+                **{name: value[layer, head].tolist() for name, value in columns.items()},
+                "verdict": [self.verdict[row][column] for row, column in places.tolist()],
+            }
+        )
+
+    def plot(self) -> "go.Figure":
+        """Layers × heads, each head's verdict as a colour and a letter, with its numbers in the hover."""
+        from ..draw.null_attention import Measured, verdict_map
+
+        def measured(label: str, value: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Measured:
+            low, high = ends or (torch.full_like(value, torch.nan),) * 2
+            return Measured(label, value.numpy(), low.numpy(), high.numpy())
+
+        numbers = [
+            measured("sink mass", self.sink_mass),
+            measured("value ratio", self.value_ratio),
+            measured("update at the sink", self.update_at_sink),
+            measured("update elsewhere", self.update_elsewhere),
+            measured("difference", self.update_difference, self.update_interval()),
+            *(
+                measured(name.replace("_", " "), effects.effect, effects.interval())
+                for name, effects in self.effects.items()
+            ),
+        ]
+        return verdict_map(self.verdict, numbers, layers=self.layers, null_share=self.null_share.tolist())
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the map and the table as one page that opens without a network."""
+        from ..draw.figure_page import Section, render_figures
+
+        target, origin = Path(path), self.provenance
+        html = render_figures(
+            title=f"Null attention of {origin.model}",
+            lead=self.lead,
+            sections=[Section("Verdicts", self.reading, self.plot(), "null.plot()")],
+            frame=self.to_frame(),
+            provenance={
+                "model": origin.model,
+                "config and weights (SHA-256)": origin.weights,
+                "inputs (SHA-256)": origin.inputs,
+                "hooks in force": ", ".join(origin.edits) or "none",
+                **{name: str(value) for name, value in origin.options.items()},
+                **origin.versions,
+            },
+        )
+        with writing(target) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return target
+
+    @property
+    def reading(self) -> str:
+        done = "; ".join(f"{name.replace('_', ' ')}: {about}" for name, about in INTERVENTIONS.items())
+        return (
+            f"Each cell is one head. It attends where its mean attention to {TARGETS[self.target]} is "
+            f"{self.least_mass:g} or more, and writes where what that value writes is {self.least_ratio:g} or more of "
+            "the other tokens' median. Null: it attends, does not write, and zeroing the value changes the metric by "
+            f"{self.delta:g} at most, with the whole interval over texts. Active: it writes, and the whole interval "
+            "lies beyond. Mixed: the two disagree. Beside each layer stands the share of its attention that is null. "
+            f"What was done: {done}."
+        )
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        verdicts = [name for row in self.verdict for name in row if name]
+        count = len(self._first.before)
+        texts = "1 text" if count == 1 else f"{count} texts"
+        found = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
+        part = "" if self.complete else "; stopped early, this is a part"
+        return (
+            f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {texts}: {found} (within ±{self.delta:g} "
+            f"{unit_of(self.metric)}){part}."
+        )
+
+    def __repr__(self) -> str:
+        return f"NullAttention({self.lead})"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        measured = {
+            f"{name} {part}": value
+            for name, effects in self.effects.items()
+            for part, value in effects._tensors().items()
+        }
+        return {"facts": self.facts, "sinks": self.sinks, **measured}
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "delta": self.delta,
+            "least_mass": self.least_mass,
+            "least_ratio": self.least_ratio,
+            "effects": {name: effects._facts() for name, effects in self.effects.items()},
+        }
+
+    @classmethod
+    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
+        effects = {}
+        for name, known in facts["effects"].items():
+            own = {full.split(" ", 1)[1]: value for full, value in tensors.items() if full.startswith(f"{name} ")}
+            effects[name] = HeadEffects._from_saved(own, known, provenance)
+        return cls(
+            target=facts["target"],
+            delta=facts["delta"],
+            least_mass=facts["least_mass"],
+            least_ratio=facts["least_ratio"],
+            effects=effects,
+            facts=tensors["facts"],
+            sinks=tensors["sinks"],
+            provenance=provenance,
+        )

@@ -1,0 +1,246 @@
+"""Do two heads matter together? Pairs are ablated, and both heads of each alone (formulas §5)."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import InputError
+from ..interventions import Head, Values
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..results import Provenance, Result, writing
+from ..runs.ablations import Ablations, reread
+from ..runs.answers import Answers
+from ..runs.effects import mean_interval, unit_of
+from ..runs.metrics import MetricLike
+from ..runs.sweep import sweep
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+Pair = tuple[Head, Head]
+"""Two heads, each (layer, head)."""
+
+
+@dataclass(frozen=True, repr=False)
+class PairEffects(Result):
+    """What ablating two heads together does, and what each does alone: the metric after less before.
+
+    interaction = effect of both − effect of the one − effect of the other. Where an ablation raises the metric when it
+    does harm (loss, KL), it is above 0 for heads that stand in for each other, and below 0 for heads that need each
+    other. Intervals are over texts (Poisson bootstrap).
+    """
+
+    metric: str
+    method: str
+    pairs: tuple[Pair, ...]
+    before: Float[Tensor, " text"]
+    """The metric of each text, with nothing changed."""
+    after_both: Float[Tensor, "pair text"]
+    """The metric with both heads ablated; NaN where the sweep was stopped before."""
+    after_one: Float[Tensor, "pair text"]
+    """With the first head of the pair alone."""
+    after_other: Float[Tensor, "pair text"]
+    """With the second head of the pair alone."""
+    tokens: tuple[tuple[str, ...], ...]
+    provenance: Provenance
+
+    @property
+    def per_text(self) -> dict[str, Float[Tensor, "pair text"]]:
+        """The effects "both", "one" and "other", and the "interaction", on each text."""
+        both, one, other = (each - self.before for each in (self.after_both, self.after_one, self.after_other))
+        return {"both": both, "one": one, "other": other, "interaction": both - one - other}
+
+    @property
+    def both(self) -> Float[Tensor, " pair"]:
+        """The mean effect of ablating both heads."""
+        return self.per_text["both"].nanmean(dim=-1)
+
+    @property
+    def one(self) -> Float[Tensor, " pair"]:
+        """The mean effect of ablating the first head alone."""
+        return self.per_text["one"].nanmean(dim=-1)
+
+    @property
+    def other(self) -> Float[Tensor, " pair"]:
+        """The mean effect of ablating the second head alone."""
+        return self.per_text["other"].nanmean(dim=-1)
+
+    @property
+    def interaction(self) -> Float[Tensor, " pair"]:
+        """The mean of both − one − other."""
+        return self.per_text["interaction"].nanmean(dim=-1)
+
+    def interval(self, level: float = 0.95) -> dict[str, tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]]:
+        """Low and high end of the bootstrap interval of each mean, by the names of `per_text`; NaN of one text."""
+        return {name: mean_interval(values, level) for name, values in self.per_text.items()}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every pair was measured on every text; else the sweep was stopped, and this is a part."""
+        return not bool(self.per_text["interaction"].isnan().any())
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a pair: its heads; both, one, other and interaction, each with its _low and _high; texts."""
+        places = [(*one, *other) for one, other in self.pairs]
+        frame = pd.DataFrame(places, columns=["layer", "head", "other_layer", "other_head"])
+        intervals = self.interval()
+        for name, values in self.per_text.items():
+            low, high = intervals[name]
+            frame[name] = values.nanmean(dim=-1).numpy()
+            frame[f"{name}_low"], frame[f"{name}_high"] = low.numpy(), high.numpy()
+        frame["texts"] = (~self.per_text["interaction"].isnan()).sum(dim=-1).numpy()
+        return frame
+
+    def plot(self) -> "go.Figure":
+        """A row a pair: the effect of both, the sum of the effects of each, and the interaction, with intervals."""
+        from ..draw.intervals import interval_rows
+
+        found = self.per_text
+        shown = {
+            "both together": found["both"],
+            "sum of each alone": found["one"] + found["other"],
+            "interaction": found["interaction"],
+        }
+        values = []
+        for name, each in shown.items():
+            low, high = mean_interval(each)
+            values.append((name, each.nanmean(dim=-1).numpy(), low.numpy(), high.numpy()))
+        names = [f"{_named(one)} + {_named(other)}" for one, other in self.pairs]
+        return interval_rows(names, values, label=f"change of {unit_of(self.metric)}")
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the figure and the table as one page that opens without a network."""
+        from ..draw.figure_page import Section, render_figures
+
+        target = Path(path)
+        reading = "Each row is a pair of heads. Where both together are the sum of each alone, they do not interact."
+        html = render_figures(
+            title=f"Effect of {self.method} on {self.metric}, pairs of heads",
+            lead=self.lead,
+            sections=[Section("Pairs", reading, self.plot(), "effects.plot()")],
+            frame=self.to_frame(),
+            provenance={"model": self.provenance.model, **{k: str(v) for k, v in self.provenance.options.items()}},
+        )
+        with writing(target) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return target
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
+        count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
+        about, found = f"{self.method} of {count} of heads on {texts}", self.interaction
+        if found.isnan().all():
+            return f"{about}: nothing was measured."
+        top = int(found.abs().nan_to_num(-1.0).argmax())
+        low, high = (float(end[top]) for end in self.interval()["interaction"])
+        known = "" if math.isnan(low) else f" ({low:+.3g} to {high:+.3g})"
+        one, other = self.pairs[top]
+        part = "" if self.complete else "; stopped early, this is a part"
+        return (
+            f"{about}: {_named(one)} and {_named(other)} interact most, {float(found[top]):+.3g} "
+            f"{unit_of(self.metric)}{known}{part}."
+        )
+
+    def __repr__(self) -> str:
+        return f"PairEffects({self.lead})"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            "before": self.before,
+            "after_both": self.after_both,
+            "after_one": self.after_one,
+            "after_other": self.after_other,
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric,
+            "method": self.method,
+            "pairs": [[list(head) for head in pair] for pair in self.pairs],
+            "tokens": [list(row) for row in self.tokens],
+        }
+
+    @classmethod
+    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
+        return cls(
+            metric=facts["metric"],
+            method=facts["method"],
+            pairs=tuple((tuple(one), tuple(other)) for one, other in facts["pairs"]),
+            **tensors,
+            tokens=tuple(tuple(row) for row in facts["tokens"]),
+            provenance=provenance,
+        )
+
+
+def ablate_pairs(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    pairs: Sequence[Pair],
+    method: str = "zero",
+    metric: MetricLike = "loss",
+    *,
+    reference: Values | Inputs | Iterable[Inputs] | None = None,
+    per_position: bool = False,
+    answers: Answers = None,
+    against: Answers = None,
+    seed: int = 0,
+    bos: bool | None = None,
+    memory: float = 1.0,
+    journal: str | Path | None = None,
+    progress: bool = False,
+) -> PairEffects:
+    """By how much a metric changes when two heads are ablated together, and by how much for each alone.
+
+    >>> import attnmech as am
+    >>> found = am.ablate_pairs(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], [((0, 1), (2, 3))])
+    >>> found.interaction.shape
+    torch.Size([1])
+
+    `pairs` is a list of two heads each, ((layer, head), (layer, head)). All else is as in `am.ablate_heads`; singles
+    and pairs go through one sweep, and a head of several pairs is measured once.
+
+    Raises `InputError` for pairs that are none, and what `am.ablate_heads` raises.
+    """
+    inputs, chosen = reread(inputs), _checked_pairs(model, pairs)
+    heads = sorted({head for pair in chosen for head in pair})
+    ablations = Ablations.of(
+        model, inputs, heads, method, reference=reference, per_position=per_position, seed=seed, bos=bos
+    )
+    changed = [*((head,) for head in heads), *chosen]
+    swept = sweep(
+        model, inputs, [tuple(ablations.of_head(head) for head in each) for each in changed], metric, answers=answers,
+        against=against, bos=bos, memory=memory, journal=journal, progress=progress, options=ablations.options,
+    )  # fmt: skip
+    singles, both = swept.after[: len(heads)], swept.after[len(heads) :]
+    one, other = (singles[[heads.index(pair[side]) for pair in chosen]] for side in (0, 1))
+    name = str(swept.provenance.options["metric"])
+    return PairEffects(name, method, chosen, swept.before, both, one, other, swept.tokens, swept.provenance)
+
+
+def _checked_pairs(model: HookedModel, pairs: Any) -> tuple[Pair, ...]:
+    try:
+        found = [((one[0], one[1]), (other[0], other[1])) for one, other in pairs]
+    except (TypeError, ValueError, IndexError):
+        raise InputError(
+            f"`pairs` must be a list of two heads each, such as [((0, 1), (2, 3))]; got {pairs!r}."
+        ) from None
+    if not found:
+        raise InputError("`pairs` must name at least one pair; got an empty list.")
+    model.check_heads([head for pair in found for head in pair])
+    for one, other in found:
+        if one == other:
+            raise InputError(f"a pair needs two heads; got {_named(one)} twice.")
+    return tuple(found)
+
+
+def _named(head: Head) -> str:
+    return f"L{head[0]}H{head[1]}"

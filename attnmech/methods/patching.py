@@ -1,0 +1,338 @@
+"""Where does a model keep what tells two prompts apart? Activations of one run are put into the other (formulas §5)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import InputError, index_of
+from ..interventions import Heads, Intervention, Values
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..runs.ablations import one_by_one, reread
+from ..runs.answers import Answers
+from ..runs.corpus import CorpusBatch, batches
+from ..runs.effects import Effects, HeadEffects, effect_fields, head_fields, ratio_interval
+from ..runs.metrics import MetricLike
+from ..runs.reference import captured
+from ..runs.sweep import Swept, sweep
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+AT: Final = ("z", "resid_pre", "attn_out", "mlp_out")
+"""Where activations can be put in: head by head, or at each position of a layer."""
+
+SAME_METRIC: Final = 1e-5
+"""The two runs' metrics are one where they differ by less than this share of themselves: rounding, no effect."""
+
+
+@dataclass(frozen=True, repr=False)
+class Patched(Effects):
+    """What putting activations of the clean run into the corrupted one brings back of the clean run's metric."""
+
+    clean: Float[Tensor, " text"]
+    """The metric of each clean prompt; `before` is that of the corrupted one."""
+    clean_tokens: tuple[tuple[str, ...], ...]
+    """The tokens of the clean prompts; `tokens` are those of the corrupted ones."""
+
+    @property
+    def recovered(self) -> Float[Tensor, "layer place"]:
+        """(patched − corrupted) / (clean − corrupted), each a mean over pairs: 1 where the clean run is back.
+
+        NaN for the reason that `not_recoverable` gives.
+        """
+        return self.effect / self._gap.where(~self.per_text.isnan(), torch.nan).nanmean(dim=-1)
+
+    def recovered_interval(
+        self, level: float = 0.95
+    ) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
+        """Low and high end of the bootstrap interval of `recovered` over pairs; NaN where fewer than two were run."""
+        return ratio_interval(self.per_text, self._gap, level)
+
+    @property
+    def not_recoverable(self) -> str | None:
+        """Why no share can be told; None where it can."""
+        if self.metric == "loss":
+            return "the losses of the two runs are those of different next tokens"
+        clean, corrupted = self.clean.mean(), self.before.nanmean()
+        if torch.isclose(clean, corrupted, rtol=SAME_METRIC, atol=0.0):
+            return f"the clean and the corrupted prompts give the same {self.metric}, {float(clean):.4g}"
+        return None
+
+    @property
+    def _gap(self) -> Float[Tensor, " text"]:
+        """By how much the clean run's metric is above the corrupted one's; NaN where that says nothing."""
+        gap = self.clean - self.before
+        return gap if self.not_recoverable is None else torch.full_like(gap, torch.nan)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The columns of every sweep, and: clean, recovered, recovered_low, recovered_high."""
+        low, high = self.recovered_interval()
+        index, place = self.swept.nonzero().T
+        shares = {"recovered": self.recovered, "recovered_low": low, "recovered_high": high}
+        columns = {name: value[index, place].numpy() for name, value in shares.items()}
+        return super().to_frame().assign(clean=float(self.clean.mean()), **columns)
+
+    def plot(self, quantity: str = "effect") -> "go.Figure":
+        """Layers × heads (or positions), coloured by the "effect", or by the share "recovered"."""
+        if quantity == "effect":
+            return super().plot()
+        if quantity != "recovered":
+            raise InputError(f'`quantity` must be "effect" or "recovered"; got {quantity!r}.')
+        return self._map(self.recovered, *self.recovered_interval(), f"share of {self.metric} recovered")
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        reason = self.not_recoverable
+        share = f"; no share is told, since {reason}" if reason else ""
+        return f"{super().lead.removesuffix('.')}{share}."
+
+    @property
+    def _about(self) -> str:
+        pairs = "1 pair" if len(self.before) == 1 else f"{len(self.before)} pairs"
+        return f"{self.method} at {int(self.swept.sum())} {self.PLACE}s on {pairs}"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return super()._tensors() | {"clean": self.clean}
+
+    def _facts(self) -> dict[str, Any]:
+        return super()._facts() | {"clean_tokens": [list(row) for row in self.clean_tokens]}
+
+    @classmethod
+    def _fields(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
+        tokens = tuple(tuple(row) for row in facts["clean_tokens"])
+        return super()._fields(tensors, facts) | {"clean": tensors["clean"], "clean_tokens": tokens}
+
+
+@dataclass(frozen=True, repr=False)
+class PatchEffects(Patched, HeadEffects):
+    """By how much a metric changes when a head writes in the corrupted run what it writes in the clean one.
+
+    `effect [layer head]` is the metric patched less corrupted; `recovered [layer head]` its share of clean less
+    corrupted. Units are those of the metric; intervals are over pairs (Poisson bootstrap).
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class PositionEffects(Patched):
+    """By how much a metric changes when one position of a layer is in the corrupted run what it is in the clean one.
+
+    `effect [layer position]` is the metric patched less corrupted; `recovered [layer position]` its share of clean
+    less corrupted. Units are those of the metric; intervals are over pairs (Poisson bootstrap).
+    """
+
+    PLACE: ClassVar[str] = "position"
+
+    def _map(
+        self, value: Float[Tensor, "layer place"], low: Tensor, high: Tensor, label: str, tokens: Sequence[str] = ()
+    ) -> "go.Figure":
+        return super()._map(value, low, high, label, tokens or self.position_tokens)
+
+    @property
+    def position_tokens(self) -> tuple[str, ...]:
+        """The tokens of the first pair: the corrupted one's, with the clean one's before it where it is another."""
+        pairs = zip(self.clean_tokens[0], self.tokens[0], strict=True)
+        return tuple(now if clean == now else f"{clean}→{now}" for clean, now in pairs)
+
+
+def patch(
+    model: HookedModel,
+    clean: Inputs | Iterable[Inputs],
+    corrupted: Inputs | Iterable[Inputs],
+    *,
+    at: str = "z",
+    heads: Heads = "all",
+    layers: Iterable[int] | None = None,
+    positions: Sequence[int] | None = None,
+    metric: MetricLike = "logit_difference",
+    answers: Answers = None,
+    against: Answers = None,
+    bos: bool | None = None,
+    memory: float = 1.0,
+    journal: str | Path | None = None,
+    progress: bool = False,
+) -> PatchEffects | PositionEffects:
+    """By how much a metric changes when activations of the clean run are put into the corrupted one.
+
+    >>> import attnmech as am
+    >>> found = am.patch(
+    ...     am.load(), ["The keys to the chest"], ["The key to the chest"], answers=[" are"], against=[" is"]
+    ... )                                                                              # doctest: +SKIP
+    >>> found.effect.shape, found.recovered.shape                                       # doctest: +SKIP
+    (torch.Size([4, 8]), torch.Size([4, 8]))
+
+    Prompt n of `clean` belongs to prompt n of `corrupted`, and has as many tokens. The corrupted prompt is run, and
+    what changes is one place of it (denoising: what is enough to bring the clean answer back):
+
+    - at="z": what a head writes, at all positions or at `positions` together; gives `[layer head]`;
+    - at="resid_pre", "attn_out" or "mlp_out": the stream as it enters a layer, or what its attention or its MLP
+      adds, at one position; gives `[layer position]`, for `positions` or all. All prompts then have one length.
+
+    `.effect` is the metric after less before, `.recovered` that change as a share of what separates the two runs.
+    `answers` and `against` hold a token for each pair: the clean prompt's answer, as a rule, and the corrupted
+    one's. metric="loss" has no share, since the runs have different next tokens; "kl" has no meaning here.
+
+    `memory`, `journal`, `progress` and Ctrl-C are as in `am.ablate_heads`.
+
+    Raises `InputError` for prompts that are no pairs, and for points, heads, positions and metrics that cannot be;
+    `JournalError` for the journal of another sweep. Source: Meng et al. 2022; Wang et al. 2023.
+    """
+    _check_options(at, heads, metric)
+    pairs = _Pairs.of(model, reread(clean), reread(corrupted), bos)
+    options: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
+    run = _Run(model, pairs, metric, answers, against, bos)
+    of_clean = run.clean_fields(memory)
+    if at == "z":
+        chosen = model.check_heads(heads, layers)
+        values = pairs.values(model, at, sorted({layer for layer, _ in chosen}))
+        at_positions = None if positions is None else pairs.check_positions(positions)
+        changes = [
+            Intervention.replace([head], values[head[0]], positions=at_positions, stack=model.output_stack.label)
+            for head in chosen
+        ]
+        options |= {"heads": "all" if heads == "all" else [list(head) for head in chosen], "positions": at_positions}
+        swept = run.sweep(changes, options, memory=memory, journal=journal, progress=progress)
+        return PatchEffects(**head_fields(model, chosen, swept, "patching z"), **of_clean)
+    length = pairs.one_length(at)
+    columns = list(range(length)) if positions is None else pairs.check_positions(positions)
+    rows = model.points.check_layers(layers, model.output_stack.label)
+    values = pairs.values(model, at, rows)
+    places = [(layer, position) for layer in dict.fromkeys(rows) for position in columns]
+    changes = [_at_position(at, *place, values, model.output_stack.label) for place in places]
+    options |= {"layers": rows, "positions": columns}
+    swept = run.sweep(changes, options, memory=memory, journal=journal, progress=progress)
+    return PositionEffects(**effect_fields(places, length, swept, f"patching {at}"), **of_clean)
+
+
+def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
+    if at not in AT:
+        raise InputError(f"`at` must be one of {', '.join(AT)}; got {at!r}.")
+    if at != "z" and heads != "all":
+        raise InputError(f'`heads` is for at="z"; {at} has no heads. Choose `layers` and `positions`.')
+    if metric == "kl":
+        raise InputError(
+            'metric="kl" compares with the run before the change, here the corrupted one, so it cannot say how near '
+            'the clean one is. Take "logit_difference", "accuracy", or a function (logits, batch) -> [batch].'
+        )
+
+
+def _at_position(at: str, layer: int, position: int, values: Mapping[int, Values], stack: str) -> Intervention:
+    assert at in ("resid_pre", "attn_out", "mlp_out")
+    return Intervention.stream(at, [layer], values[layer], positions=[position], stack=stack)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Prompts of equal length, two by two."""
+
+    clean: list[CorpusBatch]
+    given: tuple[Any, Any]
+    lengths: list[int]
+    """In tokens of the output's stack."""
+    stack: str
+
+    @classmethod
+    def of(cls, model: HookedModel, clean: Any, corrupted: Any, bos: bool | None) -> "_Pairs":
+        label = model.output_stack.label
+        parts, others = (list(batches(each, model, window=4096, bos=bos)) for each in (clean, corrupted))
+        prompts = _prompts(parts, label)
+        _check_pairs(prompts, _prompts(others, label))
+        return cls(parts, (clean, corrupted), [len(prompt.queries) for prompt in prompts], label)
+
+    def values(self, model: HookedModel, at: str, layers: Sequence[int]) -> dict[int, Values]:
+        """What the clean run has at a point, layer by layer."""
+        found = captured(model, self.clean, model.output_stack.point(at), layers)
+        return one_by_one(Values(found, "that of the clean run"))
+
+    def check_positions(self, positions: Sequence[int]) -> list[int]:
+        """The positions chosen; `InputError` where the shortest prompt has not so many."""
+        found = [index_of("positions", each, min(self.lengths), "tokens of the shortest prompt") for each in positions]
+        if not found:
+            raise InputError("`positions` must name at least one position; got an empty list.")
+        return sorted(set(found))
+
+    def one_length(self, at: str) -> int:
+        """The length that all prompts have; `InputError` where they have several."""
+        first = self.lengths[0]
+        for number, length in enumerate(self.lengths):
+            if length != first:
+                raise InputError(
+                    f"at={at!r} goes position by position, so all pairs must have one length; pair 0 has {first} "
+                    f"tokens, pair {number} has {length}. Patch the pairs of each length by themselves."
+                )
+        return first
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """The real tokens of one prompt, and where they begin."""
+
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    """What an encoder is given, in a model that has one; else the same."""
+    begins: tuple[int, int]
+
+
+def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
+    found: dict[int, _Prompt] = {}
+    for part in parts:
+        sides = part.batch.queries(stack), part.batch
+        for row, number in enumerate(part.documents.tolist()):
+            real = [side.mask[row].nonzero()[:, 0].tolist() for side in sides]
+            queries, keys = (tuple(side.tokens[row][i] for i in at) for side, at in zip(sides, real, strict=True))
+            found[number] = _Prompt(queries, keys, (real[0][0], real[1][0]))
+    return [found[number] for number in sorted(found)]
+
+
+def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None:
+    if len(clean) != len(corrupted):
+        raise InputError(
+            f"every clean prompt needs its corrupted one; got {len(clean)} clean and {len(corrupted)} corrupted."
+        )
+    for number, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
+        for mine, yours in ((one.keys, other.keys), (one.queries, other.queries)):
+            if len(mine) != len(yours):
+                raise InputError(
+                    f"the two prompts of a pair must have equally many tokens; pair {number} has {len(mine)} clean, "
+                    f"{list(mine)}, and {len(yours)} corrupted, {list(yours)}. Choose words that are as many tokens."
+                )
+        if one.begins != other.begins:
+            raise InputError(
+                f"the two prompts of a pair must begin at one position; the padding of pair {number} has the clean one "
+                f"at {one.begins[0]} and the corrupted one at {other.begins[0]}."
+            )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all sweeps of one call share."""
+
+    model: HookedModel
+    pairs: _Pairs
+    metric: MetricLike
+    answers: Answers
+    against: Answers
+    bos: bool | None
+
+    def sweep(self, changes: Sequence[Intervention], options: Mapping[str, Any], **more: Any) -> Swept:
+        """The corrupted prompts under each change."""
+        _, corrupted = self.pairs.given
+        return self._sweep(corrupted, [(change,) for change in changes], options=options, **more)
+
+    def clean_fields(self, memory: float) -> dict[str, Any]:
+        """What a result holds of the clean prompts."""
+        clean, _ = self.pairs.given
+        swept = self._sweep(clean, [()], memory=memory)
+        return {"clean": swept.before, "clean_tokens": swept.tokens}
+
+    def _sweep(self, inputs: Any, changes: Sequence[tuple[Intervention, ...]], **more: Any) -> Swept:
+        return sweep(
+            self.model, inputs, changes, self.metric, answers=self.answers, against=self.against, bos=self.bos, **more
+        )

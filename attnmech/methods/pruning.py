@@ -1,0 +1,374 @@
+"""How many heads does a model need? They are ablated one after the other, the least harmful first (formulas §5)."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import InputError
+from ..interventions import Head, Heads, Intervention, Values
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..results import Provenance, Result, writing
+from ..runs.ablations import Ablations, reread
+from ..runs.answers import Answers
+from ..runs.effects import mean_interval, unit_of
+from ..runs.journal import Entry, Journal
+from ..runs.metrics import Metric, MetricLike
+from ..runs.progress import Steps
+from ..runs.progress import steps as bar_of
+from ..runs.sweep import Swept, sweep
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True, "accuracy": True}
+
+
+@dataclass(frozen=True, repr=False)
+class PruningCurve(Result):
+    """A metric while heads are ablated one after the other: each time the one whose loss harms least.
+
+    The heads are chosen on the texts that the curve is of, so on other texts it will lie somewhat worse. What it is
+    worth is seen against `random`, the same number of heads gone in random order. Intervals are over texts (Poisson
+    bootstrap).
+    """
+
+    metric: str
+    method: str
+    higher_is_better: bool
+    order: tuple[Head, ...]
+    """The heads in the order in which they went."""
+    asked: int
+    """How many were to go."""
+    before: Float[Tensor, " text"]
+    """The metric of each text with all heads."""
+    after: Float[Tensor, "step text"]
+    """The metric with the first 1, 2, ... heads of `order` ablated."""
+    random_orders: tuple[tuple[Head, ...], ...]
+    """Orders drawn by the seed."""
+    random: Float[Tensor, "draw step text"]
+    """The metric with the first 1, 2, ... heads of each random order ablated; NaN where not measured."""
+    tokens: tuple[tuple[str, ...], ...]
+    provenance: Provenance
+
+    @property
+    def effect(self) -> Float[Tensor, " step"]:
+        """By how much the mean metric has changed after each step."""
+        return (self.after - self.before).mean(dim=-1)
+
+    def interval(self, level: float = 0.95) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
+        """Low and high end of the bootstrap interval of `effect` over texts; NaN of one text."""
+        return mean_interval(self.after - self.before, level)
+
+    @property
+    def random_effect(self) -> Float[Tensor, "draw step"]:
+        """By how much the mean metric has changed after each step of each random order."""
+        return (self.random - self.before).mean(dim=-1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all heads that were to go are gone, in the random orders too; else it was stopped before."""
+        return len(self.order) == self.asked and not bool(self.random.isnan().any())
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a step: removed, layer, head, effect, effect_low, effect_high, after, and the random orders' effects.
+
+        `random` is their mean; `random_least` and `random_most` are the lowest and the highest of them.
+        """
+        low, high = self.interval()
+        steps = len(self.order)
+        drawn = self.random_effect if len(self.random) else torch.full((1, steps), torch.nan)
+        return pd.DataFrame(
+            {
+                "removed": range(1, steps + 1),
+                "layer": [layer for layer, _ in self.order],
+                "head": [head for _, head in self.order],
+                "effect": self.effect.numpy(),
+                "effect_low": low.numpy(),
+                "effect_high": high.numpy(),
+                "after": self.after.mean(dim=-1).numpy(),
+                "random": drawn.mean(dim=0).numpy(),
+                "random_least": drawn.amin(dim=0).numpy(),
+                "random_most": drawn.amax(dim=0).numpy(),
+            }
+        )
+
+    def plot(self) -> "go.Figure":
+        """The metric against the number of heads gone, with its interval, and the random orders."""
+        from ..draw.curves import pruning_lines
+
+        curve = torch.cat((self.before[None], self.after))
+        start = self.before.mean().expand(len(self.random), 1)
+        low, high = mean_interval(curve)
+        return pruning_lines(
+            ["none", *(f"L{layer}H{head}" for layer, head in self.order)],
+            curve.mean(dim=-1).numpy(),
+            low.numpy(),
+            high.numpy(),
+            torch.cat((start, self.random.mean(dim=-1)), dim=1).numpy(),
+            label=unit_of(self.metric),
+        )
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the curve and the table as one page that opens without a network."""
+        from ..draw.figure_page import Section, render_figures
+
+        target = Path(path)
+        reading = "Each step ablates the head that harms least, chosen on these texts; dotted: heads in random order."
+        html = render_figures(
+            title=f"Heads that can go: {self.method} ablation and {self.metric}",
+            lead=self.lead,
+            sections=[Section("Pruning", reading, self.plot(), "curve.plot()")],
+            frame=self.to_frame(),
+            provenance={"model": self.provenance.model, **{k: str(v) for k, v in self.provenance.options.items()}},
+        )
+        with writing(target) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return target
+
+    @property
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+        texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
+        frame = self.to_frame()
+        middle = frame.iloc[(len(frame) + 1) // 2 - 1]
+        known = "" if pd.isna(middle.effect_low) else f" ({middle.effect_low:+.3g} to {middle.effect_high:+.3g})"
+        against = "" if pd.isna(middle["random"]) else f", in random order {middle['random']:+.3g}"
+        part = "" if self.complete else f"; stopped early, after {len(self.order)} of {self.asked} heads"
+        return (
+            f"{self.method} ablation of {int(middle.removed)} of {len(self.order)} heads, the least harmful first, on "
+            f"{texts}: {middle.effect:+.3g} {unit_of(self.metric)}{known}{against}; chosen on the same texts{part}."
+        )
+
+    def __repr__(self) -> str:
+        return f"PruningCurve({self.lead})"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"before": self.before, "after": self.after, "random": self.random}
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric,
+            "method": self.method,
+            "higher_is_better": self.higher_is_better,
+            "order": _listed(self.order),
+            "asked": self.asked,
+            "random_orders": [_listed(order) for order in self.random_orders],
+            "tokens": [list(row) for row in self.tokens],
+        }
+
+    @classmethod
+    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
+        return cls(
+            metric=facts["metric"],
+            method=facts["method"],
+            higher_is_better=facts["higher_is_better"],
+            order=_heads(facts["order"]),
+            asked=facts["asked"],
+            random_orders=tuple(_heads(order) for order in facts["random_orders"]),
+            **tensors,
+            tokens=tuple(tuple(row) for row in facts["tokens"]),
+            provenance=provenance,
+        )
+
+
+def prune_heads(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    heads: Heads = "all",
+    steps: int | None = None,
+    method: str = "zero",
+    metric: MetricLike = "loss",
+    higher_is_better: bool | None = None,
+    layers: Iterable[int] | None = None,
+    random: int = 5,
+    reference: Values | Inputs | Iterable[Inputs] | None = None,
+    per_position: bool = False,
+    answers: Answers = None,
+    against: Answers = None,
+    seed: int = 0,
+    bos: bool | None = None,
+    memory: float = 1.0,
+    journal: str | Path | None = None,
+    progress: bool = False,
+) -> PruningCurve:
+    """What a metric becomes when heads are ablated one after the other, each time the one that harms least.
+
+    >>> import attnmech as am
+    >>> curve = am.prune_heads(am.load(), "Anna sang of shells.", layers=[0], steps=3)
+    >>> len(curve.order), curve.after.shape
+    (3, torch.Size([3, 1]))
+
+    At each step every head that is left is ablated together with those gone before, and the one with the best mean
+    metric goes; so N heads take N(N + 1)/2 measurements, and `steps` of them fewer. `random` orders, drawn by `seed`,
+    are the baseline; 0 is none.
+
+    What is better follows from the metric's name; with a function, say `higher_is_better`. All other options are those
+    of `am.ablate_heads`. With `journal`, a path, an interrupted call goes on where it was (a second file, with ".step"
+    at its end, holds the step under way); Ctrl-C returns the steps done (`PruningCurve.complete` is False).
+
+    Raises `InputError` for steps and draws that cannot be, and what `am.ablate_heads` raises.
+    """
+    inputs, chosen = reread(inputs), model.check_heads(heads, layers)
+    count = _checked_count("steps", len(chosen) if steps is None else steps, 1, len(chosen))
+    draws = _checked_count("random", random, 0, None)
+    ablations = Ablations.of(
+        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed, bos=bos
+    )
+    options = {**ablations.options, "heads": "all" if heads == "all" else _listed(chosen), "seed": seed}
+
+    def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None) -> Swept:
+        acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, each)) for each in changes]
+        return sweep(
+            model, inputs, acts, metric, answers=answers, against=against, bos=bos, memory=memory, journal=file,
+            options=options,
+        )  # fmt: skip
+
+    whole = measure([()])
+    judge = Metric.of(model, metric, answers, against, whole.documents)
+    better = _better(judge, higher_is_better)
+    orders = _random_orders(chosen, draws, seed)
+    drawn = [order[:step] for order in orders for step in range(1, count + 1)]
+    file = None
+    if journal is not None:
+        file = Journal(Path(journal), _identity(whole, judge, ablations, chosen, count, better, draws))
+    greedy = _Greedy(measure, chosen, count, better, file)
+    measured: Swept | None = None
+    with bar_of("pruning", count * (2 * len(chosen) - count + 1) // 2 + len(drawn), show=progress) as bar:
+        try:
+            greedy.run(bar)
+            if drawn and greedy.done:
+                measured = measure(drawn, greedy.step_file)
+                bar.advance(len(drawn))
+        except KeyboardInterrupt:
+            if not greedy.order:
+                raise
+    values = torch.full((draws, len(greedy.order), whole.documents), torch.nan, dtype=torch.float64)
+    if measured is not None:
+        values = measured.after.reshape(values.shape)
+    after = torch.stack(greedy.after)
+    curve = PruningCurve(
+        judge.name, method, better, tuple(greedy.order), count, whole.before, after, tuple(orders), values,
+        whole.tokens, whole.provenance,
+    )  # fmt: skip
+    if file and curve.complete:
+        file.remove()
+    return curve
+
+
+class _Greedy:
+    """The heads that are gone, and what the metric was after each."""
+
+    def __init__(
+        self,
+        measure: Callable[[Sequence[tuple[Head, ...]], Path | None], Swept],
+        heads: Sequence[Head],
+        count: int,
+        higher_is_better: bool,
+        file: Journal | None,
+    ) -> None:
+        self._measure, self._heads, self._count, self._file = measure, heads, count, file
+        self._sign = -1.0 if higher_is_better else 1.0
+        self.order: list[Head] = []
+        self.after: list[Tensor] = []
+        if file and (entry := file.resume()):
+            self.order = list(_heads(entry.tensors["order"].tolist()))
+            self.after = list(entry.tensors["after"])
+
+    @property
+    def done(self) -> bool:
+        """Whether all are gone that were to go."""
+        return len(self.order) == self._count
+
+    @property
+    def step_file(self) -> Path | None:
+        """Where the journal of the sweep under way stands."""
+        return None if self._file is None else self._file.path.with_name(self._file.path.name + ".step")
+
+    def run(self, bar: Steps) -> None:
+        """All steps, or those before Ctrl-C."""
+        bar.advance(sum(len(self._heads) - step for step in range(len(self.order))))
+        while not self.done:
+            left = [head for head in self._heads if head not in self.order]
+            found = self._measure([(*self.order, head) for head in left], self.step_file)
+            if not found.complete:
+                raise KeyboardInterrupt
+            best = int((self._sign * found.after.mean(dim=-1)).argmin())
+            self.order.append(left[best])
+            self.after.append(found.after[best])
+            if self._file:
+                tensors = {"order": torch.tensor(self.order), "after": torch.stack(self.after)}
+                self._file.write(Entry(tensors, len(self.order), ""))
+            bar.advance(len(left))
+
+
+def _identity(
+    whole: Swept,
+    judge: Metric,
+    ablations: Ablations,
+    heads: Sequence[Head],
+    count: int,
+    higher_is_better: bool,
+    draws: int,
+) -> dict[str, Any]:
+    origin = whole.provenance
+    targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against)]
+    return {
+        "attnmech": version("attnmech"),
+        "model": origin.model,
+        "weights": origin.weights,
+        "hooks": list(origin.edits),
+        "inputs": origin.inputs,
+        "options": {name: str(value) for name, value in origin.options.items()},
+        "answers": targets,
+        "heads": [ablations.of_head(head).digest for head in heads],
+        "steps": count,
+        "higher is better": higher_is_better,
+        "random orders": draws,
+    }
+
+
+def _random_orders(heads: Sequence[Head], draws: int, seed: int) -> list[tuple[Head, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    places = (torch.randperm(len(heads), generator=generator).tolist() for _ in range(draws))
+    return [tuple(heads[place] for place in order) for order in places]
+
+
+def _better(judge: Metric, given: bool | None) -> bool:
+    if judge.compute is None:
+        known = HIGHER_IS_BETTER[judge.name]
+        if given not in (None, known):
+            raise InputError(
+                f"of {judge.name}, {'higher' if known else 'lower'} is better; leave `higher_is_better` out."
+            )
+        return known
+    if given is None:
+        raise InputError(
+            f"with a function as metric ({judge.name}), say what is better: higher_is_better=True, or False as of a "
+            "loss."
+        )
+    return given
+
+
+def _checked_count(name: str, value: Any, lowest: int, highest: int | None) -> int:
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not is_count or value < lowest or (highest is not None and value > highest):
+        upper = " or more" if highest is None else f" to {highest} (the heads chosen)"
+        raise InputError(f"`{name}` must be {lowest}{upper}; got {value!r}.")
+    return int(value)
+
+
+def _listed(heads: Iterable[Head]) -> list[list[int]]:
+    return [list(head) for head in heads]
+
+
+def _heads(listed: Iterable[Sequence[int]]) -> tuple[Head, ...]:
+    return tuple((layer, head) for layer, head in listed)

@@ -1,0 +1,202 @@
+"""Where heads park their attention: the sink of each text, what it gets, what its value writes, and what is written.
+
+In one pass; of the attention itself nothing is kept but what each key receives and which key each row attends most.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from einops import einsum, repeat
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..activations import Batch
+from ..errors import InputError
+from ..maths.focus import received_by_key
+from ..maths.null_attention import most_attended, sink_mass, value_ratio
+from ..maths.updates import Writer
+from ..model.attention import RowBlock
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..model.tap import LayerEnd
+from .norm_scale import norm_scale
+from .row_means import begins, special_ids
+from .stream import Reducer, Run, Source, State, stream
+
+Target: TypeAlias = Literal["first", "most_attended", "special"]
+
+TARGETS: Final[Mapping[str, str]] = {
+    "first": "the first token",
+    "most_attended": "the key that gets most",
+    "special": "the special tokens",
+}
+"""What can be taken for the sink, in words."""
+
+FACTS: Final = ("sink_mass", "value_ratio", "update_at_sink", "update_elsewhere")
+"""What is measured of every head in every text, in the order of the axis `fact`."""
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """What is known of the sinks of some texts."""
+
+    facts: Float[Tensor, "fact layer head text"]
+    """`FACTS`; NaN where a text has no row or token to tell by."""
+    keys: Bool[Tensor, "#layer #head text key"]
+    """True at the sink."""
+    mean_value: Float[Tensor, "layer head d_head"]
+    """Each head's mean value v over all tokens that are no sink; NaN where all are."""
+
+
+def sinks_of(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    target: str,
+    *,
+    layers: Sequence[int],
+    stack: str | None = None,
+    bos: bool | None = None,
+) -> Sinks:
+    """Measures the sinks of texts, which go through in batches, numbered as in a sweep over the same inputs.
+
+    Raises `InputError` for a target that there is not, and where a text has no special token to be the sink.
+    """
+    if target not in TARGETS:
+        known = ", ".join(f'"{name}" ({about})' for name, about in TARGETS.items())
+        raise InputError(f"`target` must be one of {known}; got {target!r}.")
+    if target == "special" and not special_ids(model):
+        raise InputError('target="special" needs a tokenizer with special tokens; take target="first".')
+    whole = isinstance(inputs, (str, torch.Tensor, Mapping, Batch)) or not isinstance(inputs, Iterable)
+    documents: Any = [inputs] if whole else inputs
+    found: Sinks
+    (found,) = stream(model, iter(documents), [SinkReducer(target)], layers=layers, stack=stack, bos=bos)
+    return found
+
+
+@dataclass(frozen=True)
+class SinkReducer(Reducer):
+    """Measures the sinks of each text, a layer at a time."""
+
+    target: str
+    points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
+
+    def start(self, run: Run) -> State:
+        """Sums by key, the key that each row attends most, and the facts of each text."""
+        batch = run.batch.keys(run.stack.label)
+        layers, heads, (texts, width) = run.n_layers, run.n_heads, batch.ids.shape
+        precision = torch.promote_types(run.model.dtype, torch.float32)
+        state = {
+            "documents": run.documents.clone(),
+            "known": self._known(batch, run),
+            "received": torch.zeros(layers, texts, heads, width, dtype=precision),
+            "top_key": torch.full((layers, texts, heads, width), -1, dtype=torch.int32),
+            "facts": torch.zeros(len(FACTS), layers, heads, texts, dtype=torch.float64),
+            "defined": torch.zeros(len(FACTS), layers, heads, texts, dtype=torch.bool),
+            "value_sums": torch.zeros(layers, heads, run.stack.d_head, dtype=torch.float64),
+            "value_counts": torch.zeros(layers, heads, dtype=torch.float64),
+        }
+        if self.target == "most_attended":
+            state["most"] = torch.zeros(layers, heads, texts, width, dtype=torch.bool)
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def _known(self, batch: Batch, run: Run) -> Bool[Tensor, "batch key"]:
+        """The sinks that are known beforehand: none where the most attended key is to be found."""
+        if self.target == "most_attended":
+            return torch.zeros_like(batch.mask)
+        if self.target == "first":
+            return torch.arange(batch.ids.shape[1], device=batch.ids.device) == begins(batch)[:, None]
+        special = torch.tensor(sorted(special_ids(run.model)), device=batch.ids.device, dtype=batch.ids.dtype)
+        found = torch.isin(batch.ids, special) & batch.mask
+        without = (~found.any(dim=1)).nonzero()
+        if len(without):
+            raise InputError(
+                f'target="special" needs a special token in every text; text {int(run.documents[int(without[0])])} has '
+                "none. bos=True puts one at its beginning."
+            )
+        return found
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """What each key receives from the other rows that are no sink, and which key each row attends most."""
+        rows = slice(block.rows.start, block.rows.stop)
+        counted = block.real & ~state["known"][:, rows]
+        received = received_by_key(block.attention, counted[:, None])[:, :, 0]
+        own = block.attention.pattern.diagonal(offset=rows.start, dim1=-2, dim2=-1)
+        there = own.shape[-1]
+        received[..., rows.start : rows.start + there] -= own * counted[:, None, :there]
+        state["received"][block.index][..., : received.shape[-1]] += received
+        choice = counted & (block.visible[:, 0].sum(dim=-1) > 1)
+        key = block.attention.top.key.masked_fill(~choice[:, None], -1)
+        state["top_key"][block.index][..., rows] = key.int()
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        """The facts of a layer, once all that its keys receive is known."""
+        layer, real = end.index, end.real
+        # A row's weight on itself was taken off again, which leaves its rounding.
+        received = state["received"][layer].clamp_min(0.0)
+        sink = state["known"][:, None]
+        if "most" in state:
+            sink = torch.zeros_like(received, dtype=torch.bool)
+            sink.scatter_(-1, most_attended(received, real)[..., None], True)
+            state["most"][layer] = sink.transpose(0, 1)
+        others = real[:, None] & ~sink
+        scale = norm_scale(run.stack, end, received.dtype)
+        W_O = run.stack.weights(end.layer).W_O.detach().to(received.dtype) * scale.by_dimension
+        x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
+        writer = Writer(W_O, x)
+        values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
+
+        key = state["top_key"][layer].long()
+        stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
+        update = writer.norm(z) * scale.by_token[:, None] / stream_norm
+        looking = (key >= 0) & others & (stream_norm > 0)
+        at_sink = sink.expand_as(key).gather(-1, key.clamp(min=0))
+        found = {
+            "sink_mass": (sink_mass(received, sink, others), others.any(dim=-1)),
+            "value_ratio": (value_ratio(writer.norm(values), received, sink, others), others.any(dim=-1)),
+            "update_at_sink": _mean_where(update, looking & at_sink),
+            "update_elsewhere": _mean_where(update, looking & ~at_sink),
+        }
+        for place, name in enumerate(FACTS):
+            value, defined = found[name]
+            known = defined.expand_as(value)
+            state["facts"][place, layer] = value.masked_fill(~known, 0.0).T
+            state["defined"][place, layer] = known.T
+        counted = others.expand_as(key).double()
+        state["value_sums"][layer] = einsum(
+            values.double(), counted, "batch key head d_head, batch head key -> head d_head"
+        )
+        state["value_counts"][layer] = counted.sum(dim=(0, 2))
+
+    def close(self, state: State, run: Run) -> State:
+        """What is kept of each text."""
+        kept = {name: state[name] for name in ("documents", "facts", "defined", "value_sums", "value_counts")}
+        return kept | {"keys": state["most"] if "most" in state else state["known"][None, None]}
+
+    def merge(self, one: State, other: State) -> State:
+        """The texts of both, and the sums over all."""
+        longest = max(one["keys"].shape[-1], other["keys"].shape[-1])
+        keys = [torch.nn.functional.pad(each["keys"], (0, longest - each["keys"].shape[-1])) for each in (one, other)]
+        return {
+            **{name: torch.cat((one[name], other[name]), dim=-1) for name in ("documents", "facts", "defined")},
+            **{name: one[name] + other[name] for name in ("value_sums", "value_counts")},
+            "keys": torch.cat(keys, dim=2),
+        }
+
+    def finish(self, state: State, source: Source) -> Sinks:
+        """The texts in their order."""
+        order = state["documents"].argsort()
+        return Sinks(
+            state["facts"].masked_fill(~state["defined"], torch.nan)[..., order],
+            state["keys"][:, :, order],
+            state["value_sums"] / state["value_counts"][..., None],
+        )
+
+
+def _mean_where(
+    values: Float[Tensor, "batch head row"], chosen: Bool[Tensor, "batch head row"]
+) -> tuple[Float[Tensor, "batch head"], Bool[Tensor, "batch head"]]:
+    """The mean over the rows chosen, and whether there are any."""
+    count = chosen.sum(dim=-1)
+    return values.masked_fill(~chosen, 0.0).sum(dim=-1) / count.clamp_min(1), count > 0

@@ -1,0 +1,269 @@
+"""What a sweep over all heads costs beside the usual loop: one forward pass with a hook for each head.
+
+    pip install -c constraints.txt . -r benchmarks/requirements.txt
+    python benchmarks/ablation.py --json ablation.json
+
+Every head is set to zero, and the loss of 8 prompts measured. The loops are timed on a sample of the heads, spread over
+all layers, and scaled to all; attnmech sweeps all of them. All give the same effects, or nothing is printed. On an
+idle machine; the defaults need about 20 minutes on two cores. See benchmarks/README.md.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from measure import alternating_times, in_own_process, machine, memory_growth
+from rich.console import Console
+from rich.table import Table
+from shapes import SHAPES, Shape, build, sharing_copy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens", "nnsight")
+PROMPTS: Final = 8
+OURS: Final = "attnmech, ablate_heads"
+BUDGET: Final = 0.5
+"""The memory that attnmech may take, in GB."""
+
+Head = tuple[int, int]
+Sweep = Callable[["Tensor", Sequence[Head]], "Tensor"]
+"""Effects on the loss `[head prompt]` of setting each head to zero, for token ids `[prompt position]`."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to sweep, and how many prompts it takes at once."""
+
+    make: Callable[["PreTrainedModel"], Sweep]
+    prompts: int
+
+
+def losses(logits: "Tensor", ids: "Tensor") -> "Tensor":
+    """Mean cross-entropy of the next token, prompt by prompt."""
+    import torch
+
+    flat = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return flat.view(len(ids), -1).mean(dim=1)
+
+
+def transformer_lens(model: "PreTrainedModel") -> Sweep:
+    """TransformerLens: `run_with_hooks` with z of the head set to zero."""
+    import torch
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+    eager = sharing_copy(model)
+    eager.set_attn_implementation("eager")
+    bridge = build_bridge_from_module(eager, type(model).__name__, hf_config=eager.config, tokenizer=None)
+
+    def zeroed(z: "Tensor", hook: object, head: int) -> "Tensor":
+        z[:, :, head] = 0
+        return z
+
+    @torch.no_grad()
+    def sweep(ids: "Tensor", heads: Sequence[Head]) -> "Tensor":
+        before = losses(bridge(ids), ids)
+        found = []
+        for layer, head in heads:
+            hook = (f"blocks.{layer}.attn.hook_z", partial(zeroed, head=head))
+            found.append(losses(bridge.run_with_hooks(ids, fwd_hooks=[hook]), ids) - before)
+        return torch.stack(found)
+
+    return sweep
+
+
+def nnsight(model: "PreTrainedModel") -> Sweep:
+    """nnsight: a trace in which the head's part of the output projection's input is set to zero."""
+    import torch
+    from nnsight import NNsight  # type: ignore[import-untyped]
+
+    wrapped: Any = NNsight(sharing_copy(model))
+    blocks = wrapped.transformer.h
+    outs = [block.self_attention.dense if hasattr(block, "self_attention") else block.attn.c_proj for block in blocks]
+    width = model.config.hidden_size // model.config.num_attention_heads
+
+    @torch.no_grad()
+    def sweep(ids: "Tensor", heads: Sequence[Head]) -> "Tensor":
+        before = losses(model(ids, use_cache=False).logits, ids)
+        found = []
+        for layer, head in heads:
+            with wrapped.trace(ids, use_cache=False):
+                outs[layer].input[:, :, head * width : (head + 1) * width] = 0
+                logits = wrapped.lm_head.output.save()
+            found.append(losses(logits, ids) - before)
+        return torch.stack(found)
+
+    return sweep
+
+
+def attnmech(model: "PreTrainedModel") -> Sweep:
+    """attnmech: all heads in one call."""
+    import attnmech as am
+
+    hooked = am.load(model)
+
+    def sweep(ids: "Tensor", heads: Sequence[Head]) -> "Tensor":
+        import torch
+
+        effects = am.ablate_heads(hooked, ids, heads, memory=BUDGET)
+        places = torch.tensor([(effects.layers.index(layer), head) for layer, head in heads]).T
+        return effects.per_text[places[0], places[1]]
+
+    return sweep
+
+
+CONTENDERS: Final = {
+    "TransformerLens, one prompt at a time": Contender(transformer_lens, 1),
+    "TransformerLens, all prompts in a batch": Contender(transformer_lens, PROMPTS),
+    "nnsight, one prompt at a time": Contender(nnsight, 1),
+    "nnsight, all prompts in a batch": Contender(nnsight, PROMPTS),
+    OURS: Contender(attnmech, PROMPTS),
+}
+
+TARGETS: Final = {
+    ("TransformerLens, one prompt at a time", 16): 4.0,
+    ("TransformerLens, one prompt at a time", 32): 3.0,
+    ("TransformerLens, one prompt at a time", 128): 1.5,
+    ("TransformerLens, all prompts in a batch", 16): 1.8,
+    ("TransformerLens, all prompts in a batch", 32): 1.8,
+}
+"""How many times as fast as the loop, by contender and tokens."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to sweep one model at one length."""
+
+    shape: str
+    tokens: int
+    contender: str
+    heads: int
+    """How many heads were timed."""
+    seconds: Sequence[float]
+    """For all heads of the model, round by round."""
+    target: float | None
+
+    @property
+    def time(self) -> float:
+        """The median of the rounds."""
+        return median(self.seconds)
+
+
+def all_heads(model: "PreTrainedModel") -> list[Head]:
+    """Every head, layer by layer."""
+    config = model.config
+    return [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.num_attention_heads)]
+
+
+def prompts(tokens: int) -> "Tensor":
+    """Random token ids [prompt position]."""
+    import torch
+
+    return torch.randint(3, 8000, (PROMPTS, tokens), generator=torch.Generator().manual_seed(tokens))
+
+
+def run(sweep: Sweep, at_once: int, ids: "Tensor", heads: Sequence[Head]) -> "Tensor":
+    """The effects `[head prompt]`, taken so many prompts at a time."""
+    import torch
+
+    return torch.cat([sweep(some, heads) for some in ids.split(at_once)], dim=1)
+
+
+def times_of(shape: Shape, tokens: int, sample: int, repeats: int, layers: int | None) -> dict[str, list[float]]:
+    """Seconds of every contender's sweep over all heads, in turns; in a process of their own."""
+    import torch
+
+    model = build(shape, tokens, layers)
+    ids, heads = prompts(tokens), all_heads(model)
+    sampled = heads[:: max(1, len(heads) // sample)]
+    steps, share = {}, {}
+    reference: Tensor | None = None
+    for name, each in CONTENDERS.items():
+        sweep = each.make(model)
+        asked = heads if name == OURS else sampled
+        share[name] = len(asked) / len(heads)
+        found = run(sweep, each.prompts, ids, asked)
+        found = found[[heads.index(head) for head in sampled]] if name == OURS else found
+        if reference is not None and not torch.allclose(found.double(), reference.double(), atol=2e-4):
+            raise ValueError(f"{name} finds other effects, by up to {float((found - reference).abs().max()):.1e}")
+        reference = found
+        steps[name] = partial(run, sweep, each.prompts, ids, asked)
+    times = alternating_times(steps, repeats)
+    return {name: [seconds / share[name] for seconds in found] for name, found in times.items()}
+
+
+def growth_of(shape: Shape, tokens: int, layers: int | None) -> int:
+    """Peak memory of attnmech's sweep over the loaded model, in a process of its own."""
+    model = build(shape, tokens, layers)
+    sweep, ids, heads = attnmech(model), prompts(tokens), all_heads(model)
+    sweep(ids[:1, :4], heads[:1])
+    return memory_growth(partial(sweep, ids, heads))
+
+
+def table_of(shape: Shape, tokens: int, rows: Sequence[Row], growth: int) -> Table:
+    """One shape at one length."""
+    title = f"{shape.title}, {PROMPTS} prompts of {tokens} tokens, every head"
+    table = Table("", title=title, title_justify="left", caption_justify="left")
+    for heading in ("seconds", "(from - to)", "x attnmech", "target"):
+        table.add_column(heading, justify="right")
+    ours = next(row.time for row in rows if row.contender == OURS)
+    for row in rows:
+        factor = row.time / ours
+        verdict = "" if row.target is None else f"{row.target:g}: {'reached' if factor >= row.target else 'MISSED'}"
+        spread = f"{min(row.seconds):.2f} - {max(row.seconds):.2f}"
+        table.add_row(row.contender, f"{row.time:.2f}", spread, f"{factor:.2f}", verdict)
+    table.caption = f"attnmech's peak memory {growth / 1e9:.3f} GB over the loaded model, of {BUDGET:g} GB allowed"
+    return table
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 32, 128])
+    parser.add_argument("--shapes", nargs="+", choices=["bloom", "gpt2"], default=["bloom", "gpt2"])
+    parser.add_argument(
+        "--sample", type=int, default=24, help="heads that the loops are timed on (default %(default)s)"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads (default %(default)s)")
+    parser.add_argument("--layers", type=int, help="layers in place of each shape's own, to try the script out")
+    parser.add_argument("--json", type=Path, help="file for every figure")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    chosen = arguments()
+    os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), "HF_HUB_OFFLINE": "1"}
+    console = Console(width=None if Console().is_terminal else 150)
+    about = machine(PACKAGES)
+    console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
+    rows: list[Row] = []
+    memory: dict[str, int] = {}
+    for name in chosen.shapes:
+        for tokens in chosen.tokens:
+            shape = SHAPES[name]
+            growth = in_own_process(growth_of, shape, tokens, chosen.layers)
+            times = in_own_process(times_of, shape, tokens, chosen.sample, chosen.repeats, chosen.layers)
+            found = [
+                Row(name, tokens, contender, chosen.sample, seconds, TARGETS.get((contender, tokens)))
+                for contender, seconds in times.items()
+            ]
+            console.print(table_of(shape, tokens, found, growth))
+            memory[f"{name} {tokens}"] = growth
+            rows += found
+    if chosen.json is not None:
+        settings = {name: value for name, value in vars(chosen).items() if name != "json"}
+        figures = {"machine": about, "settings": settings, "rows": [asdict(row) for row in rows], "memory": memory}
+        chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

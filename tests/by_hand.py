@@ -1,0 +1,94 @@
+"""Interventions and metrics by hand, on transformers' own models with plain torch hooks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from attnmech.model.architectures import Architecture, architectures_of, submodule
+
+
+def plan_of(plain: Any) -> Architecture:
+    """Where a raw model of one stack keeps its parts."""
+    (plan,) = architectures_of(plain)
+    return plan
+
+
+def block_of(plain: Any, layer: int) -> nn.Module:
+    """A block of a raw model."""
+    found: nn.Module = submodule(plain.base_model, plan_of(plain).blocks)[layer]  # type: ignore[index]
+    return found
+
+
+@contextmanager
+def z_changed(plain: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The raw model with z of a layer, the input of its output projection, changed: `[batch position head d_head]`."""
+    heads = plan_of(plain).n_heads
+    projection = submodule(block_of(plain, layer), plan_of(plain).out)
+
+    def at_input(module: nn.Module, args: Any) -> Any:
+        z = rearrange(args[0], "... (head d_head) -> ... head d_head", head=heads)
+        return (rearrange(change(z.clone()), "... head d_head -> ... (head d_head)"),)
+
+    handle = projection.register_forward_pre_hook(at_input)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def losses(logits: Tensor, ids: Tensor, lengths: list[int]) -> Tensor:
+    """Mean cross-entropy of the next token, text by text."""
+    found = []
+    for row, tokens, length in zip(logits.double(), ids, lengths, strict=True):
+        chances = torch.log_softmax(row, dim=-1)
+        found.append(-sum(chances[i, tokens[i + 1]] for i in range(length - 1)) / (length - 1))
+    return torch.stack(found)  # type: ignore[arg-type]
+
+
+def divergences(logits: Tensor, clean: Tensor, lengths: list[int]) -> Tensor:
+    """Mean KL(clean ‖ now), text by text."""
+    p, q = clean.double().softmax(-1), logits.double().softmax(-1)
+    whole = (p * (p / q).log()).sum(-1)
+    return torch.stack([row[:length].mean() for row, length in zip(whole, lengths, strict=True)])
+
+
+def zeroed(head: int) -> Callable[[Tensor], Tensor]:
+    """What makes z of one head 0."""
+
+    def change(z: Tensor) -> Tensor:
+        z[..., head, :] = 0
+        return z
+
+    return change
+
+
+@contextmanager
+def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The raw model with resid_pre, attn_out or mlp_out of a layer changed: `[batch position d_model]`."""
+    plan, block = plan_of(plain), block_of(plain, layer)
+
+    def at_input(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if args:
+            return (change(args[0].clone()), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"].clone())}
+
+    if point == "resid_pre":
+        handle = block.register_forward_pre_hook(at_input, with_kwargs=True)
+    else:
+        path = plan.mlp_out if point == "mlp_out" else plan.attn_out or plan.out
+        assert path is not None
+        handle = submodule(block, path).register_forward_hook(lambda module, args, output: change(output.clone()))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def logit_differences(logits: Tensor, answers: Tensor, against: Tensor) -> Tensor:
+    """Logit of the answer less that of the other, at the last token, text by text."""
+    last = logits[:, -1].double()
+    return torch.stack([row[a] - row[b] for row, a, b in zip(last, answers, against, strict=True)])

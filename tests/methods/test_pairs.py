@@ -1,0 +1,125 @@
+"""Pairs of heads, ablated together and alone, equal ablations by hand on the raw transformers model."""
+
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from by_hand import divergences, losses, z_changed, zeroed
+from torch import Tensor
+
+import attnmech as am
+
+FAMILIES = ["gpt2", "llama", "bert", "bloom"]
+PAIRS = [((0, 1), (1, 2)), ((1, 0), (1, 2)), ((1, 2), (0, 0))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_zeroing_pairs_equals_the_raw_model(family: str) -> None:
+    hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
+    metric = "loss" if hooked.causal else "kl"
+    found = am.ablate_pairs(hooked, ids, PAIRS, metric=metric)
+    with torch.no_grad():
+        clean = plain(ids).logits
+
+        def judged() -> Tensor:
+            logits = plain(ids).logits
+            return losses(logits, ids, [7] * 3) if metric == "loss" else divergences(logits, clean, [7] * 3)
+
+        before = judged()
+        for number, ((layer, head), (other_layer, other)) in enumerate(PAIRS):
+            with z_changed(plain, layer, zeroed(head)):
+                one = judged()
+                with z_changed(plain, other_layer, zeroed(other)):
+                    both = judged()
+            with z_changed(plain, other_layer, zeroed(other)):
+                second = judged()
+            for name, after in (("both", both), ("one", one), ("other", second)):
+                torch.testing.assert_close(found.per_text[name][number], after - before, rtol=1e-3, atol=2e-5)
+            interaction = (both - before) - (one - before) - (second - before)
+            torch.testing.assert_close(found.per_text["interaction"][number], interaction, rtol=1e-3, atol=4e-5)
+            assert float(found.interaction[number]) == pytest.approx(float(interaction.mean()), rel=1e-3, abs=4e-5)
+    assert float(found.interaction.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("method", ["mean", "resample"])
+def test_singles_are_those_of_the_sweep(method: Any) -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    options: dict[str, Any] = {"reference": ids.flip(0).roll(1, dims=1)} if method == "mean" else {"seed": 4}
+    found = am.ablate_pairs(hooked, ids, [((0, 5), (1, 3))], method, **options)
+    singles = am.ablate_heads(hooked, ids, [(0, 5), (1, 3)], method, **options)
+    torch.testing.assert_close(found.after_one[0], singles.after[0, 5], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.after_other[0], singles.after[1, 3], rtol=1e-5, atol=1e-6)
+    swapped = am.ablate_pairs(hooked, ids, [((1, 3), (0, 5))], method, **options)
+    torch.testing.assert_close(swapped.after_both, found.after_both, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(swapped.one, found.other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_of_several_pairs_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import engine
+
+    measured: list[int] = []
+    real = engine.Texts.after
+
+    def counting(self: Any, changes: Any, judge: Any) -> Any:
+        measured.append(len(changes))
+        return real(self, changes, judge)
+
+    monkeypatch.setattr(engine.Texts, "after", counting)
+    am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), PAIRS)
+    assert sum(measured) == 4 + 3
+
+
+def test_intervals_and_what_it_says(tmp_path: Path) -> None:
+    ids = torch.randint(3, 50, (30, 9), generator=torch.Generator().manual_seed(0))
+    found = am.ablate_pairs(models.hooked("gpt2"), ids, PAIRS)
+    for name, (low, high) in found.interval().items():
+        values = found.per_text[name]
+        spread = values.std(dim=-1) / 30**0.5
+        torch.testing.assert_close((high - low) / (2 * 1.96 * spread), torch.ones_like(spread), rtol=0.35, atol=0)
+    frame = found.to_frame()
+    assert frame[["layer", "head", "other_layer", "other_head"]].to_numpy().tolist() == [
+        [0, 1, 1, 2],
+        [1, 0, 1, 2],
+        [1, 2, 0, 0],
+    ]
+    low, high = found.interval()["interaction"]
+    assert frame["interaction_low"].tolist() == low.tolist() and frame["interaction_high"].tolist() == high.tolist()
+    assert frame["both"].tolist() == found.both.tolist() and frame["texts"].tolist() == [30] * 3
+    top = int(found.interaction.abs().argmax())
+    names = [f"L{layer}H{head}" for layer, head in PAIRS[top]]
+    assert f"zero of 3 pairs of heads on 30 texts: {names[0]} and {names[1]} interact most" in repr(found)
+    again = am.PairEffects.load(found.save(tmp_path / "pairs.safetensors"))
+    assert again.to_frame().equals(frame) and repr(again) == repr(found) and again.pairs == tuple(PAIRS)
+    assert "interact most" in found.to_html(tmp_path / "pairs.html").read_text(encoding="utf-8")
+    both, alone, interaction = found.plot().data
+    assert list(both.x) == found.both.tolist() and list(interaction.x) == found.interaction.tolist()
+    torch.testing.assert_close(torch.tensor(list(alone.x)), found.one + found.other)
+    torch.testing.assert_close(torch.tensor(list(interaction.error_x.array)), high - found.interaction)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ([], "at least one pair"),
+        ([(0, 1)], "must be a list of two heads each"),
+        ([((0, 1), (1, 2), (0, 0))], "must be a list of two heads each"),
+        ([((0, 1), (0, 1))], "a pair needs two heads; got L0H1 twice"),
+        ([((0, 1), (3, 1))], "`layer` must be from 0 to 2"),
+        ([((0, 5), (1, 1))], "`head` must be from 0 to 4"),
+    ],
+)
+def test_bad_pairs(pairs: Any, said: str, unchecked: None) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), pairs)
+
+
+def test_bad_options() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    with pytest.raises(am.InputError, match="`method` must be one of zero, mean, resample"):
+        am.ablate_pairs(hooked, ids, PAIRS, "drop")
+    with pytest.raises(am.InputError, match="needs `reference`"):
+        am.ablate_pairs(hooked, ids, PAIRS, "mean")
+    with pytest.raises(am.InputError, match="give at least two"):
+        am.ablate_pairs(hooked, ids[:1], PAIRS, "resample")

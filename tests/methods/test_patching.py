@@ -1,0 +1,267 @@
+"""Patching equals patching by hand on the raw transformers model, and brings the clean run back where it must."""
+
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from by_hand import logit_differences, losses, point_changed, z_changed
+from torch import Tensor
+
+import attnmech as am
+from attnmech.maths.bootstrap import poisson_weights
+
+FAMILIES = ["gpt2", "llama", "bert", "bloom"]
+ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
+JUDGED: dict[str, Any] = {"answers": ANSWERS, "against": AGAINST}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def pair(name: str) -> tuple[Tensor, Tensor]:
+    """Clean and corrupted prompts that differ at tokens 2 and 5."""
+    clean = models.token_ids(name)
+    corrupted = clean.clone()
+    corrupted[:, [2, 5]] = models.token_ids(name, seed=8)[:, [2, 5]]
+    return clean, corrupted
+
+
+def seen(plain: Any, ids: Tensor, at: str, layer: int) -> Tensor:
+    """What the raw model has at a point."""
+    kept: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        kept.append(value.clone())
+        return value
+
+    with torch.no_grad(), z_changed(plain, layer, keep) if at == "z" else point_changed(plain, at, layer, keep):
+        plain(ids)
+    return kept[0]
+
+
+def judged(plain: Any, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return logit_differences(plain(ids).logits, ANSWERS, AGAINST)
+
+
+@pytest.mark.parametrize("positions", [None, [1, 5]])
+def test_each_head_equals_the_raw_model(family: str, positions: list[int] | None) -> None:
+    hooked, plain = models.hooked(family), models.plain(family)
+    clean, corrupted = pair(family)
+    found = am.patch(hooked, clean, corrupted, positions=positions, **JUDGED)
+    assert isinstance(found, am.PatchEffects) and isinstance(found, am.HeadEffects)
+    rows = list(range(7)) if positions is None else positions
+    before, whole = judged(plain, corrupted), judged(plain, clean)
+    torch.testing.assert_close(found.before, before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.clean, whole, rtol=1e-4, atol=1e-5)
+    for layer in range(hooked.n_layers):
+        theirs = seen(plain, clean, "z", layer)
+        for head in range(hooked.n_heads):
+
+            def patched(z: Tensor, theirs: Tensor = theirs, head: int = head) -> Tensor:
+                z[:, rows, head] = theirs[:, rows, head]
+                return z
+
+            with z_changed(plain, layer, patched):
+                after = judged(plain, corrupted)
+            torch.testing.assert_close(found.after[layer, head], after, rtol=1e-4, atol=1e-5)
+            share = (after.mean() - before.mean()) / (whole.mean() - before.mean())
+            torch.testing.assert_close(found.recovered[layer, head], share, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("at", ["resid_pre", "attn_out", "mlp_out"])
+def test_each_position_equals_the_raw_model(family: str, at: str) -> None:
+    hooked, plain = models.hooked(family), models.plain(family)
+    clean, corrupted = pair(family)
+    found = am.patch(hooked, clean, corrupted, at=at, **JUDGED)
+    assert isinstance(found, am.PositionEffects)
+    before = judged(plain, corrupted)
+    for layer in range(hooked.n_layers):
+        theirs = seen(plain, clean, at, layer)
+        for position in range(7):
+
+            def patched(value: Tensor, theirs: Tensor = theirs, position: int = position) -> Tensor:
+                value[:, position] = theirs[:, position]
+                return value
+
+            with point_changed(plain, at, layer, patched):
+                after = judged(plain, corrupted)
+            torch.testing.assert_close(found.after[layer, position], after, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.per_text, found.after - before, rtol=1e-4, atol=1e-5)
+
+
+def test_all_of_the_stream_of_layer_0_is_the_clean_run(family: str) -> None:
+    """Where the prompts differ at one token, its place in layer 0 is all that there is to patch."""
+    hooked = models.hooked(family)
+    clean = models.token_ids(family)
+    corrupted = clean.clone()
+    corrupted[:, 3] = torch.tensor([17, 20, 33])
+    found = am.patch(hooked, clean, corrupted, at="resid_pre", **JUDGED)
+    torch.testing.assert_close(found.after[0, 3], found.clean, rtol=1e-5, atol=1e-5)
+    assert float(found.recovered[0, 3]) == pytest.approx(1, abs=1e-4)
+    others = [0, 1, 2, 4, 5, 6]
+    assert float(found.per_text[0, others].abs().max()) < 1e-5
+    heads = am.patch(hooked, clean, corrupted, positions=[0, 1, 2], layers=[0], **JUDGED)
+    if hooked.causal:
+        assert float(heads.per_text.abs().max()) < 1e-5
+
+
+def test_pairs_of_several_lengths_and_parts_of_the_model() -> None:
+    hooked = models.hooked("llama")
+    clean = [models.token_ids("llama", 1, length, seed=length)[0] for length in (9, 4, 6)]
+    corrupted = [ids.roll(2) for ids in clean]
+    found = am.patch(hooked, iter(clean), iter(corrupted), heads=[(1, 4), (0, 2)], **JUDGED)
+    assert found.swept.nonzero().tolist() == [[0, 2], [1, 4]]
+    for place, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
+        alone = am.patch(
+            hooked, one[None], other[None], answers=ANSWERS[place : place + 1], against=AGAINST[place : place + 1]
+        )
+        torch.testing.assert_close(found.after[0, 2, place], alone.after[0, 2, 0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.after[1, 4, place], alone.after[1, 4, 0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.clean[place], alone.clean[0], rtol=1e-4, atol=1e-5)
+    some = am.patch(hooked, *pair("llama"), at="mlp_out", layers=[1], positions=[6, 2], **JUDGED)
+    whole = am.patch(hooked, *pair("llama"), at="mlp_out", **JUDGED)
+    assert some.layers == (1,) and some.to_frame()["position"].tolist() == [2, 6]
+    torch.testing.assert_close(some.after[0, [2, 6]], whole.after[1, [2, 6]], rtol=1e-5, atol=1e-6)
+    assert some.after[0, 0].isnan().all()
+
+
+def test_left_padding_is_as_it_was_given() -> None:
+    hooked = models.hooked("bloom")
+    given = models.padded("bloom", side="left")
+    other = {**given, "input_ids": given["input_ids"].roll(1, dims=0)}
+    found = am.patch(hooked, given, other, **JUDGED)
+    for row, length in enumerate((7, 5, 3)):
+        ids = [each["input_ids"][row, 7 - length :][None] for each in (given, other)]
+        alone = am.patch(hooked, *ids, answers=ANSWERS[row : row + 1], against=AGAINST[row : row + 1])
+        torch.testing.assert_close(found.after[:, :, row], alone.after[:, :, 0], rtol=1e-4, atol=1e-5)
+    wrong = models.padded("bloom", side="right")
+    with pytest.raises(am.InputError, match="the padding of pair 1 has the clean one at 2 and the corrupted one at 0"):
+        am.patch(hooked, given, wrong, **JUDGED)
+
+
+def test_the_decoder_of_t5() -> None:
+    hooked = models.hooked("t5")
+    clean = {"input_ids": models.token_ids("t5"), "decoder_input_ids": models.token_ids("t5", length=5, seed=2)}
+    corrupted = {**clean, "input_ids": models.token_ids("t5", seed=4)}
+    found = am.patch(hooked, clean, corrupted, heads=[(0, 1), (2, 3)], **JUDGED)
+    z = hooked.run(clean, points=["decoder.z"])["decoder.z", 2]
+    with hooked.intervene(am.Intervention.replace([(2, 3)], {2: z}, stack="decoder")):
+        after = logit_differences(hooked.run(corrupted).logits, ANSWERS, AGAINST)
+    torch.testing.assert_close(found.after[1, 3], after, rtol=1e-4, atol=1e-5)
+    assert len(found.tokens[0]) == 5
+
+
+def test_shares_and_their_intervals() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clean, corrupted = (torch.randint(3, 50, (23, 6), generator=generator) for _ in range(2))
+    answers, against = torch.randint(3, 50, (2, 23), generator=generator)
+    found = am.patch(models.hooked("gpt2"), clean, corrupted, answers=answers, against=against)
+    low, high = found.recovered_interval()
+    weights = poisson_weights(torch.arange(23), 200)
+    for layer, head in ((0, 3), (2, 1)):
+        shares = []
+        for column in weights.T:
+            above = sum(w * x for w, x in zip(column, found.after[layer, head] - found.before, strict=True))
+            below = sum(w * x for w, x in zip(column, found.clean - found.before, strict=True))
+            shares.append(float(above / below))
+        ends = torch.tensor(shares).quantile(torch.tensor([0.025, 0.975]))
+        assert [float(low[layer, head]), float(high[layer, head])] == pytest.approx(ends.tolist(), rel=1e-5)
+    frame = found.to_frame()
+    assert list(frame.columns)[-4:] == ["clean", "recovered", "recovered_low", "recovered_high"]
+    row = frame[(frame["layer"] == 2) & (frame["head"] == 1)].iloc[0]
+    assert row["recovered"] == pytest.approx(float(found.recovered[2, 1]))
+    assert row["recovered_low"] == float(low[2, 1])
+
+
+def test_no_share_where_there_is_none() -> None:
+    hooked, plain = models.hooked("gpt2"), models.plain("gpt2")
+    clean, corrupted = pair("gpt2")
+    same = am.patch(hooked, clean, clean, at="attn_out", **JUDGED)
+    assert same.recovered.isnan().all()
+    assert all(end.isnan().all() for end in same.recovered_interval())
+    assert "the clean and the corrupted prompts give the same logit_difference" in repr(same)
+    loss = am.patch(hooked, clean, corrupted, metric="loss")
+    assert loss.recovered.isnan().all() and not loss.effect.isnan().any()
+    assert loss.not_recoverable is not None and "different next tokens" in loss.not_recoverable
+    theirs = seen(plain, clean, "z", 1)
+
+    def patched(z: Tensor) -> Tensor:
+        z[:, :, 2] = theirs[:, :, 2]
+        return z
+
+    with torch.no_grad(), z_changed(plain, 1, patched):
+        after = losses(plain(corrupted).logits, corrupted, [7] * 3)
+    torch.testing.assert_close(loss.after[1, 2], after, rtol=1e-4, atol=1e-5)
+
+
+def test_saved_drawn_and_written(tmp_path: Path) -> None:
+    hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(words=(*models.WORDS, "&")))
+    texts = ["the keys to the cabinet", "a dog to the cabinet"], ["the & to the cabinet", "a dog to a dog"]
+    options: dict[str, Any] = {"answers": [" are", " are"], "against": [" here", " here"]}
+    for at in ("z", "resid_pre"):
+        found = am.patch(hooked, *texts, at=at, **options)
+        again = type(found).load(found.save(tmp_path / f"{at}.safetensors"))
+        assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
+        assert "matters most" in found.to_html(tmp_path / f"{at}.html").read_text(encoding="utf-8")
+    assert isinstance(found, am.PositionEffects)
+    figure = found.plot("recovered")
+    (trace,) = figure.data
+    assert list(figure.layout.xaxis.ticktext)[:2] == ["0 the", "1 keys→&amp;"]
+    torch.testing.assert_close(torch.tensor(trace.z), found.recovered)
+    assert "position 1 keys→&amp;" in trace.text[0][1]
+    assert "layer 2, " in trace.text[2][1]
+    assert repr(found).startswith("PositionEffects(patching resid_pre at 15 positions on 2 pairs: position ")
+    with pytest.raises(am.InputError, match='`quantity` must be "effect" or "recovered"'):
+        found.plot("share")
+
+
+def test_a_function_of_ones_own_and_a_journal(tmp_path: Path) -> None:
+    hooked = models.hooked("bert")
+    clean, corrupted = pair("bert")
+
+    def own(logits: Tensor, batch: am.Batch) -> Tensor:
+        assert batch.answers is not None
+        return logits[:, -1].gather(1, batch.answers[:, None])[:, 0]
+
+    found = am.patch(hooked, clean, corrupted, metric=own, answers=ANSWERS, journal=tmp_path / "journal")
+    expected = models.plain("bert")(clean).logits[:, -1].gather(1, ANSWERS[:, None])[:, 0]
+    torch.testing.assert_close(found.clean, expected.double(), rtol=1e-4, atol=1e-5)
+    assert found.metric == "own" and not (tmp_path / "journal").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"at": "pattern"}, "`at` must be one of z, resid_pre, attn_out, mlp_out; got 'pattern'"),
+        ({"at": "mlp_out", "heads": [(0, 1)]}, "mlp_out has no heads. Choose `layers` and `positions`"),
+        ({"heads": [(0, 9)]}, "`head` must be from 0 to 4"),
+        ({"layers": [4]}, "`layer` must be from 0 to 2"),
+        ({"positions": [7]}, r"`positions` must be from 0 to 6 \(tokens of the shortest prompt\); got 7"),
+        ({"positions": []}, "at least one position"),
+        ({"metric": "kl"}, "cannot say how near the clean one is"),
+        ({"answers": None, "against": None}, "needs `answers`"),
+        ({"answers": [3, 4]}, "one token for each of the 3 texts; got 2"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.patch(models.hooked("gpt2"), *pair("gpt2"), **{**JUDGED, **options})
+
+
+def test_prompts_that_are_no_pairs() -> None:
+    hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer())
+    options: dict[str, Any] = {"answers": ["are", "are"], "against": ["here", "here"]}
+    clean = ["the keys to the cabinet", "a dog"]
+    with pytest.raises(
+        am.InputError, match=r"pair 1 has 2 clean, \['a', 'dog'\], and 3 corrupted, \['a', 'a', 'dog'\]"
+    ):
+        am.patch(hooked, clean, ["the dog to the cabinet", "a a dog"], **options)
+    with pytest.raises(am.InputError, match="got 2 clean and 1 corrupted"):
+        am.patch(hooked, clean, ["the dog to the cabinet"], **options)
+    with pytest.raises(am.InputError, match="must have one length; pair 0 has 5 tokens, pair 1 has 2"):
+        am.patch(hooked, clean, ["the dog to the cabinet", "a a"], at="resid_pre", **options)
