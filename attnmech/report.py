@@ -13,7 +13,7 @@ from .demo.about import notes as notes_on_demo
 from .demo.text import documents
 from .draw.page import render_page
 from .draw.view import Fact, HeadMap, ScoreView
-from .errors import InputError, UnsupportedModelError
+from .errors import ExactnessError, InputError, UnsupportedModelError, first_line
 from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition, decompose_by_source
@@ -282,7 +282,8 @@ def _sources(model: HookedModel, batch: Batch, layers: list[int], notes: list[st
         return None
     try:
         return decompose_by_source(model, batch, layers=layers)
-    except UnsupportedModelError:
+    except (UnsupportedModelError, ExactnessError) as error:
+        notes.append(f"Which writers make a head look there is left out: {first_line(error)}")
         return None
 
 

@@ -86,6 +86,41 @@ def test_focus_says_what_is_wrong(
     assert said in capsys.readouterr().err
 
 
+def test_ablate_and_null_write_what_the_methods_find(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+    corpus.write_text("\n".join(texts), encoding="utf-8")
+    model = am.load()
+    for command, method, shown in (
+        ("ablate", am.ablate_heads, "matters most"),
+        ("null", am.null_attention, "not attending"),
+    ):
+        out = tmp_path / f"{command}.csv"
+        assert run(monkeypatch, command, "--file", str(corpus), "--out", str(out)) == 0
+        assert shown in capsys.readouterr().out
+        found, expected = pd.read_csv(out), method(model, texts).to_frame()
+        pd.testing.assert_frame_equal(found, expected, check_dtype=False, atol=1e-5, rtol=1e-4)
+        assert shown in out.with_suffix(".html").read_text(encoding="utf-8")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["ablate.csv", "ablate.html", "corpus.txt", "null.csv", "null.html"]
+
+
+@pytest.mark.parametrize("command", ["ablate", "null"])
+def test_sweeps_say_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for arguments, said in (
+        (["--out", "heads.txt"], "a table ends in .csv or .parquet; got heads.txt."),
+        (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
+        (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
+        (["--text", "Anna sang.", "--metric", "accuracy", "--out", "/tmp/heads.csv"], "needs `answers`"),
+    ):
+        assert run(monkeypatch, command, *arguments) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_check_prints_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "check") == 0
     printed = capsys.readouterr().out

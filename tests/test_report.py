@@ -55,6 +55,36 @@ def test_one_token_has_no_shares_and_a_page_all_the_same(demo: am.HookedModel) -
     assert report.to_html()
 
 
+def test_ablations_and_reasons_are_those_of_the_methods(demo: am.HookedModel) -> None:
+    text = "Anna sang of shells, of shells."
+    report = am.report(demo, text)
+    assert report.effects is not None and report.null is not None and report.sources is not None
+    alone = am.ablate_heads(demo, text)
+    torch.testing.assert_close(report.effects.after[..., :1], alone.after, rtol=1e-4, atol=1e-5)
+    assert len(report.effects.before) == 3
+    page = report.to_html()
+    assert "Figure 11" in page and "Figure 12" in page
+    assert "this text and 2 others that the grammar generated" in page
+    reason = am.decompose_by_source(demo, text).explain(layer=2, head=6, query=4)
+    assert reason.split(" at ")[0] in page and "other pairs" in page
+
+
+def test_what_would_take_minutes_is_left_out_and_told(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WORK", 0)
+    monkeypatch.setattr(module, "MAX_REASONS", 0)
+    report = am.report(demo, "Anna sang of shells.")
+    assert report.effects is None and report.null is None and report.sources is None
+    page = report.to_html()
+    assert "attnmech ablate" in page and "am.decompose_by_source" in page
+    assert "Figure 11" not in page
+
+
+def test_encoders_have_a_page_without_ablations() -> None:
+    report = am.report(models.hooked("bert"), models.token_ids("bert")[:1])
+    assert report.effects is None and report.null is None
+    assert "Figure 10" in report.to_html()
+
+
 def test_hooks_in_force_are_told(demo: am.HookedModel) -> None:
     with demo.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
         report = am.report(demo, "Anna sang.")

@@ -236,7 +236,7 @@ class HookedModel:
 
     @property
     def edited(self) -> tuple[str, ...]:
-        """The points at which hooks are in force: "pattern 3"."""
+        """What is in force: the points of hooks, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
         return self._tap.edited
 
     @property

@@ -1,0 +1,292 @@
+"""Interventions as values: what they say of themselves, when they are equal, what a file of them holds."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import attnmech as am
+from attnmech.interventions import EDITS, Intervention, Values, checked_heads
+
+MASK = torch.tensor([[True, False, False], [True, True, False]])
+
+
+def values(*layers: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[int, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {layer: torch.randn(1, 3, 4, 2, generator=generator).to(dtype) for layer in layers}
+
+
+MADE: list[tuple[Intervention, str]] = [
+    (Intervention.zero([(3, 5)]), "z of L3H5 becomes 0"),
+    (Intervention.zero("all"), "z of all heads becomes 0"),
+    (Intervention.zero([(1, 2), (0, 3)], positions=[4, 2]), "z of L0H3, L1H2 becomes 0 at positions 2, 4"),
+    (Intervention.zero([(0, 1)], stack="cross"), "z of cross L0H1 becomes 0"),
+    (Intervention.replace([(1, 2)], values(1)), "z of L1H2 becomes given values"),
+    (Intervention.replace([(1, 2)], Values(values(1), "mean over 12 texts")), "z of L1H2 becomes mean over 12 texts"),
+    (Intervention.replace([(0, 2)], values(0), point="pattern"), "pattern of L0H2 becomes given values"),
+    (Intervention.attend([(0, 2)], "uniform"), "pattern of L0H2 becomes uniform"),
+    (Intervention.attend([(0, 2)], "self"), "pattern of L0H2 becomes self"),
+    (
+        Intervention.attend("all", "first", positions=[0]),
+        "pattern of all heads becomes first token only at positions 0",
+    ),
+    (Intervention.remove_keys([(0, 2)], "first"), "the first token removed from the pattern of L0H2"),
+    (Intervention.remove_keys([(0, 2)], "special"), "special tokens removed from the pattern of L0H2"),
+    (
+        Intervention.remove_keys([(0, 2)], [4, 0, 4], positions=[5]),
+        "keys 0, 4 removed from the pattern of L0H2 at positions 5",
+    ),
+    (Intervention.remove_keys([(0, 2)], MASK), "a mask of 3 keys in 2 texts removed from the pattern of L0H2"),
+    (Intervention.scale("position"), "position in the scores of all heads is dropped"),
+    (Intervention.scale("key_bias", 0.5, [(2, 1)]), "key_bias in the scores of L2H1 is multiplied by 0.5"),
+    (Intervention.zero_values([(2, 1)], "first"), "v at the first token of L2H1 becomes 0"),
+    (Intervention.zero_values([(2, 1)], [1, 3]), "v at keys 1, 3 of L2H1 becomes 0"),
+    (
+        Intervention.replace_values([(2, 1)], MASK, values(2)),
+        "v at a mask of 3 keys in 2 texts of L2H1 becomes given values",
+    ),
+    (Intervention.stream("resid_pre", [2], {2: torch.zeros(1, 1, 8)}), "resid_pre of L2 becomes given values"),
+    (Intervention.stream("attn_out", [2, 1]), "attn_out of L1, L2 becomes 0"),
+    (Intervention.stream("mlp_out", [0], stack="encoder"), "mlp_out of encoder L0 becomes 0"),
+    (Intervention("mlp_out", "zero"), "mlp_out of all layers becomes 0"),
+    (Intervention.stream("attn_out", [1], {1: torch.ones(1, 1, 8)}), "attn_out of L1 becomes given values"),
+    (Intervention.stream("mlp_out", [1], {1: torch.ones(1, 1, 8)}), "mlp_out of L1 becomes given values"),
+]
+
+
+@pytest.mark.parametrize(("intervention", "said"), MADE)
+def test_what_it_says(intervention: Intervention, said: str) -> None:
+    assert str(intervention) == said
+
+
+def test_every_edit_is_among_them() -> None:
+    assert {(each.point, each.edit) for each, _ in MADE} == {(point, edit) for point in EDITS for edit in EDITS[point]}
+
+
+def test_each_equals_itself_alone() -> None:
+    made = [each for each, _ in MADE]
+    for number, one in enumerate(made):
+        for other_number, other in enumerate(made):
+            assert (one == other) is (number == other_number), (one, other)
+            assert (one.digest == other.digest) is (number == other_number)
+    assert len(set(made)) == len(made)
+
+
+def test_equal_where_they_change_the_same() -> None:
+    assert Intervention.zero([(1, 2), (0, 1), (1, 2)]) == Intervention.zero([(0, 1), (1, 2)])
+    assert Intervention.zero("all", positions=[3, 1, 3]) == Intervention.zero("all", positions=(1, 3))
+    assert Intervention.zero([(0, 1)], stack="self") == Intervention.zero([(0, 1)])
+    one, same, other = (Intervention.replace([(1, 2)], values(1, seed=seed)) for seed in (0, 0, 1))
+    assert one == same and hash(one) == hash(same) and one.digest == same.digest
+    assert one != other and one.digest != other.digest
+    assert one != Intervention.replace([(1, 2)], values(1, dtype=torch.float64))
+    assert one != Intervention.replace([(1, 2)], Values(values(1), "something else"))
+    assert one != "z of L1H2 becomes given values"
+    assert Intervention.remove_keys("all", MASK) == Intervention.remove_keys("all", MASK.clone())
+    moved = Intervention.remove_keys("all", MASK.flip(1))
+    assert Intervention.remove_keys("all", MASK) != moved
+    assert Intervention.remove_keys("all", MASK).digest != moved.digest
+    assert str(Intervention.remove_keys("all", MASK)) == str(moved)
+    assert len({one, same, other}) == 2
+
+
+def test_values_of_one_shape_in_another_are_others() -> None:
+    x = torch.arange(24.0)
+    made = [Values({0: x.reshape(1, 3, 4, 2)}), Values({0: x.reshape(1, 4, 3, 2)}), Values({1: x.reshape(1, 3, 4, 2)})]
+    assert len(set(made)) == 3
+    assert Values({0: x, 1: -x}) == Values({1: -x, 0: x})
+    assert Values({0: x.reshape(4, 6).T}) == Values({0: x.reshape(4, 6).T.contiguous()})
+    assert repr(Values({0: x}, "mean over 12 texts")) == "mean over 12 texts"
+
+
+def test_what_it_touches() -> None:
+    assert Intervention.zero([(3, 0), (1, 1), (3, 2)]).touches == (1, 3)
+    assert Intervention.zero("all").touches is None
+    assert Intervention.stream("mlp_out", [2, 0]).touches == (0, 2)
+    assert Intervention("mlp_out", "zero").touches is None
+
+
+def test_frozen() -> None:
+    intervention = Intervention.zero([(0, 1)])
+    with pytest.raises(AttributeError):
+        intervention.point = "v"  # type: ignore[misc]
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("intervention", [each for each, _ in MADE])
+def test_saved_and_loaded(intervention: Intervention, tmp_path: Path) -> None:
+    path = tmp_path / "change.safetensors"
+    assert intervention.save(path) == path
+    again = Intervention.load(path)
+    assert again == intervention
+    assert hash(again) == hash(intervention)
+    assert again.digest == intervention.digest
+    assert str(again) == str(intervention)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_of_any_precision_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
+    intervention = Intervention.replace([(1, 2), (2, 0)], values(1, 2, dtype=dtype))
+    again = Intervention.load(intervention.save(tmp_path / "change"))
+    assert again == intervention
+    assert again.values is not None
+    assert again.values.by_layer[2].dtype == dtype
+
+
+def test_tensors_that_share_memory_are_kept(tmp_path: Path) -> None:
+    mean = torch.randn(1, 3, 4, 2)
+    stacked = torch.randn(2, 5)[:, None].expand(2, 3, 5)
+    for given in ({0: mean, 1: mean}, {0: mean, 1: mean[:, 1:]}, {0: stacked, 1: stacked.transpose(1, 2)}):
+        intervention = Intervention.replace([(0, 1), (1, 1)], given)
+        assert Intervention.load(intervention.save(tmp_path / "change")) == intervention
+
+
+def test_a_loaded_mask_is_the_mask(tmp_path: Path) -> None:
+    keys = Intervention.load(Intervention.zero_values("all", MASK).save(tmp_path / "change")).keys
+    assert isinstance(keys, Values)
+    assert torch.equal(keys.by_layer[0], MASK)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    with pytest.raises(am.InputError, match="there is no file"):
+        Intervention.load(tmp_path / "none")
+    with pytest.raises(am.OutputError, match="there is no folder"):
+        Intervention.zero("all").save(tmp_path / "none" / "change")
+    text = tmp_path / "text"
+    text.write_text("z of L3H5 becomes 0", encoding="utf-8")
+    foreign = tmp_path / "foreign"
+    save_file({"x": torch.zeros(2)}, foreign)
+    other = tmp_path / "other"
+    save_file({"x": torch.zeros(2)}, other, metadata={"attnmech": json.dumps({"kind": "HeadEffects"})})
+    facts = Intervention.zero("all").facts()
+    broken = tmp_path / "broken"
+    for number, wrong in enumerate(({"edit": "double"}, {"colour": "red"}, {"point": "v"})):
+        header = json.dumps({"kind": "Intervention", **facts, **wrong})
+        save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": header})
+    for path in (text, foreign, other, *(broken.with_suffix(f".{number}") for number in range(3))):
+        with pytest.raises(am.InputError, match=f"{path.name} holds no intervention"):
+            Intervention.load(path)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------
+
+
+WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
+    "heads of another kind": (
+        lambda: Intervention.zero("every"),
+        r'`heads` must be "all" or a list of .*; got .every.',
+    ),
+    "a head alone": (lambda: Intervention.zero((3, 5)), r"a list of \(layer, head\); got \(3, 5\)"),
+    "three numbers": (lambda: Intervention.zero([(3, 5, 1)]), r"a list of \(layer, head\); got \[\(3, 5, 1\)\]"),
+    "half a head": (lambda: Intervention.zero([(3, 0.5)]), r"a list of \(layer, head\)"),
+    "true heads": (lambda: Intervention.zero([(True, 1)]), r"a list of \(layer, head\)"),
+    "no heads": (lambda: Intervention.zero([]), "at least one head; got an empty list"),
+    "None": (lambda: Intervention.zero(None), r"a list of \(layer, head\); got None"),
+    "negative positions": (
+        lambda: Intervention.zero("all", positions=[-1]),
+        r"`positions` must be .* 0 on; got \[-1\]",
+    ),
+    "a position alone": (
+        lambda: Intervention.zero("all", positions=3),
+        "`positions` must be a list of numbers .*; got 3",
+    ),
+    "no positions": (lambda: Intervention.zero("all", positions=[]), r"`positions` must be .*; got \[\]"),
+    "a layer alone": (lambda: Intervention.stream("mlp_out", 1), "`layers` must be a list of numbers from 0 on; got 1"),
+    "unknown keys": (
+        lambda: Intervention.remove_keys("all", "last"),
+        r'`keys` must be "first", "special", .*; got .last.',
+    ),
+    "no keys": (lambda: Intervention.remove_keys("all", None), '`keys` must be "first", "special", .*; got None'),
+    "empty keys": (
+        lambda: Intervention.remove_keys("all", []),
+        r"`keys` must be a list of numbers from 0 on; got \[\]",
+    ),
+    "a key alone": (lambda: Intervention.zero_values("all", 0), "`keys` must be a list of numbers from 0 on; got 0"),
+    "half a mask": (
+        lambda: Intervention.zero_values("all", torch.zeros(2, 3)),
+        r"a mask \[batch key\]; got torch.float32 \[2, 3\]",
+    ),
+    "a mask of one text": (
+        lambda: Intervention.zero_values("all", MASK[0]),
+        r"a mask \[batch key\]; got torch.bool \[3\]",
+    ),
+    "an unknown term": (
+        lambda: Intervention.scale("alibi"),
+        "`term` must be one of query_key, key_bias, .*, position; got 'alibi'",
+    ),
+    "the mask dropped": (lambda: Intervention.scale("mask"), "`term` must be one of"),
+    "an infinite factor": (
+        lambda: Intervention.scale("position", float("inf")),
+        "`factor` must be a finite number; got inf",
+    ),
+    "a word as a factor": (
+        lambda: Intervention.scale("position", "half"),
+        "`factor` must be a finite number; got 'half'",
+    ),
+    "an unknown pattern": (
+        lambda: Intervention.attend("all", "last"),
+        "there is no edit 'last' at 'pattern'; there are z: ",
+    ),
+    "a pattern without keys": (lambda: Intervention.attend("all", "remove"), "`keys` belong to edits of single keys"),
+    "a pattern without values": (
+        lambda: Intervention.attend("all", "replace"),
+        "`values` belong to an edit that replaces",
+    ),
+    "v without keys": (
+        lambda: Intervention.replace([(0, 1)], values(0), point="v"),
+        "`keys` belong to edits of single keys",
+    ),
+    "the stream by head": (
+        lambda: Intervention.replace([(0, 1)], values(0), point="attn_out"),
+        "heads are chosen at z, pattern, scores, v",
+    ),
+    "z by layer": (lambda: Intervention.stream("z", [0]), "whole layers elsewhere; got 'zero' at 'z' with heads"),
+    "a stream of nothing": (lambda: Intervention.stream("resid_pre", [0]), "there is no edit 'zero' at 'resid_pre'"),
+    "an unknown point": (lambda: Intervention("result", "zero"), "there is no edit 'zero' at 'result'"),
+    "scores without a term": (lambda: Intervention("scores", "scale"), "`term` belongs to edits of scores"),
+    "a tensor without its layer": (
+        lambda: Intervention.replace([(0, 1)], torch.zeros(2)),
+        "tensors by layer, .*; got Tensor",
+    ),
+    "no tensors": (
+        lambda: Intervention.replace([(0, 1)], {}),
+        r"tensors by layer, such as {3: acts\['z', 3\]}; got {}",
+    ),
+    "numbers": (lambda: Intervention.replace([(0, 1)], {0: 1.5}), "tensors by layer, .*; got {0: float}"),
+    "points": (lambda: Values({("z", 3): torch.zeros(2)}), r"tensors by layer, .*; got {\('z', 3\): Tensor}"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_refused(case: str) -> None:
+    make, said = WRONG[case]
+    with pytest.raises(am.InputError, match=said):
+        make()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_any_kind_are_numbers() -> None:
+    pairs: Any = np.array([[1, 2], [0, 3]])
+    assert checked_heads(pairs) == ((0, 3), (1, 2))
+    places: Any = torch.tensor([2, 0])
+    assert Intervention.zero(pairs, positions=places) == Intervention.zero([(1, 2), (0, 3)], positions=[0, 2])
+    assert str(Intervention.zero(pairs)) == "z of L0H3, L1H2 becomes 0"
+    assert Intervention.scale("position", 2) == Intervention.scale("position", 2.0)
+
+
+def test_values_do_not_change_when_the_mapping_does() -> None:
+    given = values(1)
+    intervention = Intervention.replace([(1, 2)], given)
+    given[2] = torch.zeros(1)
+    assert intervention.values is not None
+    assert set(intervention.values.by_layer) == {1}
