@@ -280,6 +280,8 @@ def _sources(model: HookedModel, batch: Batch, layers: list[int], notes: list[st
     if len(layers) * model.n_heads * batch.ids.shape[1] > MAX_REASONS:
         notes.append("Which writers make a head look there is left out for want of space: see am.decompose_by_source.")
         return None
+    if model.edited:
+        return None
     try:
         return decompose_by_source(model, batch, layers=layers)
     except (UnsupportedModelError, ExactnessError) as error:

@@ -100,7 +100,7 @@ def test_ablate_and_null_write_what_the_methods_find(
         out = tmp_path / f"{command}.csv"
         assert run(monkeypatch, command, "--file", str(corpus), "--out", str(out)) == 0
         assert shown in capsys.readouterr().out
-        found, expected = pd.read_csv(out), method(model, texts).to_frame()
+        found, expected = pd.read_csv(out, keep_default_na=False, na_values=[""]), method(model, texts).to_frame()
         pd.testing.assert_frame_equal(found, expected, check_dtype=False, atol=1e-5, rtol=1e-4)
         assert shown in out.with_suffix(".html").read_text(encoding="utf-8")
     names = sorted(path.name for path in tmp_path.iterdir())
