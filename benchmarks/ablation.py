@@ -3,9 +3,10 @@
     pip install -c constraints.txt . -r benchmarks/requirements.txt
     python benchmarks/ablation.py --json ablation.json
 
-Every head is set to zero, and the loss of 8 prompts measured. The loops are timed on a sample of the heads, spread over
-all layers, and scaled to all; attnmech sweeps all of them. All give the same effects, or nothing is printed. On an
-idle machine; the defaults need about 20 minutes on two cores. See benchmarks/README.md.
+Heads are set to zero, and the loss of 8 prompts measured. attnmech sweeps all heads of some layers, as deep on average as
+all layers; the loops are timed on two heads of each of them; both are scaled to all heads of the model. All give the same
+effects, or nothing is printed. On an idle machine; the defaults need about 25 minutes on two cores. See
+benchmarks/README.md.
 """
 
 import argparse
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens", "nnsight")
 PROMPTS: Final = 8
 OURS: Final = "attnmech, ablate_heads"
+PER_LAYER: Final = 2
+"""Heads of each layer that the loops are timed on."""
+LONG: Final = 128
+"""From so many tokens on, fewer layers are timed."""
 BUDGET: Final = 0.5
 """The memory that attnmech may take, in GB."""
 
@@ -144,8 +149,8 @@ class Row:
     shape: str
     tokens: int
     contender: str
-    heads: int
-    """How many heads were timed."""
+    layers: int
+    """Of how many layers heads were timed."""
     seconds: Sequence[float]
     """For all heads of the model, round by round."""
     target: float | None
@@ -156,10 +161,21 @@ class Row:
         return median(self.seconds)
 
 
-def all_heads(model: "PreTrainedModel") -> list[Head]:
-    """Every head, layer by layer."""
-    config = model.config
-    return [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.num_attention_heads)]
+def sampled_layers(layers: int, count: int) -> list[int]:
+    """Layers at even distances, rounded down and up in turn, so that their mean depth is that of all.
+
+    >>> sampled_layers(24, 6)
+    [1, 6, 9, 14, 17, 22]
+    """
+    width = layers / count
+    middles = [(place + 0.5) * width - 0.5 for place in range(count)]
+    return [int(middle) if place % 2 == 0 else int(middle + 0.5) for place, middle in enumerate(middles)]
+
+
+def heads_of(model: "PreTrainedModel", layers: Sequence[int], per_layer: int | None = None) -> list[Head]:
+    """All heads of some layers, or the first and so on at even distances."""
+    count = model.config.num_attention_heads
+    return [(layer, head) for layer in layers for head in range(0, count, count // (per_layer or count))]
 
 
 def prompts(tokens: int) -> "Tensor":
@@ -176,33 +192,35 @@ def run(sweep: Sweep, at_once: int, ids: "Tensor", heads: Sequence[Head]) -> "Te
     return torch.cat([sweep(some, heads) for some in ids.split(at_once)], dim=1)
 
 
-def times_of(shape: Shape, tokens: int, sample: int, repeats: int, layers: int | None) -> dict[str, list[float]]:
-    """Seconds of every contender's sweep over all heads, in turns; in a process of their own."""
+def times_of(shape: Shape, tokens: int, layers: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of every contender's sweep, scaled to all heads, in turns; in a process of their own."""
     import torch
 
-    model = build(shape, tokens, layers)
-    ids, heads = prompts(tokens), all_heads(model)
-    sampled = heads[:: max(1, len(heads) // sample)]
-    steps, share = {}, {}
+    model = build(shape, tokens)
+    ids, config = prompts(tokens), model.config
+    sampled = sampled_layers(config.num_hidden_layers, layers)
+    few, many = heads_of(model, sampled, PER_LAYER), heads_of(model, sampled)
+    everything = config.num_hidden_layers * config.num_attention_heads
+    steps, scale = {}, {}
     reference: Tensor | None = None
     for name, each in CONTENDERS.items():
         sweep = each.make(model)
-        asked = heads if name == OURS else sampled
-        share[name] = len(asked) / len(heads)
-        found = run(sweep, each.prompts, ids, asked)
-        found = found[[heads.index(head) for head in sampled]] if name == OURS else found
+        found = run(sweep, each.prompts, ids, few)
         if reference is not None and not torch.allclose(found.double(), reference.double(), atol=2e-4):
             raise ValueError(f"{name} finds other effects, by up to {float((found - reference).abs().max()):.1e}")
         reference = found
-        steps[name] = partial(run, sweep, each.prompts, ids, asked)
+        heads = many if name == OURS else few
+        scale[name] = everything / len(heads)
+        steps[name] = partial(run, sweep, each.prompts, ids, heads)
     times = alternating_times(steps, repeats)
-    return {name: [seconds / share[name] for seconds in found] for name, found in times.items()}
+    return {name: [seconds * scale[name] for seconds in found] for name, found in times.items()}
 
 
-def growth_of(shape: Shape, tokens: int, layers: int | None) -> int:
-    """Peak memory of attnmech's sweep over the loaded model, in a process of its own."""
-    model = build(shape, tokens, layers)
-    sweep, ids, heads = attnmech(model), prompts(tokens), all_heads(model)
+def growth_of(shape: Shape, tokens: int) -> int:
+    """Peak memory of attnmech's sweep of two layers over the loaded model, in a process of its own."""
+    model = build(shape, tokens)
+    sweep, ids = attnmech(model), prompts(tokens)
+    heads = heads_of(model, sampled_layers(model.config.num_hidden_layers, 2))
     sweep(ids[:1, :4], heads[:1])
     return memory_growth(partial(sweep, ids, heads))
 
@@ -233,7 +251,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads (default %(default)s)")
-    parser.add_argument("--layers", type=int, help="layers in place of each shape's own, to try the script out")
+    parser.add_argument(
+        "--layers", type=int, default=6, help="layers timed (default %(default)s; 2 from 128 tokens on)"
+    )
     parser.add_argument("--json", type=Path, help="file for every figure")
     return parser.parse_args()
 
@@ -250,10 +270,11 @@ def main() -> None:
     for name in chosen.shapes:
         for tokens in chosen.tokens:
             shape = SHAPES[name]
-            growth = in_own_process(growth_of, shape, tokens, chosen.layers)
-            times = in_own_process(times_of, shape, tokens, chosen.sample, chosen.repeats, chosen.layers)
+            layers = chosen.layers if tokens < LONG else min(2, chosen.layers)
+            growth = in_own_process(growth_of, shape, tokens)
+            times = in_own_process(times_of, shape, tokens, layers, chosen.repeats)
             found = [
-                Row(name, tokens, contender, chosen.sample, seconds, TARGETS.get((contender, tokens)))
+                Row(name, tokens, contender, layers, seconds, TARGETS.get((contender, tokens)))
                 for contender, seconds in times.items()
             ]
             console.print(table_of(shape, tokens, found, growth))
