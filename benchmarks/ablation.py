@@ -3,9 +3,9 @@
     pip install -c constraints.txt . -r benchmarks/requirements.txt
     python benchmarks/ablation.py --json ablation.json
 
-Heads are set to zero, and the loss of 8 prompts measured. attnmech sweeps all heads of some layers, as deep on average as
-all layers; the loops are timed on two heads of each of them; both are scaled to all heads of the model. All give the same
-effects, or nothing is printed. On an idle machine; the defaults need about 25 minutes on two cores. See
+Heads are set to zero, and the loss of 8 prompts measured. attnmech sweeps all heads of some layers, as deep on average
+as all layers; the loops are timed on two heads of each of them; both are scaled to all heads of the model. All give
+the same effects, or nothing is printed. On an idle machine; the defaults need about 20 minutes on two cores. See
 benchmarks/README.md.
 """
 
@@ -33,8 +33,6 @@ PROMPTS: Final = 8
 OURS: Final = "attnmech, ablate_heads"
 PER_LAYER: Final = 2
 """Heads of each layer that the loops are timed on."""
-LONG: Final = 128
-"""From so many tokens on, fewer layers are timed."""
 BUDGET: Final = 0.5
 """The memory that attnmech may take, in GB."""
 
@@ -270,11 +268,10 @@ def main() -> None:
     for name in chosen.shapes:
         for tokens in chosen.tokens:
             shape = SHAPES[name]
-            layers = chosen.layers if tokens < LONG else min(2, chosen.layers)
             growth = in_own_process(growth_of, shape, tokens)
-            times = in_own_process(times_of, shape, tokens, layers, chosen.repeats)
+            times = in_own_process(times_of, shape, tokens, chosen.layers, chosen.repeats)
             found = [
-                Row(name, tokens, contender, layers, seconds, TARGETS.get((contender, tokens)))
+                Row(name, tokens, contender, chosen.layers, seconds, TARGETS.get((contender, tokens)))
                 for contender, seconds in times.items()
             ]
             console.print(table_of(shape, tokens, found, growth))
