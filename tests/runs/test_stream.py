@@ -616,6 +616,7 @@ stream.batches = partial(corpus.batches, tokens_per_batch=40, window=8)
 model = am.load(models.fresh("bloom"))
 generator = torch.Generator().manual_seed(4)
 documents = [torch.randint(3, 61, (1 + 7 * n % 19,), generator=generator) for n in range(64)]
+DONE = os.WEXITED | os.WNOHANG | os.WNOWAIT
 log = os.open(folder / "log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
 
@@ -658,7 +659,11 @@ while True:
         work(journal, "pieces")
         os._exit(0)
     if killed < 8:
-        time.sleep(moments.uniform(0.03, 0.3))
+        # After a few batches, however fast the machine, and somewhere within one.
+        begun = (folder / "log").read_text().count("[") + moments.randint(1, 3)
+        while (folder / "log").read_text().count("[") < begun and os.waitid(os.P_PID, child, DONE) is None:
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status):
