@@ -101,14 +101,7 @@ class Report:
                 )
                 for check in self.certificate.checks
             ],
-            provenance={
-                "model": provenance.model,
-                "config and weights (SHA-256)": provenance.weights,
-                "inputs (SHA-256)": provenance.inputs,
-                "hooks in force": ", ".join(provenance.edits) or "none",
-                **{name: str(value) for name, value in provenance.options.items()},
-                **provenance.versions,
-            },
+            provenance=provenance.entries,
             call=self.calls["scores"],
             focus=self.focus.view(),
             focus_call=self.calls["focus"],

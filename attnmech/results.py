@@ -3,11 +3,11 @@
 import json
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 from safetensors import safe_open
@@ -15,6 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from .draw.figure_page import Section
 
 _PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
 
@@ -46,6 +49,18 @@ class Provenance:
             "tokens": [list(row) for row in self.tokens],
             "options": dict(self.options),
             "versions": dict(self.versions),
+        }
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """What a page says of it, name by name."""
+        return {
+            "model": self.model,
+            "config and weights (SHA-256)": self.weights,
+            "inputs (SHA-256)": self.inputs,
+            "hooks in force": ", ".join(self.edits) or "none",
+            **{name: str(value) for name, value in self.options.items()},
+            **self.versions,
         }
 
     @classmethod
@@ -120,6 +135,48 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         frame = self.to_frame()
         return frame.to_html(index=False, escape=True, max_rows=40, float_format=lambda x: f"{x:.4g}")
+
+
+class PagedResult(Result):
+    """A result with a page of its own: figures, a table, and one sentence that the numbers support."""
+
+    @property
+    @abstractmethod
+    def lead(self) -> str:
+        """The one sentence that the numbers support."""
+
+    @property
+    @abstractmethod
+    def _title(self) -> str:
+        """The heading of the page."""
+
+    @abstractmethod
+    def _sections(self) -> "Sequence[Section]":
+        """The figures of the page."""
+
+    @property
+    def _origin(self) -> dict[str, str]:
+        """What the numbers came from, as the page says it."""
+        return self.provenance.entries
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the figures and the table as one page that opens without a network."""
+        from .draw.figure_page import render_figures
+
+        target = Path(path)
+        html = render_figures(
+            title=self._title,
+            lead=self.lead,
+            sections=self._sections(),
+            frame=self.to_frame(),
+            provenance=self._origin,
+        )
+        with writing(target) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return target
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.lead})"
 
 
 def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -16,6 +16,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from .norms import norm_multiplier
+
 
 @dataclass(frozen=True)
 class FrozenNorm:
@@ -51,10 +53,7 @@ class FrozenNorm:
         `out` / x, entry by entry: an RMSNorm takes that product in float32 whatever the model's precision, and so its
         rounding is part of the multiplier.
         """
-        y = gamma * (x - x.mean(dim=-1, keepdim=True) if centred else x)
-        size = y.pow(2).sum(dim=-1, keepdim=True)
-        product = ((out if shift is None else out - shift) * y).sum(dim=-1, keepdim=True)
-        multiplier = gamma * torch.where(size > 0, product / size, 0.0)
+        multiplier = gamma * norm_multiplier(x, out, gamma, shift, centred=centred)[..., None]
         if shift is None and not centred:
             multiplier = torch.where(x == 0, multiplier, out / x)
         return cls(multiplier, centred)

@@ -431,7 +431,7 @@ class AttentionFocus(RowMeans):
         ]
 
     @property
-    def _lead(self) -> str:
+    def lead(self) -> str:
         strongest = int(self.first_top.nan_to_num(-1).argmax())
         layer, head = divmod(strongest, self.first_top.shape[1])
         return (

@@ -4,9 +4,8 @@ The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a res
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pandas as pd
@@ -19,7 +18,7 @@ from ..errors import InputError
 from ..interventions import Values
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
-from ..results import Provenance, Result, writing
+from ..results import PagedResult, Provenance
 from ..runs.ablations import check_reference, mean_of, reread
 from ..runs.answers import Answers
 from ..runs.corpus import CorpusBatch
@@ -30,6 +29,8 @@ from ..runs.sweep import parts_of, tokens_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+    from ..draw.figure_page import Section
 
 METHODS: Final = {
     "michel": "|z·∂L/∂z|",
@@ -43,7 +44,7 @@ STEP_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, repr=False)
-class HeadImportance(Result):
+class HeadImportance(PagedResult):
     """How much a metric depends on each head, to first order in what the head writes.
 
     With z_i what a head writes at token i and g_i = ∂L/∂z_i, where L is the metric of the text:
@@ -121,22 +122,15 @@ class HeadImportance(Result):
         low, high = self.interval()
         return effect_map(self.score.numpy(), low.numpy(), high.numpy(), layers=self.layers, label=METHODS[self.method])
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the map and the table as one page that opens without a network."""
-        from ..draw.figure_page import Section, render_figures
+    @property
+    def _title(self) -> str:
+        return f"Importance of heads for {self.metric}, to first order"
 
-        target = Path(path)
+    def _sections(self) -> "Sequence[Section]":
+        from ..draw.figure_page import Section
+
         reading = "Each cell is one head. A first-order estimate: it holds as far as the metric is linear in z."
-        html = render_figures(
-            title=f"Importance of heads for {self.metric}, to first order",
-            lead=self.lead,
-            sections=[Section("Scores", reading, self.plot(), "importance.plot()")],
-            frame=self.to_frame(),
-            provenance={"model": self.provenance.model, **{k: str(v) for k, v in self.provenance.options.items()}},
-        )
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
+        return [Section("Scores", reading, self.plot(), "importance.plot()")]
 
     @property
     def lead(self) -> str:
@@ -158,9 +152,6 @@ class HeadImportance(Result):
             return "; not compared with a sweep"
         heads = int((~self.exact.isnan()).sum())
         return f"; rank correlation {self.rank_correlation:.2f} with the {self.exact_method} sweep of {heads} heads"
-
-    def __repr__(self) -> str:
-        return f"HeadImportance({self.lead})"
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"before": self.before, "per_text": self.per_text}

@@ -20,7 +20,7 @@ from ..interventions import Head, Heads, Intervention, Values
 from ..maths.null_attention import VERDICTS, verdict_of
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
-from ..results import Provenance, Result, writing
+from ..results import PagedResult, Provenance
 from ..runs.ablations import reread
 from ..runs.answers import Answers
 from ..runs.effects import HeadEffects, effects_of, mean_interval, unit_of
@@ -31,6 +31,8 @@ from ..runs.sweep import sweep
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+    from ..draw.figure_page import Section
 
 INTERVENTIONS: Final = {
     "remove": "the sink is hidden and the softmax taken again",
@@ -154,7 +156,7 @@ def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: st
 
 
 @dataclass(frozen=True, repr=False)
-class NullAttention(Result):
+class NullAttention(PagedResult):
     """What heads do with a sink: how much they attend to it, what that writes, and whether it matters.
 
     Every number is taken of each text and then averaged over the texts that have it; NaN where none has, and at heads
@@ -304,31 +306,18 @@ class NullAttention(Result):
         ]
         return verdict_map(self.verdict, numbers, layers=self.layers, null_share=self.null_share.tolist())
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the map and the table as one page that opens without a network."""
-        from ..draw.figure_page import Section, render_figures
+    @property
+    def _title(self) -> str:
+        return f"Null attention of {self.provenance.model}"
 
-        target, origin = Path(path), self.provenance
-        html = render_figures(
-            title=f"Null attention of {origin.model}",
-            lead=self.lead,
-            sections=[Section("Verdicts", self.reading, self.plot(), "null.plot()")],
-            frame=self.to_frame(),
-            provenance={
-                "model": origin.model,
-                "config and weights (SHA-256)": origin.weights,
-                "inputs (SHA-256)": origin.inputs,
-                "hooks in force": ", ".join(origin.edits) or "none",
-                **{name: str(value) for name, value in origin.options.items()},
-                **origin.versions,
-            },
-        )
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
+    def _sections(self) -> "Sequence[Section]":
+        from ..draw.figure_page import Section
+
+        return [Section("Verdicts", self.reading, self.plot(), "null.plot()")]
 
     @property
     def reading(self) -> str:
+        """How to read the map of verdicts."""
         done = "; ".join(f"{name.replace('_', ' ')}: {about}" for name, about in INTERVENTIONS.items())
         return (
             f"Each cell is one head. It attends where its mean attention to {TARGETS[self.target]} is "
@@ -351,9 +340,6 @@ class NullAttention(Result):
             f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {texts}: {found} (within ±{self.delta:g} "
             f"{unit_of(self.metric)}){part}."
         )
-
-    def __repr__(self) -> str:
-        return f"NullAttention({self.lead})"
 
     def _tensors(self) -> dict[str, Tensor]:
         measured = {

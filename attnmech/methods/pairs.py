@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..interventions import Head, Values
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
-from ..results import Provenance, Result, writing
+from ..results import PagedResult, Provenance
 from ..runs.ablations import Ablations, reread
 from ..runs.answers import Answers
 from ..runs.effects import mean_interval, unit_of
@@ -24,12 +24,14 @@ from ..runs.sweep import sweep
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+    from ..draw.figure_page import Section
+
 Pair = tuple[Head, Head]
 """Two heads, each (layer, head)."""
 
 
 @dataclass(frozen=True, repr=False)
-class PairEffects(Result):
+class PairEffects(PagedResult):
     """What ablating two heads together does, and what each does alone: the metric after less before.
 
     interaction = effect of both − effect of the one − effect of the other. Where an ablation raises the metric when it
@@ -115,22 +117,15 @@ class PairEffects(Result):
         names = [f"{_named(one)} + {_named(other)}" for one, other in self.pairs]
         return interval_rows(names, values, label=f"change of {unit_of(self.metric)}")
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the figure and the table as one page that opens without a network."""
-        from ..draw.figure_page import Section, render_figures
+    @property
+    def _title(self) -> str:
+        return f"Effect of {self.method} on {self.metric}, pairs of heads"
 
-        target = Path(path)
+    def _sections(self) -> "Sequence[Section]":
+        from ..draw.figure_page import Section
+
         reading = "Each row is a pair of heads. Where both together are the sum of each alone, they do not interact."
-        html = render_figures(
-            title=f"Effect of {self.method} on {self.metric}, pairs of heads",
-            lead=self.lead,
-            sections=[Section("Pairs", reading, self.plot(), "effects.plot()")],
-            frame=self.to_frame(),
-            provenance={"model": self.provenance.model, **{k: str(v) for k, v in self.provenance.options.items()}},
-        )
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
+        return [Section("Pairs", reading, self.plot(), "effects.plot()")]
 
     @property
     def lead(self) -> str:
@@ -149,9 +144,6 @@ class PairEffects(Result):
             f"{about}: {_named(one)} and {_named(other)} interact most, {float(found[top]):+.3g} "
             f"{unit_of(self.metric)}{known}{part}."
         )
-
-    def __repr__(self) -> str:
-        return f"PairEffects({self.lead})"
 
     def _tensors(self) -> dict[str, Tensor]:
         return {

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..interventions import Head, Heads, Intervention, Values
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
-from ..results import Provenance, Result, writing
+from ..results import PagedResult, Provenance
 from ..runs.ablations import Ablations, reread
 from ..runs.answers import Answers
 from ..runs.effects import mean_interval, unit_of
@@ -28,11 +28,13 @@ from ..runs.sweep import Swept, sweep
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+    from ..draw.figure_page import Section
+
 HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True, "accuracy": True}
 
 
 @dataclass(frozen=True, repr=False)
-class PruningCurve(Result):
+class PruningCurve(PagedResult):
     """A metric while heads are ablated one after the other: each time the one whose loss harms least.
 
     The heads are chosen on the texts that the curve is of, so on other texts it will lie somewhat worse. What it is
@@ -116,22 +118,15 @@ class PruningCurve(Result):
             label=unit_of(self.metric),
         )
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the curve and the table as one page that opens without a network."""
-        from ..draw.figure_page import Section, render_figures
+    @property
+    def _title(self) -> str:
+        return f"Heads that can go: {self.method} ablation and {self.metric}"
 
-        target = Path(path)
+    def _sections(self) -> "Sequence[Section]":
+        from ..draw.figure_page import Section
+
         reading = "Each step ablates the head that harms least, chosen on these texts; dotted: heads in random order."
-        html = render_figures(
-            title=f"Heads that can go: {self.method} ablation and {self.metric}",
-            lead=self.lead,
-            sections=[Section("Pruning", reading, self.plot(), "curve.plot()")],
-            frame=self.to_frame(),
-            provenance={"model": self.provenance.model, **{k: str(v) for k, v in self.provenance.options.items()}},
-        )
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
+        return [Section("Pruning", reading, self.plot(), "curve.plot()")]
 
     @property
     def lead(self) -> str:
@@ -146,9 +141,6 @@ class PruningCurve(Result):
             f"{self.method} ablation of {int(middle.removed)} of {len(self.order)} heads, the least harmful first, on "
             f"{texts}: {middle.effect:+.3g} {unit_of(self.metric)}{known}{against}; chosen on the same texts{part}."
         )
-
-    def __repr__(self) -> str:
-        return f"PruningCurve({self.lead})"
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"before": self.before, "after": self.after, "random": self.random}

@@ -471,7 +471,7 @@ class ResidualUpdates(RowMeans):
         ]
 
     @property
-    def _lead(self) -> str:
+    def lead(self) -> str:
         first, elsewhere = self.magnitude_at_first, self.magnitude_elsewhere
         both = ~(first.isnan() | elsewhere.isnan())
         smaller = int((first < elsewhere)[both].sum())

@@ -355,10 +355,10 @@ class HookedModel:
         self.points.check_layers([layer for layer, _ in named], chosen.label)
         for _, head in named:
             index_of("head", head, chosen.n_heads, "of each layer of this model")
-        found = sorted((layer, head) for layer, head in named if layer in within)
-        if not found:
-            raise InputError(f"`heads` must name at least one head of the layers {within}; got {list(named)}.")
-        return found
+        for layer, _ in named:
+            if layer not in within:
+                raise InputError(f"`heads` names layer {layer}, which `layers` leaves out; give one of them.")
+        return sorted(named)
 
     def acting(self, acts: Sequence[Act]) -> AbstractContextManager[None]:
         """`intervene` for sweeps: with acts on rows of the batch."""

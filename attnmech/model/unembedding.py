@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..maths.norms import norm_multiplier
 from .architectures import submodule
 from .hooked import HookedModel
 
@@ -36,10 +37,7 @@ class Unembedding:
     def scale(self, stream: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
         """r, by which the final norm multiplies, read off what it makes of the stream."""
         normed: Tensor = self.norm.forward(stream).to(self.gamma.dtype)
-        wide = stream.to(self.gamma.dtype)
-        scaled = self.gamma * (wide - wide.mean(dim=-1, keepdim=True) if self.centred else wide)
-        out = normed if self.beta is None else normed - self.beta
-        return (out * scaled).sum(dim=-1) / scaled.pow(2).sum(dim=-1)
+        return norm_multiplier(stream.to(normed), normed, self.gamma, self.beta, centred=self.centred)
 
 
 def unembedding_of(model: HookedModel) -> Unembedding:

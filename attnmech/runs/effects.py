@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
@@ -14,12 +13,14 @@ from ..errors import InputError
 from ..interventions import Head
 from ..maths.bootstrap import interval, poisson_weights
 from ..model.hooked import HookedModel
-from ..results import Provenance, Result, writing
+from ..results import PagedResult, Provenance
 from .row_means import REPLICATES
 from .sweep import Swept
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+    from ..draw.figure_page import Section
 
 
 def ratio_interval(
@@ -55,7 +56,7 @@ _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to
 
 
 @dataclass(frozen=True, repr=False)
-class Effects(Result):
+class Effects(PagedResult):
     """By how much a metric changes when something is done at a place of a layer: after less before.
 
     Units are those of the metric: nats for "loss" and "kl", logits for "logit_difference". The interval is over texts
@@ -138,23 +139,14 @@ class Effects(Result):
             value.numpy(), low.numpy(), high.numpy(), layers=self.layers, label=label, columns=self.PLACE, tokens=tokens
         )
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the map and the table as one page that opens without a network."""
-        from ..draw.figure_page import Section, render_figures
+    @property
+    def _title(self) -> str:
+        return f"Effect of {self.method} on {self.metric}, {self.PLACE} by {self.PLACE}"
 
-        target = Path(path)
-        html = render_figures(
-            title=f"Effect of {self.method} on {self.metric}, {self.PLACE} by {self.PLACE}",
-            lead=self.lead,
-            sections=[
-                Section("Effects", f"Each cell is one {self.PLACE}, changed alone.", self.plot(), "effects.plot()")
-            ],
-            frame=self.to_frame(),
-            provenance={"model": self.provenance.model, **{k: str(v) for k, v in self.provenance.options.items()}},
-        )
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
+    def _sections(self) -> "Sequence[Section]":
+        from ..draw.figure_page import Section
+
+        return [Section("Effects", f"Each cell is one {self.PLACE}, changed alone.", self.plot(), "effects.plot()")]
 
     @property
     def lead(self) -> str:
@@ -179,9 +171,6 @@ class Effects(Result):
 
     def _named(self, layer: int, place: int) -> str:
         return f"{self.PLACE} {place} of layer {layer}"
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.lead})"
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"before": self.before, "after": self.after, "swept": self.swept}

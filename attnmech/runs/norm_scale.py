@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..maths.norms import norm_multiplier
 from ..model.stack import Stack
 from ..model.tap import LayerEnd
 
@@ -26,6 +27,4 @@ def norm_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> NormScale
     norm = stack.module(end.layer, stack.architecture.attn_out)
     # What an RMS norm makes of ones is its weight, whatever the family adds to it; `forward` sets off no hook.
     by_dimension = norm.forward(end["attn_raw"].new_ones(raw.shape[-1])).to(precision)
-    scaled = raw * by_dimension
-    length = scaled.pow(2).sum(dim=-1)
-    return NormScale(by_dimension, torch.where(length > 0, (out * scaled).sum(dim=-1) / length, 1.0))
+    return NormScale(by_dimension, norm_multiplier(raw, out, by_dimension))

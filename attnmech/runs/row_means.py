@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pandas as pd
@@ -20,7 +19,7 @@ from ..activations import Batch
 from ..errors import InputError, MissingPointError
 from ..maths.bootstrap import interval, poisson_weights
 from ..model.hooked import HookedModel
-from ..results import Provenance, Result, writing
+from ..results import PagedResult, Provenance
 from .stream import Run, Source, State
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class RowMeans(Result):
+class RowMeans(PagedResult):
     """What was measured of the rows of some texts: its means, their intervals, and of a single run every row.
 
     `state` holds "sums" `[statistic class layer head replicate]` and "counts" `[statistic class layer #head replicate]`
@@ -247,35 +246,18 @@ class RowMeans(Result):
         )
 
     def _sections(self) -> "Sequence[Section]":
-        """The figures of `to_html`."""
         return ()
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the figures and the table as one page that opens without a network."""
-        from ..draw.figure_page import render_figures
-
-        target, origin = Path(path), self.provenance
-        html = render_figures(
-            title=f"{type(self).__name__} of {origin.model}",
-            lead=self._lead,
-            sections=self._sections(),
-            frame=self.to_frame(),
-            provenance={
-                "model": origin.model,
-                "config and weights (SHA-256)": origin.weights,
-                "inputs (SHA-256)": origin.inputs,
-                "texts": f"{self._texts}, {self.truncated} of them cut to the model's length",
-                "hooks in force": ", ".join(origin.edits) or "none",
-                **{name: str(value) for name, value in origin.options.items()},
-                **origin.versions,
-            },
-        )
-        with writing(target) as draft:
-            draft.write_text(html, encoding="utf-8")
-        return target
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__} of {self.provenance.model}"
 
     @property
-    def _lead(self) -> str:
+    def _origin(self) -> dict[str, str]:
+        return {**super()._origin, "texts": f"{self._texts}, {self.truncated} of them cut to the model's length"}
+
+    @property
+    def lead(self) -> str:
         """One sentence that the numbers support."""
         return f"Means over the rows of {self._texts}."
 

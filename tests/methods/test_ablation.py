@@ -221,6 +221,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"heads": [(9, 0)]}, r"`layer` must be from 0 to 2"),
         ({"heads": [(0, 5)]}, r"`head` must be from 0 to 4"),
         ({"heads": []}, "at least one head"),
+        ({"heads": [(2, 0), (1, 3)], "layers": [1]}, "names layer 2, which `layers` leaves out"),
         ({"heads": "every"}, r'"all" or a list of \(layer, head\)'),
         ({"method": "remove"}, "`method` must be one of zero, mean, resample"),
         ({"method": "mean"}, "needs `reference`"),
