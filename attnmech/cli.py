@@ -64,7 +64,7 @@ def report(
 ) -> None:
     """Writes one offline page about one text: every attention score as a sum of its terms."""
     console = Console()
-    from .results import check_writable
+    from .files import check_writable
 
     check_writable(out)
     wanted = _text(text, file)

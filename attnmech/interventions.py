@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import InputError
-from .results import writing
+from .files import writing
 
 Head: TypeAlias = tuple[int, int]
 """(layer, head)."""

@@ -14,7 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .errors import InputError, OutputError
+from .draw.text import html_text
+from .errors import InputError
+from .files import writing
 
 if TYPE_CHECKING:
     from .draw.figure_page import Section
@@ -133,8 +135,9 @@ class Result(ABC):
         return cls._from_saved(tensors, header["facts"], Provenance.from_dict(header["provenance"]))
 
     def _repr_html_(self) -> str:
-        frame = self.to_frame()
-        return frame.to_html(index=False, escape=True, max_rows=40, float_format=lambda x: f"{x:.4g}")
+        from .draw.figure_page import table_html
+
+        return f"<p>{html_text(repr(self))}</p>{table_html(self.to_frame())}"
 
 
 class PagedResult(Result):
@@ -175,6 +178,11 @@ class PagedResult(Result):
             draft.write_text(html, encoding="utf-8")
         return target
 
+    def _repr_html_(self) -> str:
+        from .draw.figure_page import in_notebook_output
+
+        return in_notebook_output(title=self._title, lead=self.lead, sections=self._sections(), frame=self.to_frame())
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.lead})"
 
@@ -192,41 +200,3 @@ def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], 
         first[key] = name
         once[name] = value.detach().cpu().contiguous()
     return once, same_as
-
-
-class writing:
-    """Writes a file whole or not at all: a draft beside it, put in its place when the block ends well.
-
-    >>> with writing(Path("report.html")) as draft:      # doctest: +SKIP
-    ...     draft.write_text("...")
-    """
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._draft = target.with_name(f".{target.name}.part")
-
-    def __enter__(self) -> Path:
-        check_writable(self._target)
-        return self._draft
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if kind is None:
-            self._draft.replace(self._target)
-            return
-        self._draft.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OutputError(f"cannot write {self._target}: {error.strerror or error}.") from error
-
-
-def check_writable(target: Path) -> None:
-    """Raises `OutputError` if a file cannot be written there; leaves nothing behind."""
-    if target.is_dir():
-        raise OutputError(f"cannot write {target}: it is a folder; name a file in it.")
-    if not target.parent.is_dir():
-        raise OutputError(f"cannot write {target}: there is no folder {target.parent}.")
-    probe = target.with_name(f".{target.name}.part")
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}.") from error

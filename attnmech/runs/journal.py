@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import JournalError, first_line
-from ..results import writing
+from ..files import writing
 
 ADVICE: Final = "Give another path or delete it."
 

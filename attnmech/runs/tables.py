@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..errors import OutputError
-from ..results import check_writable, writing
+from ..files import check_writable, writing
 
 FORMATS = (".csv", ".parquet")
 
