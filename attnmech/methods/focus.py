@@ -33,7 +33,6 @@ from ..runs.row_means import (
     added,
     begins,
     row_classes,
-    special_ids,
     sums_by_text,
     text_weights,
 )
@@ -102,11 +101,10 @@ class FocusReducer(Reducer):
         layers, heads = run.n_layers, run.n_heads
         texts, rows = queries.ids.shape
         width = keys.ids.shape[1]
-        special = special_ids(run.model)
-        classes = row_classes(queries, special)
+        classes = row_classes(queries)
         state = {
             "classes": classes,
-            "types": token_types(keys, special),
+            "types": token_types(keys),
             "sums": torch.zeros(len(STATISTICS), len(ROW_CLASSES), layers, heads, texts, dtype=torch.float64),
             "counts": torch.zeros(len(STATISTICS), len(ROW_CLASSES), layers, 1, texts, dtype=torch.float64),
             "rows": classes.sum(dim=-1).T.double(),
@@ -186,10 +184,13 @@ class FocusReducer(Reducer):
         return AttentionFocus.of(state, source, last=self.last)
 
 
-def token_types(batch: Batch, special: set[int]) -> Int[Tensor, "batch position"]:
+def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
     """The place in `TOKEN_TYPES` of each token."""
     types = [
-        [TOKEN_TYPES.index("special" if token in special else _type_of(text)) for token, text in zip(*row, strict=True)]
+        [
+            TOKEN_TYPES.index("special" if token in batch.special else _type_of(text))
+            for token, text in zip(*row, strict=True)
+        ]
         for row in zip(batch.ids.tolist(), batch.tokens, strict=True)
     ]
     found = torch.tensor(types, device=batch.ids.device)

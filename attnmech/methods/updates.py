@@ -31,7 +31,6 @@ from ..runs.row_means import (
     added,
     begins,
     row_classes,
-    special_ids,
     sums_by_text,
     text_weights,
 )
@@ -137,7 +136,7 @@ class UpdateReducer(Reducer):
         heads, layers = run.n_heads, run.n_layers
         precision = torch.promote_types(run.model.dtype, torch.float32)
         state = {
-            "classes": row_classes(batch, special_ids(run.model)),
+            "classes": row_classes(batch),
             "top_key": torch.full((layers, heads, texts, rows), -1, dtype=torch.int32),
             "values": torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=precision),
             "valid": torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=torch.bool),

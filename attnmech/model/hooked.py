@@ -338,7 +338,7 @@ class HookedModel:
             self.points.resolve([stack.point("attn_in")], by_layer, self.refused)
         sizes = {"head": stack.n_heads, "kv_head": stack.n_kv_heads, "d_head": stack.d_head, "d_model": stack.d_model}
         check_values(intervention, by_layer, sizes)
-        special = frozenset(getattr(self.tokenizer, "all_special_ids", ()))
+        special = self.encoder.special
         if intervention.keys == "special" and not special:
             raise InputError(f"{intervention}: special tokens are known where a model is loaded with a tokenizer.")
         return Act(intervention, by_layer, texts, source, special, partial(parts_of, self))

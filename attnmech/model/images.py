@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -42,6 +42,9 @@ class PatchGrid:
 
 class ImageEncoder:
     """Turns pixel values into a batch for one model."""
+
+    special: Final[frozenset[int]] = frozenset()
+    """Patches are none of a tokenizer's special tokens."""
 
     def __init__(self, grid: PatchGrid, device: torch.device, dtype: torch.dtype) -> None:
         self.grid, self.device, self.dtype = grid, device, dtype

@@ -37,6 +37,7 @@ class Encoder:
         self.device = device
         self.decoder_start = decoder_start
         """The token that a decoder starts with, in an encoder-decoder model; else None."""
+        self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_texts: dict[int, str] = {}
 
     def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
@@ -226,7 +227,7 @@ class Encoder:
         ids, mask = ids.to(self.device), mask.to(self.device)
         bos = None if self._bos_id is None else self._starts_with(self._bos_id, ids, mask)
         tokens = tuple(self.token_texts(row) for row in ids.tolist())
-        return Batch(ids, mask, tokens, bos)
+        return Batch(ids, mask, tokens, bos, special=self.special, texts_of=self.token_texts)
 
     @staticmethod
     def _starts_with(token: int, ids: Tensor, mask: Tensor) -> bool:

@@ -18,7 +18,6 @@ from torch import Tensor
 from ..activations import Batch
 from ..errors import InputError, MissingPointError
 from ..maths.bootstrap import interval, poisson_weights
-from ..model.hooked import HookedModel
 from ..results import PagedResult, Provenance
 from .stream import Run, Source, State
 
@@ -37,15 +36,10 @@ def begins(batch: Batch) -> Int[Tensor, " batch"]:
     return batch.mask.int().argmax(dim=1)
 
 
-def special_ids(model: HookedModel) -> set[int]:
-    """The ids of the tokenizer's special tokens; none without a tokenizer."""
-    return set(getattr(model.tokenizer, "all_special_ids", ()))
-
-
-def row_classes(batch: Batch, special: set[int]) -> Bool[Tensor, "batch class position"]:
+def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
     """Which of `ROW_CLASSES` each real token is of; padding is of none."""
     first = torch.arange(batch.ids.shape[1], device=batch.ids.device) == begins(batch)[:, None]
-    known = torch.isin(batch.ids, torch.tensor(sorted(special), device=batch.ids.device, dtype=batch.ids.dtype))
+    known = torch.isin(batch.ids, torch.tensor(sorted(batch.special), device=batch.ids.device, dtype=batch.ids.dtype))
     return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]
 
 

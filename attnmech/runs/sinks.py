@@ -22,7 +22,7 @@ from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.tap import LayerEnd
 from .norm_scale import norm_scale
-from .row_means import begins, special_ids
+from .row_means import begins
 from .stream import Reducer, Run, Source, State, stream
 
 Target: TypeAlias = Literal["first", "most_attended", "special"]
@@ -66,7 +66,7 @@ def sinks_of(
     if target not in TARGETS:
         known = ", ".join(f'"{name}" ({about})' for name, about in TARGETS.items())
         raise InputError(f"`target` must be one of {known}; got {target!r}.")
-    if target == "special" and not special_ids(model):
+    if target == "special" and not model.encoder.special:
         raise InputError('target="special" needs a tokenizer with special tokens; take target="first".')
     whole = isinstance(inputs, (str, torch.Tensor, Mapping, Batch)) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
@@ -107,7 +107,7 @@ class SinkReducer(Reducer):
             return torch.zeros_like(batch.mask)
         if self.target == "first":
             return torch.arange(batch.ids.shape[1], device=batch.ids.device) == begins(batch)[:, None]
-        special = torch.tensor(sorted(special_ids(run.model)), device=batch.ids.device, dtype=batch.ids.dtype)
+        special = torch.tensor(sorted(batch.special), device=batch.ids.device, dtype=batch.ids.dtype)
         found = torch.isin(batch.ids, special) & batch.mask
         without = (~found.any(dim=1)).nonzero()
         if len(without):
