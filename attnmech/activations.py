@@ -1,7 +1,8 @@
 """What goes into a run and what comes out of it: a batch of tokens, and the activations asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -9,6 +10,9 @@ from torch import Tensor
 
 from .errors import MissingPointError
 from .points import PointKey, PointName, parse
+
+if TYPE_CHECKING:
+    from .draw.embed import View
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class Batch:
     answers: Int[Tensor, " batch"] | None = None
     """The token that each text should go on with, where a metric was given some; and what it stands against."""
     against: Int[Tensor, " batch"] | None = None
+    special: frozenset[int] = frozenset()
+    """The ids of the tokenizer's special tokens."""
+    texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
+    """The text of any token ids; None where positions are no tokens, as of images."""
 
     def queries(self, stack: str = "") -> "Batch":
         """The tokens that look, in one stack of the model."""
@@ -117,6 +125,48 @@ class Activations:
     def logits(self) -> Tensor:
         """The model's output for every token, `[batch position vocab]`."""
         return self["logits"]
+
+    def show(
+        self,
+        name: PointName,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int | None = None,
+        text: int = 0,
+        view: str | None = None,
+    ) -> "View":
+        """A captured point as something to look at, in a notebook or, by `.to_html(path)`, as a page of its own.
+
+        >>> acts.show("pattern")                                            # doctest: +SKIP
+        >>> acts.show("pattern", layer=3)                                   # doctest: +SKIP
+        >>> acts.show("pattern", layer=3, head=2, view="sentence")          # doctest: +SKIP
+
+        | point | shown as |
+        |---|---|
+        | `pattern` | every layer: "model"; one layer: "attention_heads"; one head: "attention_pattern" |
+        | `pattern` with `query` | "colored_tokens_multi"; of one head "colored_tokens" |
+        | `scores` of a layer | the same; above and below zero in two colours |
+        | `logits` | the text by how much each token was expected |
+        | the others | the text by one activation at a time |
+
+        Args:
+            name: the point.
+            layer: one layer; all that were captured if left out.
+            head: one head; all if left out.
+            query: the token whose row is shown, counted without padding.
+            text: which text of the batch.
+            view: attention otherwise: "model", "sentence", "token_graph", "attention_heads", "attention_pattern",
+                "colored_tokens" (without `head` their mean) or "colored_tokens_multi".
+
+        Raises:
+            InputError: a selection that there is not, or more numbers than a page can hold; says what to choose.
+            MissingPointError: the run did not capture the point.
+
+        """
+        from .showing import show
+
+        return show(self, name, layer=layer, head=head, query=query, text=text, view=view)
 
     def summary(self) -> list[str]:
         """One entry a point: its name with the layers captured."""

@@ -1,19 +1,23 @@
 """Several results of one text on one page: what `attnmech report` shows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import pandas as pd
 
 from .activations import Batch
 from .axes import spread
 from .demo.about import notes as notes_on_demo
 from .demo.text import documents
+from .draw.embed import View
 from .draw.page import render_page
+from .draw.text import html_text
 from .draw.view import Fact, HeadMap, ScoreView
 from .errors import ExactnessError, InputError, UnsupportedModelError, first_line
+from .files import check_writable, writing
 from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition, decompose_by_source
@@ -24,7 +28,7 @@ from .model.certificate import Certificate
 from .model.certify import certify
 from .model.hooked import HookedModel
 from .model.inputs import Inputs
-from .results import check_writable, writing
+from .points import full_name
 from .runs.effects import HeadEffects
 from .runs.stream import stream
 
@@ -69,6 +73,10 @@ class Report:
     """What attention to the first token is good for, on the same texts."""
     sources: SourceDecomposition | None
     """Which upstream writers make each head look where it looks."""
+    special: tuple[bool, ...]
+    """Which tokens of the text are special ones of the tokenizer."""
+    expected: View | None
+    """What the model predicts at each token."""
     calls: Mapping[str, str]
     """The Python that makes the page's numbers again, by the method."""
 
@@ -85,7 +93,7 @@ class Report:
     def to_html(self) -> str:
         """The page: one file that opens without a network."""
         view = self.scores.view()
-        view = ScoreView(**{**vars(view), "notes": (*self.notes, *view.notes)})
+        view = replace(view, notes=(*self.notes, *view.notes), special=self.special)
         provenance = self.scores.provenance
         return render_page(
             title=f"Where the attention of “{provenance.model}” looks, and why",
@@ -102,14 +110,38 @@ class Report:
                 for check in self.certificate.checks
             ],
             provenance=provenance.entries,
-            call=self.calls["scores"],
+            calls=self.calls,
             focus=self.focus.view(),
-            focus_call=self.calls["focus"],
             updates=self.updates.view(layers=self.scores.layers),
-            updates_call=self.calls["updates"],
             maps=self._maps(),
             reasons=self._reasons(len(view.tokens)),
+            brief=self._brief(),
+            start=self._start(view),
+            expected=self.expected,
         )
+
+    def _brief(self) -> dict[str, str]:
+        """What was found, a sentence a question."""
+        found = {"Where heads look": self.focus.lead}
+        if self._why:
+            found["Why they look there"] = self._why
+        found["What they write"] = self.updates.lead
+        if self.effects is not None:
+            found["What matters"] = self.effects.lead
+        if self.null is not None:
+            found["First token"] = self.null.lead
+        return found
+
+    def _start(self, view: ScoreView) -> tuple[int, int, int] | None:
+        """The head without which the loss changes most, and the row in which it looks hardest at another token."""
+        if self.effects is None:
+            return None
+        effect = self.effects.effect[[self.effects.layers.index(layer) for layer in view.layers]].abs().nan_to_num()
+        layer, head = divmod(int(effect.argmax()), effect.shape[1])
+        elsewhere = view.pattern[layer, head].copy()
+        elsewhere[:, 0] = 0
+        np.fill_diagonal(elsewhere, 0)
+        return view.layers[layer], head, int(elsewhere.max(axis=1).argmax())
 
     def _maps(self) -> list[HeadMap]:
         """Figures 11 and 12."""
@@ -118,6 +150,7 @@ class Report:
             found.append(
                 HeadMap(
                     name="ablation",
+                    contents="11 Without each head",
                     heading="Figure 11. What the model loses with each head",
                     reading="Each cell is one head. Blue: the loss rises without it, so it helped; "
                     "brown: the loss falls.",
@@ -133,6 +166,7 @@ class Report:
             found.append(
                 HeadMap(
                     name="null-attention",
+                    contents="12 Null attention",
                     heading="Figure 12. Whether attention to the first token does anything",
                     reading=self.null.reading,
                     finding=self.null.lead,
@@ -172,18 +206,25 @@ class Report:
     def lead(self) -> str:
         """One sentence that the numbers support."""
         frame = self.scores.to_frame()
-        shares = frame.filter(like="_share").mean().dropna()
-        exact = f"every score is the sum of its terms to within {float(frame.residual.max()):.0e}"
-        if len(shares) < 2:
-            return f"{exact[0].upper()}{exact[1:]}."
-        first = str(shares.idxmax()).removesuffix("_share")
         return (
-            f"Averaged over {len(frame)} heads and all rows, {first} makes up {shares.max():.0%} of a row's highest "
-            f"score; {exact}."
+            f"{len(frame)} heads on one text, each score the sum of its terms to within "
+            f"{float(frame.residual.max()):.0e} of a largest score of {float(frame.largest_score.max()):.3g}."
         )
 
+    @property
+    def _why(self) -> str:
+        """Which term makes up most of a row's highest score, where there are several."""
+        frame = self.scores.to_frame()
+        shares = frame.filter(like="_share").mean().dropna()
+        if len(shares) < 2:
+            return ""
+        first = str(shares.idxmax()).removesuffix("_share").replace("_", "-")
+        where = f"Averaged over {len(frame)} heads and all rows"
+        return f"{where}, {first} makes up {shares.max():.0%} of a row's highest score."
+
     def _repr_html_(self) -> str:
-        return self.to_frame().to_html(index=False, escape=True, float_format=lambda x: f"{x:.3g}")
+        page = html_text(self.to_html())
+        return f'<iframe srcdoc="{page}" title="attnmech report" style="width:100%;height:85vh;border:0"></iframe>'
 
     def _facts(self, view: ScoreView) -> list[Fact]:
         largest = float(self.scores.largest.max())
@@ -246,7 +287,17 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
     calls = _calls(model, shown.label, bos)
-    return Report(scores, focus, updates, certificate, tuple(notes), effects, null, sources, calls)
+    shown_tokens = batch.queries(shown.label)
+    special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
+    expected = _expected(model, batch)
+    return Report(scores, focus, updates, certificate, tuple(notes), effects, null, sources, special, expected, calls)
+
+
+def _expected(model: HookedModel, batch: Batch) -> View | None:
+    """What the model predicts, where it predicts each next token."""
+    if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1:
+        return None
+    return None if batch.ids.shape[1] < 2 else model.run(batch).show("logits")
 
 
 def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[HeadEffects | None, NullAttention | None]:
@@ -288,6 +339,9 @@ def _calls(model: HookedModel, stack: str, bos: bool | None) -> dict[str, str]:
     given = f"({model.source}, text{options})"
     return {
         "scores": f'am.decompose_scores{given}.plot("{{figure}}", layer={{layer}}, head={{head}}, rank={{rank}})',
+        "ledger": f'am.decompose_scores{given}.plot("{{figure}}", layer={{layer}}, head={{head}}, query={{query}})',
+        "view": f'{model.source}.run(text{"" if bos is None else f", bos={bos}"}, points=["pattern"])'
+        f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}")',
         "focus": f'am.attention_focus{given}.plot("{{figure}}")',
         "updates": f'am.residual_updates{given}.plot("{{figure}}", layer={{layer}}, side="{{side}}")',
         "effects": f"am.ablate_heads({model.source}, texts).plot()",

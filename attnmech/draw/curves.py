@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL
 
 _CURVE: Final = MARKS["self"]
@@ -26,7 +27,7 @@ def pruning_lines(
     `steps` say what went at each step; the first of them is nothing.
     """
     places = list(range(len(steps)))
-    figure = go.Figure()
+    figure = Figure()
     for number, draw in enumerate(random):
         figure.add_scatter(
             x=places, y=draw, mode="lines", name="in random order", legendgroup="random", showlegend=number == 0,

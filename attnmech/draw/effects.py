@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE
 from attnmech.draw.text import token_labels
 
@@ -36,7 +37,7 @@ def effect_map(
         [_hover(f"layer {layer}, {columns} {name}", *values) for name, *values in zip(names, *row, strict=True)]
         for layer, row in zip(layers, zip(effect, low, high, strict=True), strict=True)
     ]
-    figure = go.Figure(
+    figure = Figure(
         go.Heatmap(
             z=effect,
             x=list(range(effect.shape[1])),

@@ -1,16 +1,15 @@
-"""One offline HTML page with a few figures, one below the other, and the table of their numbers."""
+"""One offline HTML page with a few views, one below the other, and the table of their numbers."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-from attnmech.draw.page import content_policy, package_text, provenance_html
-from attnmech.draw.text import html_text, json_for_script
+from attnmech.draw import scripts
+from attnmech.draw.embed import View, in_notebook, plotly_view
+from attnmech.draw.text import html_text
 
 
 @dataclass(frozen=True)
@@ -19,32 +18,69 @@ class Section:
 
     heading: str
     reading: str
-    figure: go.Figure
-    call: str
+    figure: go.Figure | View
+    call: str = ""
+
+    @property
+    def view(self) -> View:
+        """The figure as a view."""
+        return self.figure if isinstance(self.figure, View) else plotly_view(self.figure)
 
 
 def render_figures(
-    *, title: str, lead: str, sections: Sequence[Section], frame: pd.DataFrame, provenance: Mapping[str, str]
+    *,
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    frame: pd.DataFrame | None = None,
+    provenance: Mapping[str, str] | None = None,
 ) -> str:
     """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
-    plotly, script = get_plotlyjs(), package_text("figure_page.js")
-    figures = {f"figure-{number}": json.loads(each.figure.to_json()) for number, each in enumerate(sections)}
-    return Template(package_text("figure_page.html")).substitute(
-        policy=content_policy(plotly, script),
-        style=package_text("page.css"),
+    named = {f"figure-{number}": each.view for number, each in enumerate(sections)}
+    carried = {script.name: script for view in named.values() for script in view.scripts}
+    starts = "\n".join(view.start(name) for name, view in named.items())
+    script = f"{scripts.boot()}\n{starts}\n{scripts.package_text('figure_page.js')}"
+    return Template(scripts.package_text("figure_page.html")).substitute(
+        policy=scripts.content_policy(script, *(each.text for each in carried.values())),
+        style=scripts.package_text("page.css"),
         title=html_text(title),
         lead=html_text(lead),
-        sections="".join(_section_html(number, each) for number, each in enumerate(sections)),
-        table=frame.to_html(index=False, escape=True, border=0, na_rep="", float_format=lambda value: f"{value:.3g}"),
-        provenance=provenance_html(provenance),
-        plotly=plotly,
-        data=json_for_script(figures),
+        sections="".join(_section_html(name, each) for name, each in zip(named, sections, strict=True)),
+        table="" if frame is None else f"<section><h2>The numbers</h2>{table_html(frame)}</section>",
+        provenance=provenance_html(provenance or {}),
+        carriers=scripts.carriers(carried.values()),
         script=script,
     )
 
 
-def _section_html(number: int, section: Section) -> str:
-    return (
-        f"<section><h2>{html_text(section.heading)}</h2><p>{html_text(section.reading)}</p>"
-        f'<div class="figure" id="figure-{number}"></div><pre><code>{html_text(section.call)}</code></pre></section>'
+def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], frame: pd.DataFrame) -> str:
+    """The same in a notebook's cell: what was found, the figures, and the table behind a fold."""
+    shown = "".join(
+        f'<p class="attnmech-reading">{html_text(" ".join(filter(None, (each.heading, each.reading))))}</p>'
+        f"{in_notebook([each.view])}"
+        for each in sections
     )
+    return (
+        f'<div class="attnmech"><p class="attnmech-title">{html_text(title)}</p>'
+        f'<p class="attnmech-finding">{html_text(lead)}</p>{shown}'
+        f"<details><summary>The numbers</summary>{table_html(frame)}</details></div>"
+    )
+
+
+def table_html(frame: pd.DataFrame) -> str:
+    """A table that scrolls in its own place."""
+    html = frame.to_html(index=False, escape=True, border=0, na_rep="", float_format=lambda value: f"{value:.3g}")
+    return f'<div class="table attnmech-table">{html}</div>'
+
+
+def provenance_html(provenance: Mapping[str, str]) -> str:
+    """What the numbers came from, as the entries of a `<dl>`."""
+    return "".join(
+        f"<div><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd></div>" for name, value in provenance.items()
+    )
+
+
+def _section_html(name: str, section: Section) -> str:
+    heading = f"<h2>{html_text(section.heading)}</h2>" if section.heading else ""
+    call = f"<pre><code>{html_text(section.call)}</code></pre>" if section.call else ""
+    return f"<section>{heading}<p>{html_text(section.reading)}</p>{section.view.element(name)}{call}</section>"

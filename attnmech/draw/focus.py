@@ -12,6 +12,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Integer
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
+from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from attnmech.draw.view import FocusView
 from attnmech.errors import InputError, index_of
@@ -82,7 +83,7 @@ def rank_lines(
     ranked_value = np.take_along_axis(values, ranked_head, axis=1)
     heads = values.shape[1]
     colours = sample_colorscale(RANK_COLOURS, [rank / max(heads - 1, 1) for rank in range(heads)])
-    figure = go.Figure()
+    figure = Figure()
     for rank in range(heads):
         figure.add_scatter(
             x=list(layers),

@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL
 
 _STYLES: Final = tuple(MARKS.values())
@@ -22,7 +23,7 @@ def interval_rows(
 
     Each quantity has a colour and a symbol of its own; the line to both sides of a mark is its interval, where known.
     """
-    figure = go.Figure()
+    figure = Figure()
     for number, (name, value, low, high) in enumerate(values):
         style = _STYLES[number]
         figure.add_scatter(

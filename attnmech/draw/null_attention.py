@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
 
+from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE
 
 
@@ -59,7 +60,7 @@ def verdict_map(
     steps = [
         [edge / count, VERDICT_STYLES[name].colour] for place, name in enumerate(names) for edge in (place, place + 1)
     ]
-    figure = go.Figure(
+    figure = Figure(
         go.Heatmap(
             z=[[names.index(name) if name else None for name in row] for row in verdicts],
             x=list(range(heads)),

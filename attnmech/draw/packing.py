@@ -1,18 +1,22 @@
-"""How a page carries arrays: 16 bits a number, scaled within each head, as base64.
+"""How a page carries arrays: 16 or 8 bits a number, scaled within each head, compressed, as base64.
 
-value = low + step · code, with one low and one step for each (layer, head). The rounding error is at most half a
-step, that is 1/131068 of the head's range. Code 65535 means "no value" (NaN, or key -1).
+value = low + step · code, with one low and one step for each (layer, head): the rounding error is at most half a
+step, that is 1/131068 of the head's range. The highest code means "no value" (NaN, or key -1). kit.js reads it.
 """
 
 from base64 import b64encode
-from typing import Final, TypedDict
+from gzip import compress
+from typing import Final, Literal, NotRequired, TypedDict
 
 import numpy as np
-from jaxtyping import Float, Int32, UInt16
+from jaxtyping import Float, Int32, UInt8, UInt16
 
 from attnmech.errors import InputError
 
 NO_VALUE: Final = 65535
+
+MOST_LOGARITHMS: Final = 2_000_000
+"""Up to so many probabilities a view carries 16 bits of each logarithm; beyond, 8 bits of each root."""
 
 
 class PackedValues(TypedDict):
@@ -21,14 +25,17 @@ class PackedValues(TypedDict):
     low: list[float]
     step: list[float]
     codes: str
+    """The codes' high bytes, then their low bytes, compressed with gzip, as base64; of 8 bits, the codes alone."""
+    scale: NotRequired[Literal["logarithm", "root"]]
+    """That the values stand for exp(value), or for value²; both of probabilities."""
 
 
 def pack_values(values: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
     """The values of every head, each head scaled to its own range.
 
     >>> packed = pack_values(np.array([[[1.0, 3.0, np.nan]]], dtype=np.float32))
-    >>> packed["low"], packed["codes"]
-    ([1.0], 'AAD+////')
+    >>> packed["low"], packed["step"]
+    ([1.0], [3.0518509475997192e-05])
     """
     layers, heads = values.shape[:2]
     blocks = values.reshape(layers * heads, -1).astype(np.float64)
@@ -39,7 +46,7 @@ def pack_values(values: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
     step = (high - low) / (NO_VALUE - 1)
     steps_up = (blocks - low[:, None]) / np.where(step > 0, step, 1.0)[:, None]
     codes = np.where(present, np.rint(np.where(present, steps_up, 0.0)), NO_VALUE)
-    return {"low": low.tolist(), "step": step.tolist(), "codes": _base64(codes.astype(np.uint16))}
+    return {"low": low.tolist(), "step": step.tolist(), "codes": _planes(codes.astype(np.uint16))}
 
 
 def pack_keys(keys: Int32[np.ndarray, "layer head *rest"]) -> PackedValues:
@@ -48,7 +55,38 @@ def pack_keys(keys: Int32[np.ndarray, "layer head *rest"]) -> PackedValues:
         raise InputError(f"A page holds texts of up to {NO_VALUE} tokens; got a key at {keys.max()}. Shorten the text.")
     blocks = keys.shape[0] * keys.shape[1]
     codes = np.where(keys < 0, NO_VALUE, keys).astype(np.uint16)
-    return {"low": [0.0] * blocks, "step": [1.0] * blocks, "codes": _base64(codes)}
+    return {"low": [0.0] * blocks, "step": [1.0] * blocks, "codes": _planes(codes)}
+
+
+def pack_logarithms(pattern: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
+    """Probabilities by their logarithms, so that small ones keep their ratios; 0 becomes "no value".
+
+    A row can then be normalised again without one of its keys, also where that key has nearly all.
+    """
+    with np.errstate(divide="ignore"):
+        logarithms = np.log(pattern, dtype=np.float64)
+    return pack_values(np.where(np.isfinite(logarithms), logarithms, np.nan)) | {"scale": "logarithm"}
+
+
+def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
+    """Probabilities for maps: their logarithms while these are few, else 8 bits of their square roots."""
+    if pattern.size <= MOST_LOGARITHMS:
+        return pack_logarithms(pattern)
+    blocks = pattern.shape[0] * pattern.shape[1]
+    codes = np.rint(np.sqrt(pattern.clip(0, 1)) * 255).astype(np.uint8)
+    return {"low": [0.0] * blocks, "step": [1 / 255] * blocks, "codes": _compressed(codes), "scale": "root"}
+
+
+def precision_of(packed: PackedValues) -> str:
+    """How far packed probabilities may be from what was given, in words.
+
+    >>> precision_of(pack_logarithms(np.array([[[0.25, 0.75]]])))
+    'Each probability is within 0.001 % of its value.'
+    """
+    error = max(packed["step"]) / 2
+    if packed.get("scale") == "root":
+        return f"Probabilities are off by at most {2 * error:.1g}, those below 0.01 by at most {0.2 * error:.1g}."
+    return f"Each probability is within {max(100 * error, 1e-3):.1g} % of its value."
 
 
 def rounding_error(values: Float[np.ndarray, "layer head *rest"]) -> float:
@@ -56,5 +94,11 @@ def rounding_error(values: Float[np.ndarray, "layer head *rest"]) -> float:
     return max(pack_values(values)["step"]) / 2
 
 
-def _base64(codes: UInt16[np.ndarray, "..."]) -> str:
-    return b64encode(codes.astype("<u2").tobytes()).decode("ascii")
+def _planes(codes: UInt16[np.ndarray, "..."]) -> str:
+    """All high bytes, then all low bytes: neighbours among the high ones are alike, and compress."""
+    flat = codes.reshape(-1)
+    return _compressed(np.concatenate([flat >> 8, flat & 255]).astype(np.uint8))
+
+
+def _compressed(codes: UInt8[np.ndarray, "..."]) -> str:
+    return b64encode(compress(codes.tobytes(), compresslevel=6, mtime=0)).decode("ascii")

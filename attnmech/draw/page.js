@@ -1,15 +1,14 @@
-"use strict";
+// The figures arrive from attnmech/draw/scores.py, ledger.py, focus.py and updates.py. This script only puts the numbers
+// of the chosen layer, head, rank, query and side in their place, once a figure is in sight. Text goes into the page by
+// textContent alone; `labels` are already escaped for plotly, `tokens` are not.
 
-// The figures arrive from attnmech/draw/scores.py, focus.py and updates.py. This script only puts the numbers of the
-// chosen layer, head, rank and side in their place. Text goes into the page by textContent alone; `labels` are already
-// escaped for plotly, `tokens` are not.
-
-const NO_VALUE = 65535; // attnmech/draw/packing.py
 const MAX_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
 
 const FADED = 0.4; // attnmech/draw/updates.py: the opacity of heads not chosen
 const MAGNITUDE_BINS_A_DECADE = 20; // attnmech/draw/updates.py
 const ORIENTATION_BINS_A_UNIT = 40; // attnmech/draw/updates.py
+const LEDGER_KEYS = 12; // attnmech/draw/ledger.py
+const LEDGER_PIXELS = 26; // attnmech/draw/ledger.py: of a row
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const { tokens, labels, layers, heads, ranks } = page;
@@ -22,6 +21,9 @@ if (page.updates) {
 }
 const controls = Object.keys(state).filter((name) => name !== "query");
 let drawnFor = 0; // the window's width that the figures were made for
+let printing = false;
+let firstQuery = state.query; // the one that the page began with
+const inSight = new Set(); // the figures on the screen or near it
 const drawnWith = {}; // what each figure was last drawn with
 
 const element = (id) => document.getElementById(id);
@@ -32,38 +34,42 @@ function range(length) {
 
 // ---- the numbers of one head ----------------------------------------------------------------------------------
 
-function decode(base64) {
-  return new Uint16Array(Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer);
+await attnmech.script(page.scripts.attnmech);
+const { unpack, unpackPatterns } = attnmech.kit;
+const plotlyArrives = attnmech.script(page.scripts.plotly);
+const [scores, patterns, rankedKey, keyTerms, rankedShare, terms, focusNumbers, attended, updateSides] =
+  await Promise.all([
+    unpack(page.scores),
+    unpackPatterns(page.pattern, heads),
+    unpack(page.ranked_key),
+    unpackAll(page.key_terms),
+    unpackAll(page.ranked_share),
+    unpackAll(page.terms),
+    page.focus && unpackAll(page.focus.numbers).then((numbers) => mapValues(numbers, ofAllHeads)),
+    page.updates && unpack(page.updates.attended),
+    page.updates && unpackSides(page.updates.sides),
+  ]);
+
+async function unpackAll(object) {
+  const entries = Object.entries(object).map(async ([name, packed]) => [name, await unpack(packed)]);
+  return Object.fromEntries(await Promise.all(entries));
 }
 
-const scores = unpack(page.scores);
-const pattern = unpack(page.pattern);
-const keyTerms = mapValues(page.key_terms, unpack);
-const rankedShare = mapValues(page.ranked_share, unpack);
-const rankedKey = unpack(page.ranked_key);
-const focusNumbers = page.focus && mapValues(page.focus.numbers, (packed) => ofAllHeads(unpack(packed)));
-const attended = page.updates && unpack(page.updates.attended);
-const updateSides =
-  page.updates &&
-  mapValues(page.updates.sides, (side) => ({
-    ...side,
-    log_magnitude: unpack(side.log_magnitude),
-    orientation: unpack(side.orientation),
-  }));
-
-function unpack(packed) {
-  return { ...packed, codes: decode(packed.codes) };
+async function unpackSides(sides) {
+  const entries = Object.entries(sides).map(async ([name, { log_magnitude, orientation, ...side }]) => [
+    name,
+    { ...side, ...(await unpackAll({ log_magnitude, orientation })) },
+  ]);
+  return Object.fromEntries(await Promise.all(entries));
 }
 
-function mapValues(object, change) {
-  return Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value)]));
+function mapValues(object, change, then = (_, changed) => changed) {
+  return Object.fromEntries(Object.entries(object).map(([name, value]) => [name, then(name, change(value))]));
 }
 
-/** The values of one block, which has a low and a step of its own; NaN where there is none. */
+/** The values of one layer and head as a list; NaN where there is none. */
 function valuesOf(packed, block) {
-  const size = packed.codes.length / packed.low.length;
-  const codes = packed.codes.subarray(block * size, (block + 1) * size);
-  return Array.from(codes, (code) => (code === NO_VALUE ? NaN : packed.low[block] + packed.step[block] * code));
+  return Array.from(packed.of(block));
 }
 
 /** Of every layer of figures 4 to 6, the one value of each head. */
@@ -103,7 +109,26 @@ function chosenNumbers() {
     shares: mapValues(rankedShare, (packed) => rows(ofHead(packed)).map((row) => row[state.rank])),
     keyTerms: mapValues(keyTerms, ofHead),
     updates: page.updates && chosenUpdates(),
+    row: rowOfQuery(scoreRows[state.query]),
   };
+}
+
+/** The terms, scores and probabilities of the chosen query. */
+function rowOfQuery(score) {
+  const row = (values, [rowsOfTerm, columns]) => {
+    const start = rowsOfTerm === 1 ? 0 : state.query * columns;
+    return queries.map((key) => values[start + (columns === 1 ? 0 : key)]);
+  };
+  return {
+    score,
+    terms: mapValues(terms, ofHead, (name, values) => row(values, page.term_shapes[name])),
+    pattern: probabilitiesOf(state.query),
+  };
+}
+
+function probabilitiesOf(query) {
+  const pattern = patterns.of(state.layer, state.head);
+  return Array.from(pattern.subarray(query * tokens.length, (query + 1) * tokens.length));
 }
 
 /** What the heads of the chosen layer write, on the chosen side: of every head, a number for each token. */
@@ -141,6 +166,8 @@ const fill = {
     }
     frameChosenRow(figure);
   },
+
+  "row-ledger": (figure, { row }) => fillLedger(figure, row),
 
   "share-triangle"(figure, numbers) {
     const defined = numbers.keys.map((key, query) =>
@@ -205,6 +232,7 @@ const follows = {
   "share-triangle": ["layer", "head", "rank"],
   "share-bars": ["layer", "head", "rank", "query"],
   "key-terms": ["layer", "head"],
+  "row-ledger": ["layer", "head", "query"],
   "self-focus": ["layer", "head"],
   "first-focus": ["layer", "head"],
   concentration: ["layer", "head"],
@@ -277,11 +305,47 @@ function showSide(figure) {
   }
 }
 
+/** attnmech/draw/ledger.py: the likeliest keys of the row, the highest first. */
+function fillLedger(figure, { score, terms: termsOfRow, pattern }) {
+  const visible = queries.filter((key) => Number.isFinite(score[key]));
+  const shown = visible.sort((a, b) => pattern[b] - pattern[a] || a - b).slice(0, LEDGER_KEYS);
+  const rows = shown.map((key) => labels[key]);
+  const short = (value) => (value > 0 && value < 1e-3 ? "&lt;0.001" : value ? value.toFixed(3) : "0");
+  const hover = shown.map((key) =>
+    [
+      `key ${labels[key]}`,
+      ...Object.entries(termsOfRow)
+        .sort(([a], [b]) => ledgerOrder.indexOf(a) - ledgerOrder.indexOf(b))
+        .map(([term, values]) => `${page.term_labels[term]} ${plain(values[key])}`),
+      `score ${plain(score[key])}`,
+      `probability ${short(pattern[key])}`,
+    ].join("<br>"),
+  );
+  for (const trace of figure.data) {
+    const values = { score, probability: pattern, ...termsOfRow }[trace.meta];
+    Object.assign(trace, { x: shown.map((key) => values[key]), y: rows, hovertext: hover });
+    if (trace.meta === "probability") trace.text = shown.map((key) => short(pattern[key]));
+  }
+  const together = shown.reduce((sum, key) => sum + pattern[key], 0).toFixed(3);
+  const [number, ...words] = labels[state.query].split(" ");
+  const { title, yaxis, xaxis2 } = figure.layout;
+  const summary = `${shown.length} of its ${visible.length} visible keys, together ${together}`;
+  title.text = `query ${number} ‘${words.join(" ")}’<br>${summary}`;
+  Object.assign(yaxis, { categoryarray: rows, range: [rows.length - 0.5, -0.5] });
+  xaxis2.range = [0, 1.5 * Math.max(...shown.map((key) => pattern[key]))];
+  figure.layout.height += LEDGER_PIXELS * (shown.length - page.figures["row-ledger"].layout.yaxis.categoryarray.length);
+}
+
 function frameChosenRow(figure) {
   Object.assign(figure.layout.shapes[0], { y0: state.query - 0.5, y1: state.query + 0.5 });
 }
 
+const ledgerOrder = page.figures["row-ledger"]?.data.map((trace) => trace.meta);
+const plain = (value) => `${value < 0 ? "-" : "+"}${Math.abs(value).toFixed(3)}`;
+
+/** Draws a figure that is in sight, unless it already shows the choice. */
 function draw(id, numbers) {
+  if (!window.Plotly || !(inSight.has(id) || printing)) return;
   const chosen = follows[id].map((name) => state[name]);
   const ink = getComputedStyle(document.body).color;
   const key = [...chosen, element(id).clientWidth, ink].join();
@@ -290,7 +354,9 @@ function draw(id, numbers) {
   const figure = structuredClone(page.figures[id]);
   fill[id](figure, numbers);
   fitWidth(figure, element(id).clientWidth);
+  element(id).style.minHeight = "";
   useTextColour(figure, ink);
+  const isNew = !element(id).data;
   const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
   figure.layout.dragmode = byFinger ? false : "zoom";
   Plotly.react(id, figure.data, figure.layout, {
@@ -298,6 +364,7 @@ function draw(id, numbers) {
     displayModeBar: byFinger ? false : "hover",
     modeBarButtonsToRemove: ["select2d", "lasso2d"],
   });
+  if (isNew && clicked[id]) element(id).on("plotly_click", ({ points }) => clicked[id](points[0]));
 }
 
 /** As wide as the page. On a narrow screen: less height, and in the map no gaps and marks about as small as a cell. */
@@ -313,12 +380,45 @@ function fitWidth(figure, width) {
 }
 
 function useTextColour({ data, layout }, color) {
-  layout.font = { color };
+  layout.font = { ...layout.font, color };
   for (const shape of layout.shapes ?? []) if (shape.name !== "own colour") shape.line.color = color;
   for (const trace of data) if (trace.meta === "chosen") trace.marker.color = color;
 }
 
-// ---- sentences ------------------------------------------------------------------------------------------------
+// ---- the views of attention -----------------------------------------------------------------------------------
+
+const embedded = ["model-view", "sentence-view", "token-graph"];
+const kinds = { "model-view": "model", "sentence-view": "sentence", "token-graph": "token_graph" };
+const begun = new Set();
+
+/** The views show all rows until a reader chooses one. */
+function choiceForViews() {
+  const { layer, head, query } = state;
+  return query === firstQuery ? { layer, head } : { layer, head, query };
+}
+
+/** Draws a view of attention, or CircuitsVis's, when it first comes into sight. */
+async function begin(id) {
+  if (begun.has(id)) return;
+  begun.add(id);
+  const stage = element(id);
+  stage.classList.add("attnmech");
+  stage.style.minHeight = "";
+  if (id === "expected-tokens") {
+    await attnmech.script(page.scripts.circuitsvis);
+    attnmech.views.circuitsvis(stage, page.expected);
+    return;
+  }
+  const { special } = page;
+  const chosen = { layer: state.layer, head: state.head };
+  const data = { layers, heads, queries: tokens, keys: tokens, special, patterns, rest: page.rest, chosen };
+  const options = { embedded: true, overview: true, threshold: 0.1, across: false };
+  stage.control = await attnmech.views[kinds[id]](stage, { ...data, ...options });
+  stage.control.choose(choiceForViews());
+  stage.addEventListener("attnmech-choose", ({ detail }) => choose(detail));
+}
+
+// ---- sentences of the figures ---------------------------------------------------------------------------------
 
 const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const short = (value) => (value < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(2))));
@@ -332,6 +432,26 @@ const findings = {
     return (
       `Of the ${all} rows with a choice, ${count.self} score highest at the token itself, ` +
       `${count.first} at the first token, ${count.other} at another token.`
+    );
+  },
+
+  "all-heads": () =>
+    `Chosen: head ${state.head} of layer ${choices.layer[state.layer]}, one of ${layers.length * heads} heads shown.`,
+
+  "row-ledger"({ row }) {
+    const [best, next] = queries
+      .filter((key) => Number.isFinite(row.score[key]))
+      .sort((a, b) => row.pattern[b] - row.pattern[a] || a - b);
+    const named = (key) => `${key} “${tokens[key]}”`;
+    if (next === undefined) return `Query ${named(state.query)} sees ${named(best)} alone: it has no choice.`;
+    const leads = Object.entries(row.terms)
+      .map(([term, values]) => [page.term_labels[term], values[best] - values[next]])
+      .filter(([, lead]) => Math.abs(lead) >= 0.0005)
+      .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a));
+    const lead = row.score[best] - row.score[next];
+    return (
+      `Key ${named(best)} leads ${named(next)} by ${plain(lead)}` +
+      `${leads.length ? `: ${leads.map(([term, by]) => `${term} ${plain(by)}`).join(", ")}` : ""}.`
     );
   },
 
@@ -416,9 +536,19 @@ const sideWords = {
 };
 
 function describeSide(side) {
-  element("side-words").textContent = sideWords[side];
-  for (const note of document.querySelectorAll(".side")) note.textContent = `Shown: the ${side} side (see figure 7).`;
+  for (const [name, words] of sidesOf) words.textContent = name === "magnitude" ? sideWords[side] : shownSide(side);
 }
+
+const shownSide = (side) => `Shown: the ${side} side (see figure 7).`;
+
+/** In each section about updates, the place that says which side is shown. */
+const sidesOf = ["magnitude", "orientation", "orientation-by-magnitude", "magnitude-by-position"]
+  .filter(() => page.updates)
+  .map((name) => {
+    const words = document.createElement("span");
+    element(`${name}-section`).querySelector(".reading").append(" ", words);
+    return [name, words];
+  });
 
 function focusOfHead(name) {
   return focusNumbers[name][page.focus.layers.indexOf(choices.layer[state.layer])][state.head];
@@ -474,7 +604,7 @@ const chips = tokens.map((token, position) => {
 });
 
 function shadeTokens(query) {
-  const probabilities = rows(ofHead(pattern))[query];
+  const probabilities = probabilitiesOf(query);
   chips.forEach((chip, key) => {
     const mark = markOf(query, key);
     if (mark === "other") {
@@ -515,14 +645,19 @@ function show() {
   drawnFor = innerWidth;
   const numbers = chosenNumbers();
   shadeTokens(state.query);
-  for (const id of Object.keys(page.figures)) draw(id, numbers);
+  drawInSight(numbers);
   for (const [id, sentence] of Object.entries(findings)) {
     if (element(`${id}-finding`)) element(`${id}-finding`).textContent = sentence(numbers);
   }
+  for (const id of embedded) element(id).control?.choose(choiceForViews());
   for (const name of controls) element(name).value = choices[name][state[name]];
   if (page.updates) describeSide(choices.side[state.side]);
   for (const code of document.querySelectorAll("[data-call]")) code.textContent = callOf(code.dataset);
   history.replaceState(null, "", new URL(`#${hash()}`, location.href)); // inside a frame, "#…" alone is refused
+}
+
+function drawInSight(numbers) {
+  for (const id of Object.keys(page.figures)) draw(id, numbers);
 }
 
 /** A head of figures 4 to 6; the other figures may hold fewer layers. */
@@ -543,6 +678,7 @@ function hash() {
   return new URLSearchParams(chosenValues()).toString();
 }
 
+/** What the address says, and else what the page begins with. */
 function chooseFromHash() {
   const changes = {};
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
@@ -569,9 +705,11 @@ function fitWindow() {
   if (innerWidth !== drawnFor) show();
 }
 
-/** Figures have a width in pixels, so they are drawn again for the paper's. */
-function setPrinting(printing) {
+/** Figures have a width in pixels, so they are drawn again for the paper's, all of them. */
+function setPrinting(now) {
+  printing = now;
   document.documentElement.classList.toggle("printing", printing);
+  element("contents").open ||= printing;
   show();
 }
 
@@ -597,11 +735,11 @@ addEventListener("resize", fitWindow);
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
 
-chooseFromHash();
-for (const id of ["attention-map", "share-bars"]) {
-  element(id).on("plotly_click", ({ points }) => choose({ query: labels.indexOf(points[0].y) }));
-}
-const chooseHeadOf = {
+/** What a click on a figure chooses, where it chooses anything. */
+const chooseQuery = ({ y }) => choose({ query: labels.indexOf(y) });
+const clicked = {
+  "attention-map": chooseQuery,
+  "share-bars": chooseQuery,
   "self-focus": chooseFocusPoint,
   "first-focus": chooseFocusPoint,
   concentration: chooseFocusPoint,
@@ -611,10 +749,62 @@ const chooseHeadOf = {
   "magnitude-by-position": ({ customdata: [head] }) => choose({ head }),
 };
 for (const [id, layersOfMap] of Object.entries(page.maps)) {
-  chooseHeadOf[id] = ({ pointIndex: [row, head] }) => {
+  clicked[id] = ({ pointIndex: [row, head] }) => {
     if (layers.includes(layersOfMap[row])) choose({ layer: layers.indexOf(layersOfMap[row]), head });
   };
 }
-for (const [id, chooseHead] of Object.entries(chooseHeadOf)) {
-  if (id in page.figures) element(id).on("plotly_click", ({ points }) => chooseHead(points[0]));
+
+/** Figures are drawn when they are near the screen, and only then: a page opens as fast as its first screen. */
+const watcher = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) inSight.delete(target.id);
+      else if (target.id in page.figures) inSight.add(target.id);
+      else begin(target.id);
+    }
+    drawInSight(chosenNumbers());
+  },
+  { rootMargin: "600px" },
+);
+
+/** In the contents, the section that is read. */
+const reader = new IntersectionObserver(
+  (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const link = document.querySelector(`a[data-section="${target.id.replace(/-section$/, "")}"]`);
+      if (isIntersecting) {
+        for (const other of document.querySelectorAll("nav a[aria-current]")) other.removeAttribute("aria-current");
+        link.setAttribute("aria-current", "true");
+      }
+    }
+  },
+  { rootMargin: "-30% 0px -60% 0px" },
+);
+
+/** A contents' link moves to its section; the address stays that of the choice. */
+function goToSection(event) {
+  const name = event.target.closest("a")?.dataset.section;
+  if (!name) return;
+  event.preventDefault();
+  element(`${name}-section`).scrollIntoView();
+  if (matchMedia("(max-width: 1100px)").matches) element("contents").open = false;
 }
+
+element("contents").addEventListener("click", goToSection);
+if (matchMedia("(max-width: 1100px)").matches) element("contents").open = false;
+for (const section of document.querySelectorAll("[id$='-section']")) reader.observe(section);
+for (const figure of document.querySelectorAll(".figure")) {
+  figure.style.minHeight = `${Math.min(page.figures[figure.id]?.layout.height ?? 300, 800)}px`;
+  watcher.observe(figure);
+}
+for (const [name, value] of Object.entries(page.start ?? {})) state[name] = choices[name].indexOf(value);
+firstQuery = state.query;
+chooseFromHash();
+await plotlyArrives;
+drawInSight(chosenNumbers());
+document.documentElement.dataset.ready = "yes";
+
+// Paper wants what nobody has scrolled to, too.
+const views = [...document.querySelectorAll(".figure")].filter(({ id }) => !(id in page.figures));
+for (const { id } of views) await new Promise((proceed) => setTimeout(proceed, 200)).then(() => begin(id));
+document.documentElement.dataset.whole = "yes";

@@ -1,28 +1,40 @@
-"""One offline HTML page with figures 1 to 3 for every layer, head and rank of one text, and 4 to 10 where given.
+"""One offline HTML page about one text: figures 1 to 3 for every layer, head and rank, and whatever else is given.
 
-The page loads nothing: plotly.js, the numbers, the style and the script all stand in the one file, and its content
+The page loads nothing: the scripts, the numbers and the style all stand in the one file, compressed, and its content
 security policy lets no other script run and no request leave. The figures are those of `attnmech.draw.scores`,
-`focus` and `updates`, made for the first layer and head; page.js puts the chosen head's numbers into them.
+`ledger`, `focus` and `updates`, made for the first layer and head; page.js puts the chosen head's numbers into them,
+when they come into sight.
 """
 
 import json
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
-from importlib.resources import files
+from dataclasses import replace
 from string import Template
 from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
+from attnmech.draw import scripts
+from attnmech.draw.embed import View
+from attnmech.draw.figure_page import provenance_html
 from attnmech.draw.focus import concentration, first_focus, self_focus
-from attnmech.draw.packing import pack_keys, pack_values, rounding_error
+from attnmech.draw.ledger import row_ledger
+from attnmech.draw.packing import pack_keys, pack_logarithms, pack_values, precision_of, rounding_error
+from attnmech.draw.page_sections import (
+    EXPECTED,
+    SCORES,
+    UPDATES,
+    PageSection,
+    contents_html,
+    focus_sections,
+    section_html,
+)
 from attnmech.draw.scores import attention_map, key_terms, share_bars, share_triangle
 from attnmech.draw.style import MARKS, term_style
 from attnmech.draw.text import html_text, json_for_script, token_labels, visible_token
+from attnmech.draw.token_weights import unattended
 from attnmech.draw.updates import (
     AXIS_TITLES,
     magnitude_by_position,
@@ -34,6 +46,9 @@ from attnmech.draw.view import FOCUS_NUMBERS, Fact, FocusView, HeadMap, ScoreVie
 from attnmech.errors import InputError
 
 SIDES: Final[tuple[Side, ...]] = ("query", "target")
+
+SINK: Final = 1e-3
+"""Where a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
 
 STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
 """A check's outcome, readable without its colour."""
@@ -47,13 +62,14 @@ def render_page(
     facts: Sequence[Fact],
     checks: Sequence[Fact],
     provenance: Mapping[str, str],
-    call: str,
+    calls: Mapping[str, str],
     focus: FocusView | None = None,
-    focus_call: str = 'focus.plot("{figure}")',
     updates: UpdateView | None = None,
-    updates_call: str = 'updates.plot("{figure}", layer={layer}, side="{side}")',
     maps: Sequence[HeadMap] = (),
     reasons: Sequence[Sequence[Sequence[str]]] = (),
+    expected: View | None = None,
+    brief: Mapping[str, str] | None = None,
+    start: tuple[int, int, int] | None = None,
 ) -> str:
     """The whole page as HTML.
 
@@ -64,15 +80,16 @@ def render_page(
         facts: what is known of the model and the run, such as layers, heads, the largest residual.
         checks: the certificate's checks, with their status.
         provenance: what the numbers came from: model, weights' hash, versions, options.
-        call: the Python call that makes a figure again. Where it holds `{figure}`, `{layer}`, `{head}` or `{rank}`,
-            the page puts the figure's name ("attention_map", "score_shares", "key_terms") and the chosen numbers.
+        calls: the Python calls that make the figures again: of "scores", "ledger" (one row), "view" (the views of
+            attention), "focus" and "updates". Where one holds `{figure}`, `{layer}`, `{head}`, `{rank}`, `{query}`
+            or `{side}`, the page puts the figure's name and what is chosen.
         focus: the numbers of figures 4 to 6, for the layers of `view` and perhaps others; without it, no such figures.
-        focus_call: like `call`, for "self_focus", "first_focus" and "concentration".
         updates: the numbers of figures 7 to 10, for the tokens and at least the layers of `view`.
-        updates_call: like `call`, for "magnitude", "orientation", "orientation_by_magnitude" and
-            "magnitude_by_position"; here `{side}` becomes "query" or "target".
         maps: further figures of layers × heads.
         reasons: for each layer of `view`, head and query, one line that says why the head looks where it looks.
+        expected: what the model predicts at each token, a view of CircuitsVis.
+        brief: what was found, in a sentence for each question.
+        start: the layer, head and query that the page begins with; else the first head and the last token.
 
     Returns:
         HTML to be written as UTF-8; it opens from a file without a network.
@@ -81,23 +98,42 @@ def render_page(
     updates = updates and _of_shown_layers(updates, view)
     if focus is not None:
         _require_heads("focus", focus.layers, focus.self_top.shape[1], view)
-    calls = {"scores": call, "focus": focus_call, "updates": updates_call}
-    plotly, script = get_plotlyjs(), package_text("page.js")
-    return Template(package_text("page.html")).substitute(
-        policy=content_policy(plotly, script),
-        style=package_text("page.css") + _mark_colours(),
+    sections = _sections(view, focus, updates, maps, expected)
+    carried = [scripts.views(), scripts.plotly(), *([] if expected is None else expected.libraries)]
+    data = _page_data(view, focus, updates, calls, maps, reasons)
+    data |= {
+        "scripts": {each.label: each.name for each in carried},
+        "expected": None if expected is None else expected.data,
+        "start": None if start is None else dict(zip(("layer", "head", "query"), start, strict=True)),
+    }
+    rest = unattended(view.pattern)
+    if rest.max() > SINK:
+        data["rest"] = pack_logarithms(rest)
+    script = scripts.package_text("page.js")
+    return Template(scripts.package_text("page.html")).substitute(
+        policy=scripts.content_policy(scripts.boot(), script, *(each.text for each in carried)),
+        style=scripts.package_text("page.css") + _mark_colours(),
         title=html_text(title),
         lead=html_text(lead),
+        brief=provenance_html(brief or {}),
         notes="".join(f"<li>{html_text(note)}</li>" for note in view.notes),
-        focus=_focus_html(focus),
-        updates=package_text("page_updates.html") if updates else "",
-        maps="".join(_map_html(each) for each in maps),
+        contents=contents_html(
+            [
+                ("text", "The text"),
+                *((section.name, section.contents) for section in sections),
+                ("run", "Model and run"),
+                ("checks", "Checks"),
+                ("provenance", "Provenance"),
+            ]
+        ),
+        sections="".join(section_html(section) for section in sections),
         precision=html_text(_precision_sentence(view, updates)),
         facts=_table(facts, empty="No facts were given."),
         checks=_table(checks, empty="No checks were run."),
         provenance=provenance_html(provenance),
-        plotly=plotly,
-        data=json_for_script(_page_data(view, focus, updates, calls, maps, reasons)),
+        carriers=scripts.carriers(carried),
+        data=json_for_script(data),
+        boot=scripts.boot(),
         script=script,
     )
 
@@ -120,11 +156,14 @@ def _page_data(
         "heads": view.scores.shape[1],
         "ranks": view.ranked_key.shape[3],
         "scores": pack_values(view.scores),
-        "pattern": pack_values(view.pattern),
+        "pattern": pack_logarithms(view.pattern),
+        "special": list(view.special) or [False] * len(view.tokens),
+        "terms": {name: pack_values(term) for name, term in view.terms.items()},
+        "term_shapes": {name: list(term.shape[2:]) for name, term in view.terms.items()},
         "ranked_key": pack_keys(view.ranked_key),
         "ranked_share": {name: pack_values(share) for name, share in view.ranked_share.items()},
         "key_terms": {name: pack_values(term) for name, term in view.key_terms.items()},
-        "term_labels": {name: term_style(name).label for name in (*view.ranked_share, *view.key_terms)},
+        "term_labels": {name: term_style(name).label for name in (*view.ranked_share, *view.key_terms, *view.terms)},
         "mark_labels": {mark: style.label for mark, style in MARKS.items()},
         "mark_signs": {mark: style.sign for mark, style in MARKS.items()},
         "focus": focus and _focus_data(focus),
@@ -159,7 +198,7 @@ def _update_data(updates: UpdateView) -> dict[str, object]:
 
 
 def _score_figures(view: ScoreView) -> dict[str, go.Figure]:
-    """Figures 1 to 3 by the id of their element, with the numbers of the first layer and head."""
+    """The figures of the scores by the id of their element, with the numbers of the first layer and head."""
     shares = {name: share[0, 0, :, 0] for name, share in view.ranked_share.items()}
     keys = view.ranked_key[0, 0, :, 0]
     return {
@@ -167,7 +206,16 @@ def _score_figures(view: ScoreView) -> dict[str, go.Figure]:
         "share-triangle": share_triangle(shares, keys, view.tokens),
         "share-bars": share_bars(shares, keys, view.tokens, outlined=0),
         "key-terms": key_terms({name: term[0, 0] for name, term in view.key_terms.items()}, view.tokens),
-    }
+    } | _ledger_figure(view)
+
+
+def _ledger_figure(view: ScoreView) -> dict[str, go.Figure]:
+    """The ledger of the last row."""
+    if not view.terms:
+        return {}
+    last = len(view.tokens) - 1
+    terms = {name: np.broadcast_to(term[0, 0], view.scores.shape[2:])[last] for name, term in view.terms.items()}
+    return {"row-ledger": row_ledger(terms, view.scores[0, 0, last], view.pattern[0, 0, last], view.tokens, query=last)}
 
 
 def _focus_figures(focus: FocusView | None, view: ScoreView) -> dict[str, go.Figure]:
@@ -236,21 +284,42 @@ def _log_range(magnitude: Float[np.ndarray, "layer head token"]) -> list[float]:
     return [float(np.nanmin(logarithms)) - 0.1, float(np.nanmax(logarithms)) + 0.1]
 
 
-def _map_html(shown: HeadMap) -> str:
-    words = {name: html_text(getattr(shown, name)) for name in ("heading", "reading", "finding", "caveat", "call")}
-    return Template(package_text("page_map.html")).substitute(words, name=shown.name)
+def _sections(
+    view: ScoreView,
+    focus: FocusView | None,
+    updates: UpdateView | None,
+    maps: Sequence[HeadMap],
+    expected: View | None,
+) -> list[PageSection]:
+    """The page's sections in their order."""
+    found = [section for section in SCORES if section.name != "row-ledger" or view.terms]
+    if expected is not None:
+        found.append(replace(EXPECTED, finding=expected.finding))
+    if focus is not None:
+        found += focus_sections(_rows_in_words(focus))
+    if updates is not None:
+        found += UPDATES
+    return found + [_section_of(each) for each in maps]
 
 
-def _focus_html(focus: FocusView | None) -> str:
-    if focus is None:
-        return ""
-    rows = f"{focus.rows[:1].upper()}{focus.rows[1:].rstrip('.')}."
-    interval = (
-        "The hover box gives each number's interval."
-        if focus.low
-        else "Without intervals: another text may give other numbers."
+def _section_of(shown: HeadMap) -> PageSection:
+    return PageSection(
+        name=f"map-{shown.name}",
+        contents=shown.contents,
+        heading=shown.heading,
+        reading=f"{shown.reading} Click a cell to choose its head.",
+        caveat=shown.caveat,
+        figures=(shown.name,),
+        finding=shown.finding,
+        call=shown.call,
     )
-    return Template(package_text("page_focus.html")).substitute(rows=html_text(f"{rows} {interval}"))
+
+
+def _rows_in_words(focus: FocusView) -> str:
+    rows = f"{focus.rows[:1].upper()}{focus.rows[1:].rstrip('.')}."
+    if focus.low:
+        return f"{rows} The hover box gives each number's interval."
+    return f"{rows} Without intervals: another text may give other numbers."
 
 
 def _precision_sentence(view: ScoreView, updates: UpdateView | None) -> str:
@@ -261,7 +330,8 @@ def _precision_sentence(view: ScoreView, updates: UpdateView | None) -> str:
         of_updates = f" Update magnitudes are off by at most {10**error - 1:.1g} of their value."
     return (
         "The numbers on this page have 16 bits each, scaled within their head: scores are off by at most "
-        f"{rounding_error(view.scores):.1g}, probabilities and shares by at most 8e-06.{of_updates} "
+        f"{rounding_error(view.scores):.1g}, shares by at most 8e-06.{of_updates} "
+        f"{precision_of(pack_logarithms(view.pattern))} "
         "The marks are exact."
     )
 
@@ -287,23 +357,3 @@ def _table_row(row: Fact, with_status: bool) -> str:
 def _mark_colours() -> str:
     """The marks' colours as CSS variables, so that chips and figures agree."""
     return ":root{" + "".join(f"--mark-{mark}:{style.colour};" for mark, style in MARKS.items()) + "}"
-
-
-def provenance_html(provenance: Mapping[str, str]) -> str:
-    """What the numbers came from, as the entries of a `<dl>`."""
-    return "".join(
-        f"<div><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd></div>" for name, value in provenance.items()
-    )
-
-
-def content_policy(*scripts: str) -> str:
-    """A content security policy under which these scripts alone may run and nothing may be fetched."""
-    hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def package_text(name: str) -> str:
-    return files(__package__).joinpath(name).read_text("utf-8")

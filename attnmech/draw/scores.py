@@ -12,7 +12,8 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Bool, Float, Integer
 
 from attnmech.axes import KEY, QUERY, axis_label
-from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, TERMS, term_style
+from attnmech.draw.figure import Figure
+from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, TERMS, term_order, term_style
 from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
 
@@ -58,7 +59,7 @@ def attention_map(
     _require_length(scores.shape[1], tokens, "scores")
     labels = token_labels(tokens)
     gap = 1 if len(tokens) <= MOST_TOKENS_WITH_GAPS else 0
-    figure = go.Figure(
+    figure = Figure(
         go.Heatmap(
             x=labels,
             y=labels,
@@ -119,7 +120,7 @@ def score_shares(
     """
     triangle = share_triangle(shares, keys, tokens)
     bars = share_bars(shares, keys, tokens)
-    figure = go.Figure([*triangle.data, *bars.data], layout=bars.layout)
+    figure = Figure([*triangle.data, *bars.data], layout=bars.layout)
     figure.update_traces(legend="legend2", selector={"type": "bar"})
     figure.update_layout(
         ternary=triangle.layout.ternary,
@@ -154,7 +155,7 @@ def share_triangle(
     labels = token_labels(tokens)
     nothing = np.zeros(len(tokens))
     drawn = _defined_rows(shares)
-    figure = go.Figure()
+    figure = Figure()
     for mark, rows in rows_by_mark(keys).items():
         queries = np.flatnonzero(rows & drawn)
         style = MARKS[mark]
@@ -212,8 +213,8 @@ def share_bars(
     """
     _require_shares(shares, keys, tokens)
     labels = token_labels(tokens)
-    figure = go.Figure()
-    for name in sorted(shares, key=_term_order):
+    figure = Figure()
+    for name in sorted(shares, key=term_order):
         style = term_style(name)
         figure.add_bar(
             x=shares[name],
@@ -265,8 +266,8 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
     for name, values in terms.items():
         _require_length(len(values), tokens, name)
     labels = token_labels(tokens)
-    figure = go.Figure()
-    for name in sorted(terms, key=_term_order):
+    figure = Figure()
+    for name in sorted(terms, key=term_order):
         style = term_style(name)
         figure.add_scatter(
             x=labels,
@@ -343,11 +344,6 @@ def _height_of_rows(rows: int) -> int:
 
 def _corner_title(term: str, in_model: bool) -> str:
     return TERMS[term].label + ("" if in_model else "<br>(not in this model)")
-
-
-def _term_order(name: str) -> int:
-    order = list(TERMS)
-    return order.index(name) if name in order else len(order)
 
 
 def _defined_rows(shares: Mapping[str, Float[np.ndarray, " query"]]) -> Bool[np.ndarray, " query"]:

@@ -37,6 +37,12 @@ def term_style(name: str) -> TermStyle:
     return TERMS.get(name) or TermStyle(name.replace("_", " "), "#8c8c8c", "dashdot", "x")
 
 
+def term_order(name: str) -> int:
+    """Where a term stands among the stacked bars; those that only some architectures have come last."""
+    order = list(TERMS)
+    return order.index(name) if name in order else len(order)
+
+
 @dataclass(frozen=True)
 class MarkStyle:
     """How a key is drawn by where it stands: `symbol` is plotly's name, `sign` the same shape as a character."""

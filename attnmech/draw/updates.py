@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Bool, Float, Int, Integer
 
+from attnmech.draw.figure import Figure
 from attnmech.draw.scores import rows_by_mark
 from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, MarkStyle
 from attnmech.draw.text import token_labels
@@ -179,7 +180,7 @@ def _histograms(values: Float[np.ndarray, "head token"], bins: Bins, chosen: int
     """One histogram a head, each standing on its own line: overlaid, the curves of 24 heads would hide each other."""
     heads = len(values)
     _require_head(chosen, heads)
-    figure = go.Figure()
+    figure = Figure()
     for head in range(heads):
         edges, count = _filled_bins(bins.bin_of(values[head]))
         low, high = bins.edge(edges), bins.edge(edges + 1)
@@ -234,7 +235,7 @@ def _points(
     words = _point_words(attended, token_labels(tokens))
     mark = _mark_of(attended)
     drawn = np.isfinite(x) & np.isfinite(y)
-    figure = go.Figure()
+    figure = Figure()
     for group, heads_in_group in _groups(heads, chosen).items():
         for name, style in POINT_MARKS.items():
             head, token = np.nonzero(drawn & (mark == name) & heads_in_group[:, None])

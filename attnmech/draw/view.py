@@ -31,6 +31,10 @@ class ScoreView:
     """The terms that depend on the key alone, in units of the score; may be empty."""
     notes: tuple[str, ...] = ()
     """Sentences that stand before the figures, such as "this model has no position term"."""
+    terms: Mapping[str, Float32[np.ndarray, "layer head query_or_1 key_or_1"]] = field(default_factory=dict)
+    """Every term of the scores without the mask, of length 1 along an axis on which it does not depend."""
+    special: tuple[bool, ...] = ()
+    """Which tokens are special ones of the tokenizer; none if left out."""
 
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers or not self.ranked_share:
@@ -49,6 +53,12 @@ class ScoreView:
                 raise InputError(f"`{name}` must have the shape {shape} of the tokens and layers; got {array.shape}.")
             if np.isinf(array).any():
                 raise InputError(f"`{name}` must be finite, with NaN where a cell is hidden; got an infinity.")
+        for name, term in self.terms.items():
+            count = len(self.tokens)
+            if term.shape[:2] != by_head[:2] or not set(term.shape[2:]) <= {1, count} or term.ndim != 4:
+                raise InputError(
+                    f"`terms[{name!r}]` must broadcast to the shape {(*by_head, count)}; got {term.shape}."
+                )
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,8 @@ class HeadMap:
 
     name: str
     """The id of its element: "ablation"."""
+    contents: str
+    """What the contents at the side call it."""
     heading: str
     reading: str
     """How to read it."""

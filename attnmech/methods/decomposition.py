@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from ..errors import ExactnessError, InputError, index_of
+from ..files import writing
 from ..maths.precision import step_tolerance
 from ..maths.scores import ScoreParts, rank_keys, rounding_floor, term_shares
 from ..maths.softmax import softmax_of
@@ -23,7 +25,7 @@ from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.ledger import parts_of
 from ..model.stack import Stack
-from ..results import Provenance, Result, writing
+from ..results import Provenance, Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -274,7 +276,7 @@ class ScoreDecomposition(Result):
         here = self.real[sequence].nonzero()[:, 0]
         length = len(here)
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
-        scores, patterns, keys, shares, key_terms = [], [], [], [], []
+        scores, patterns, keys, shares, key_terms, terms = [], [], [], [], [], []
         for parts in self.parts:
             one = parts.of_text(sequence, here)
             total = one.total()
@@ -286,6 +288,7 @@ class ScoreDecomposition(Result):
             keys.append(ranked[0])
             shares.append({name: value[0] for name, value in share.items()})
             key_terms.append({name: one.term(name)[0, :, 0].expand(-1, length) for name in one.names_by_key()})
+            terms.append({name: one.term(name)[0] for name in one.names() if name != "mask"})
         heads = self.residual.shape[1]
         return ScoreView(
             tokens=tokens,
@@ -301,6 +304,7 @@ class ScoreDecomposition(Result):
                 for name in key_terms[0]
             },
             notes=_notes(self.parts[0]),
+            terms={name: _of_layers([term[name] for term in terms], heads) for name in terms[0]},
         )
 
     def plot(
@@ -310,9 +314,14 @@ class ScoreDecomposition(Result):
         layer: int | None = None,
         head: int = 0,
         rank: int = 0,
+        query: int | None = None,
         sequence: int = 0,
     ) -> "go.Figure":
-        """Figure 1 (`attention_map`), 2 (`score_shares`) or 3 (`key_terms`) of one head; never shown, returned."""
+        """Figure 1 (`attention_map`), 2 (`score_shares`) or 3 (`key_terms`) of one head; never shown, returned.
+
+        Or `row_ledger`: the sum of one row, that of the text's token number `query` (else the last), padding not
+        counted.
+        """
         from ..draw import scores as draw
 
         index = 0 if layer is None else self._index(layer)
@@ -320,12 +329,22 @@ class ScoreDecomposition(Result):
         heads = self.residual.shape[1]
         head = index_of("head", head, heads, f"this model has {heads} heads in each layer")
         view = self.select([self.layers[index]]).view(sequence, ranks=rank + 1)
+        if figure == "row_ledger":
+            from ..draw.ledger import row_ledger
+
+            length = len(view.tokens)
+            query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
+            terms = self._row_terms(index, head, query, sequence)
+            row = (0, head, query)
+            return row_ledger(terms, view.scores[row], view.pattern[row], view.tokens, query=query)
         if figure == "attention_map":
             return draw.attention_map(view.scores[0, head], view.tokens)
         if figure == "key_terms":
             return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.tokens)
         if figure != "score_shares":
-            raise InputError(f'`figure` must be "attention_map", "score_shares" or "key_terms"; got {figure!r}.')
+            raise InputError(
+                f'`figure` must be "attention_map", "score_shares", "key_terms" or "row_ledger"; got {figure!r}.'
+            )
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
         return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank)
@@ -343,8 +362,12 @@ class ScoreDecomposition(Result):
             view=self.view(sequence),
             facts=[Fact("largest residual", f"{worst:.1e}", "ok")],
             checks=[],
-            provenance={"model": self.provenance.model, "weights": self.provenance.weights},
-            call='split.plot("{figure}", layer={layer}, head={head}, rank={rank})',
+            provenance=self.provenance.entries,
+            calls={
+                "scores": 'split.plot("{figure}", layer={layer}, head={head}, rank={rank})',
+                "ledger": 'split.plot("{figure}", layer={layer}, head={head}, query={query})',
+                "view": 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")',
+            },
         )
         with writing(target) as draft:
             draft.write_text(html, encoding="utf-8")
@@ -356,6 +379,14 @@ class ScoreDecomposition(Result):
             f"ScoreDecomposition({self.provenance.model!r}, layers {list(self.layers)}, {batch} × {length} tokens: "
             f"{', '.join(self.terms)}; residual {float(self.residual.max()):.1e})"
         )
+
+    def _row_terms(self, index: int, head: int, query: int, sequence: int) -> dict[str, Float[np.ndarray, " key"]]:
+        """The terms of one row of one text, without the mask."""
+        here = self.real[sequence].nonzero()[:, 0]
+        one = self.parts[index].of_text(sequence, here)
+        terms = {name: one.term(name, slice(query, query + 1)) for name in one.names() if name != "mask"}
+        shape = (1, self.residual.shape[1], 1, len(here))
+        return {name: term.expand(shape)[0, head, 0].float().cpu().numpy() for name, term in terms.items()}
 
     def _index(self, layer: int) -> int:
         if layer not in self.layers:
@@ -539,6 +570,12 @@ def _shares_of(parts: ScoreParts, ranks: int, real: Tensor) -> tuple[Tensor, dic
     keys = rank_keys(total, visible, ranks)
     terms = {name: parts.term(name) for name in parts.names_along_row()}
     return keys, term_shares(terms, visible, keys)
+
+
+def _of_layers(terms: list[Tensor], heads: int) -> Float32[np.ndarray, "layer head query_or_1 key_or_1"]:
+    """One term of several layers as one array, of length 1 where no layer's depends on the axis."""
+    shape = np.broadcast_shapes(*(term.shape for term in terms), (heads, 1, 1))
+    return torch.stack([term.expand(shape) for term in terms]).float().cpu().numpy()
 
 
 def _notes(parts: ScoreParts) -> tuple[str, ...]:

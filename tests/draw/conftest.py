@@ -1,14 +1,15 @@
 """Small views whose numbers all differ, with hostile tokens, and their pages opened in a real browser."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from attnmech.draw.embed import View
 from attnmech.draw.page import render_page
 from attnmech.draw.view import Fact, FocusView, ScoreView, UpdateView
 
@@ -22,6 +23,15 @@ TOKENS = (
     " &amp;",
     " the",
 )
+CALLS = {
+    "scores": 'scores.plot("{figure}", layer={layer}, head={head}, rank={rank})  # </script>',
+    "ledger": 'scores.plot("{figure}", query={query})',
+    "view": 'acts.show("pattern", view="{figure}")',
+    "focus": 'focus.plot("{figure}", layer={layer})',
+    "updates": 'updates.plot("{figure}", layer={layer}, side="{side}")  # </script>',
+}
+WHOLE: dict[str, Any] = {"height": 16000, "ready": "html[data-whole]"}
+"""A screen so high that every figure of a report is in sight, and drawn."""
 HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\u2028"
 
 
@@ -51,6 +61,8 @@ def view() -> ScoreView:
         ranked_share={"key_bias": share, "query_key": 1 - share},
         key_terms={"key_bias": key_bias[:, :, 0].astype(np.float32)},
         notes=(f"This model has no position term. {HOSTILE}",),
+        terms={"key_bias": key_bias.astype(np.float32), "query_key": query_key.astype(np.float32)},
+        special=(True, *[False] * (count - 1)),
     )
 
 
@@ -104,11 +116,9 @@ def full_page_html(view: ScoreView, focus: FocusView, updates: UpdateView) -> st
         facts=[],
         checks=[],
         provenance={},
-        call="c",
+        calls=CALLS,
         focus=focus,
-        focus_call='focus.plot("{figure}", layer={layer})',
         updates=updates,
-        updates_call='updates.plot("{figure}", layer={layer}, side="{side}")  # </script>',
     )
 
 
@@ -121,7 +131,7 @@ def page_html(view: ScoreView) -> str:
         facts=[Fact("layers", "2"), Fact(HOSTILE, HOSTILE, detail=HOSTILE)],
         checks=[Fact("rows sum to 1", "1e-7", "ok"), Fact("causal", "0.3", "fail", "looks ahead")],
         provenance={"model": HOSTILE},
-        call='scores.plot("{figure}", layer={layer}, head={head}, rank={rank})  # </script>',
+        calls=CALLS,
     )
 
 
@@ -149,23 +159,40 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def opened(chromium: Any, page_html: str, tmp_path: Path) -> Iterator[Any]:
     """The page of figures 1 to 3."""
-    with opening(chromium, page_html, tmp_path / "page.html") as page:
+    with opening(chromium, page_html, tmp_path / "page.html", **WHOLE) as page:
         yield page
 
 
 @pytest.fixture
 def opened_full(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[Any]:
     """The page of figures 1 to 10."""
-    with opening(chromium, full_page_html, tmp_path / "page.html") as page:
+    with opening(chromium, full_page_html, tmp_path / "page.html", **WHOLE) as page:
         yield page
 
 
+@pytest.fixture
+def shown(chromium: Any, tmp_path: Path) -> Iterator[Callable[[View], Any]]:
+    """Opens views, each in a page of its own, once they have said what they found."""
+    with ExitStack() as pages:
+
+        def show(view: View) -> Any:
+            path = view.to_html(tmp_path / f"{view.kind}.html")
+            page = pages.enter_context(opening(chromium, path.read_text("utf-8"), path))
+            page.wait_for_selector(".attnmech-finding:not(:empty)")
+            return page
+
+        yield show
+
+
 @contextmanager
-def opening(chromium: Any, html: str, path: Path) -> Iterator[Any]:
-    """A page in an offline browser; fails where it logs an error, throws, or asks for anything but itself."""
+def opening(
+    chromium: Any, html: str, path: Path, *, width: int = 1280, height: int = 720, ready: str = "body"
+) -> Iterator[Any]:
+    """A page in an offline browser, once `ready` matches; fails where it logs an error, throws, or asks for anything
+    but itself."""
     path.write_text(html, "utf-8")
     complaints: list[str] = []
-    context = chromium.new_context(offline=True)
+    context = chromium.new_context(offline=True, viewport={"width": width, "height": height})
 
     def only_the_file(route: Any) -> None:
         if route.request.url.startswith(path.as_uri()):
@@ -179,6 +206,7 @@ def opening(chromium: Any, html: str, path: Path) -> Iterator[Any]:
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
+    page.wait_for_selector(ready, state="attached")
     yield page
     context.close()
     assert complaints == []

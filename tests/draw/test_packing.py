@@ -1,16 +1,28 @@
 """Arrays come back from 16 bits within the error that packing states."""
 
+import re
 from base64 import b64decode
+from gzip import decompress
 
 import numpy as np
 import pytest
 
-from attnmech.draw.packing import NO_VALUE, pack_keys, pack_values, rounding_error
+from attnmech.draw import packing
+from attnmech.draw.packing import (
+    NO_VALUE,
+    pack_keys,
+    pack_logarithms,
+    pack_probabilities,
+    pack_values,
+    precision_of,
+    rounding_error,
+)
 from attnmech.errors import InputError
 
 
 def codes(text: str) -> np.ndarray:
-    return np.frombuffer(b64decode(text), dtype="<u2")
+    planes = np.frombuffer(decompress(b64decode(text)), dtype=np.uint8).reshape(2, -1).astype(np.uint16)
+    return planes[0] * 256 + planes[1]
 
 
 def test_values_come_back_within_the_stated_error() -> None:
@@ -43,3 +55,42 @@ def test_keys_are_exact() -> None:
 def test_a_key_that_has_no_code_is_refused() -> None:
     with pytest.raises(InputError, match="up to 65535 tokens; got a key at 65535"):
         pack_keys(np.array([[[65535]]], dtype=np.int32))
+
+
+def some_pattern() -> np.ndarray:
+    """2 layers × 3 heads × 4 × 5 with zeros, one near 1, and some as small as float32 goes."""
+    logits = np.random.default_rng(1).normal(size=(2, 3, 4, 5)) * np.array([1, 8, 30]).reshape(1, 3, 1, 1)
+    logits[..., 2] = -np.inf
+    return (np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)).astype(np.float32)
+
+
+def unpacked(packed: packing.PackedValues, shape: tuple[int, ...]) -> np.ndarray:
+    """What kit.js makes of packed probabilities, by hand."""
+    if packed["scale"] == "root":
+        code = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).astype(float)
+        return ((code / 255) ** 2).reshape(shape)
+    code = codes(packed["codes"]).reshape(len(packed["low"]), -1)
+    value = np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * code
+    return np.where(code == NO_VALUE, 0, np.exp(value)).reshape(shape)
+
+
+def test_logarithms_keep_every_ratio_within_what_is_said() -> None:
+    pattern = some_pattern()
+    packed = pack_logarithms(pattern)
+    back = unpacked(packed, pattern.shape)
+    said = re.fullmatch(r"Each probability is within (.*) % of its value\.", precision_of(packed))
+    assert said
+    seen = pattern > 0
+    assert (back[~seen] == 0).all()
+    assert np.abs(back[seen] / pattern[seen] - 1).max() <= 1.06 * float(said[1]) / 100
+
+
+def test_many_probabilities_have_8_bits_of_their_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = some_pattern()
+    assert pack_probabilities(pattern)["scale"] == "logarithm"
+    monkeypatch.setattr(packing, "MOST_LOGARITHMS", 10)
+    packed = pack_probabilities(pattern)
+    error = np.abs(unpacked(packed, pattern.shape) - pattern)
+    assert precision_of(packed) == "Probabilities are off by at most 0.004, those below 0.01 by at most 0.0004."
+    assert error.max() <= 0.004
+    assert error[pattern < 0.01].max() <= 0.0004

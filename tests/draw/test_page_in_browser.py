@@ -85,6 +85,7 @@ def test_the_address_keeps_the_choice(opened: Any) -> None:
     assert opened.evaluate("location.hash") == "#layer=5&head=2&rank=3&query=4"
     drawn = traces(opened, "attention-map")
     opened.reload()
+    opened.wait_for_selector("html[data-whole]", state="attached")
     assert traces(opened, "attention-map") == drawn
     assert [opened.input_value(f"#{name}") for name in ("layer", "head", "rank")] == ["5", "2", "3"]
     assert opened.get_attribute('.token[aria-pressed="true"]', "title").startswith("token 4:")
@@ -142,7 +143,12 @@ def test_hostile_text_is_shown_and_does_not_run(opened: Any, view: ScoreView) ->
 def test_the_call_names_the_figure_and_the_choice(opened: Any) -> None:
     opened.select_option("#layer", "5")
     calls = opened.locator("[data-call]").all_inner_texts()
-    assert calls[1] == 'scores.plot("score_shares", layer=5, head=0, rank=0)  # </script>'
+    assert calls[0] == 'scores.plot("attention_map", layer=5, head=0, rank=0)  # </script>'
+    assert calls[1:4] == [
+        'scores.plot("row_ledger", query=6)',
+        'acts.show("pattern", view="sentence")',
+        'acts.show("pattern", view="token_graph")',
+    ]
 
 
 def test_sentences_count_the_rows(opened: Any, view: ScoreView) -> None:
@@ -171,11 +177,16 @@ def test_the_theme_button_goes_through_light_and_dark(opened: Any) -> None:
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_wider_than_the_screen(opened: Any, width: int) -> None:
-    opened.set_viewport_size({"width": width, "height": 844})
+    opened.set_viewport_size({"width": width, "height": 16000})
     opened.evaluate("() => new Promise(requestAnimationFrame)")
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
-    widths = opened.eval_on_selector_all(".figure", "all => all.map(one => one.layout.width - one.clientWidth)")
-    assert widths == [0, 0, 0, 0]
+    assert widths_beyond(opened) == [0] * 5
+
+
+def widths_beyond(page: Any) -> list[float]:
+    """By how much each plotly figure is wider than its place."""
+    beyond = "all => all.filter(one => one.layout).map(one => one.layout.width - one.clientWidth)"
+    return list(page.eval_on_selector_all(".figure", beyond))
 
 
 FOCUS_FIGURES = ("self-focus", "first-focus", "concentration")
@@ -270,6 +281,7 @@ def test_the_address_keeps_the_side(opened_full: Any) -> None:
     assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&query=6&side=target"
     drawn = traces(opened_full, "orientation")
     opened_full.reload()
+    opened_full.wait_for_selector("html[data-whole]", state="attached")
     assert opened_full.input_value("#side") == "target"
     assert traces(opened_full, "orientation") == drawn
     opened_full.evaluate("location.hash = '#side=both'")
@@ -362,7 +374,7 @@ def test_hover_boxes_show_hostile_tokens_as_text(opened_full: Any) -> None:
 def test_the_calls_of_figures_4_to_10_name_figure_layer_and_side(opened_full: Any) -> None:
     opened_full.select_option("#layer", "5")
     opened_full.select_option("#side", "target")
-    assert opened_full.locator("[data-call]").all_inner_texts()[3:] == [
+    assert opened_full.locator("[data-call]").all_inner_texts()[6:] == [
         *(f'focus.plot("{name}", layer=5)' for name in ("self_focus", "first_focus", "concentration")),
         *(
             f'updates.plot("{name}", layer=5, side="target")  # </script>'
@@ -373,8 +385,7 @@ def test_the_calls_of_figures_4_to_10_name_figure_layer_and_side(opened_full: An
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_figure_of_the_full_page_is_wider_than_the_screen(opened_full: Any, width: int) -> None:
-    opened_full.set_viewport_size({"width": width, "height": 844})
+    opened_full.set_viewport_size({"width": width, "height": 16000})
     opened_full.evaluate("() => new Promise(requestAnimationFrame)")
     assert opened_full.evaluate("document.documentElement.scrollWidth") <= width
-    widths = opened_full.eval_on_selector_all(".figure", "all => all.map(one => one.layout.width - one.clientWidth)")
-    assert widths == [0] * 11
+    assert widths_beyond(opened_full) == [0] * 12

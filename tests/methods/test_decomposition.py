@@ -345,6 +345,39 @@ def test_contrast_is_blank_where_a_text_is_too_short() -> None:
     assert "cannot see both keys" in contrast.explain(layer=0, head=0, sequence=1)
 
 
+# -- the ledger of one row -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence", "query"),
+    [("bloom", 1, 3), ("bloom", 0, None), ("gpt2", 2, None), ("bert", 1, 2), ("gemma2", 0, 4), ("gpt_oss", 1, None)],
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_ledger_of_a_row_is_that_row_of_the_terms(name: str, sequence: int, query: int | None, side: str) -> None:
+    hooked, inputs, layer, head = models.hooked(name), models.padded(name, side), 1, 2
+    split = am.decompose_scores(hooked, inputs)
+    pattern = hooked.run(inputs, points=["pattern"])["pattern", layer][sequence, head]
+    here = inputs["attention_mask"][sequence].nonzero()[:, 0]
+    number = len(here) - 1 if query is None else query
+    row = here[number]
+    seen = split.visible[sequence, layer, 0, row][here]
+    order = sorted(seen.nonzero()[:, 0].tolist(), key=lambda key: -float(pattern[row, here[key]]))
+    figure = split.plot("row_ledger", layer=layer, head=head, query=query, sequence=sequence)
+    traces = {trace.meta: trace for trace in figure.data}
+    assert set(traces) == set(split.terms) - {"mask"} | {"score", "probability"}
+    for trace in figure.data:
+        assert [int(label.split()[0]) for label in trace.y] == order
+    shape = (3, hooked.n_layers, hooked.n_heads, 7, 7)
+    keys = here[order]
+    for term in set(split.terms) - {"mask"}:
+        expected = split.terms[term].expand(shape)[sequence, layer, head, row, keys]
+        close(torch.tensor(traces[term].x), expected, 1e-6)
+    close(torch.tensor(traces["probability"].x), pattern[row, keys], 1e-5)
+    total = sum(torch.tensor(traces[term].x) for term in set(split.terms) - {"mask"})
+    close(total, torch.tensor(traces["score"].x), 1e-6)
+    assert figure.layout.title.text.startswith(f"query {number} ‘{split.tokens[sequence][row]}’")
+
+
 # -- select, save, provenance --------------------------------------------------------------------------------
 
 
@@ -489,6 +522,7 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.plot(layer=1), "`layer` must be one of the layers"),
         (lambda: split.plot(sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),
         (lambda: split.plot(rank=7), "`rank` must be from 0 to 6"),
+        (lambda: split.plot("row_ledger", query=7), r"`query` must be from 0 to 6 \(the text has 7 tokens\); got 7"),
         (lambda: split.plot("nothing"), '`figure` must be "attention_map"'),
     ]
     for call, message in bad:

@@ -1,0 +1,60 @@
+"use strict";
+
+// Unpacks the scripts that a page or a notebook carries, each once, and shows the views that need them.
+
+(() => {
+  if (window.attnmech) return;
+  const LATE = 4000; // milliseconds after which a view says what it waits for
+  const arriving = new Map();
+
+  async function waitFor(find, late) {
+    for (let began = performance.now(), told = false; ; ) {
+      const found = find();
+      if (found) return found;
+      if (!told && performance.now() - began > LATE) (told = true), late();
+      await new Promise((proceed) => setTimeout(proceed, 30));
+    }
+  }
+
+  async function unzip(base64) {
+    const text = atob(base64);
+    const packed = new Uint8Array(text.length);
+    for (let index = 0; index < text.length; index += 1) packed[index] = text.charCodeAt(index);
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  }
+
+  async function run(name, late) {
+    const carrier = await waitFor(() => document.querySelector(`script[data-attnmech="${name}"]`), late);
+    const script = document.createElement("script");
+    script.textContent = new TextDecoder().decode(await unzip(carrier.textContent));
+    document.head.append(script);
+  }
+
+  /** Resolves once the script of this name has run; it runs once, whoever asks. */
+  function script(name, late = () => {}) {
+    if (!arriving.has(name)) arriving.set(name, run(name, late));
+    return arriving.get(name);
+  }
+
+  /** Draws what `${id}-data` holds into the element `id`, once its scripts are there. */
+  async function show(id, kind, scripts) {
+    const stage = await waitFor(() => document.getElementById(id), () => {});
+    if (stage.dataset.shown) return;
+    stage.dataset.shown = "yes";
+    const say = (text) => (stage.textContent = text);
+    try {
+      const late = () =>
+        say("This view waits for a script that another cell of the notebook carries: run all cells again.");
+      for (const name of scripts) await script(name, late);
+      const data = JSON.parse(document.getElementById(`${id}-data`).textContent);
+      stage.textContent = "";
+      stage.control = await window.attnmech.views[kind](stage, data);
+    } catch (error) {
+      say(`This view could not be drawn: ${error.message}`);
+      console.error(error);
+    }
+  }
+
+  window.attnmech = { unzip, script, show, views: {} };
+})();

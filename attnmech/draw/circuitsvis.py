@@ -1,0 +1,296 @@
+"""CircuitsVis's views of our arrays: right axes, text that stays text, numbers of a length worth carrying.
+
+Its functions write every number in full, load their script from a network unless told otherwise, and put tokens into
+the page as HTML. Here its components get rounded numbers, its bundle is carried like our own scripts, and a `<` or
+`&` of a token is followed by a word joiner, which shows nothing and keeps HTML from reading a tag.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from attnmech.draw import scripts
+from attnmech.draw.effects import SIGNED_COLOURS
+from attnmech.draw.embed import View
+from attnmech.draw.patterns import Array, as_array
+from attnmech.draw.text import visible_token
+from attnmech.errors import InputError
+
+MOST_NUMBERS: Final = 600_000
+"""CircuitsVis draws every number as an element of its own; with more than this a browser stands still."""
+
+DIGITS: Final = 4
+"""Significant digits of a number in a page."""
+
+_WORD_JOINER: Final = "\u2060"
+
+_COLOURS: Final = {"negativeColor": SIGNED_COLOURS[0], "positiveColor": SIGNED_COLOURS[-1]}
+
+
+def attention_heads(
+    values: Array,
+    tokens: Sequence[str],
+    *,
+    heads: Sequence[str] = (),
+    hidden: Bool[np.ndarray, "head query key"] | None = None,
+    title: str = "Attention heads",
+) -> View:
+    """A small map for each of some heads, and the one pointed at in full size.
+
+    >>> attention_heads(np.tril(np.full((3, 2, 2), 0.5)), ["What", " does"])
+    View('Attention heads', 0.00 MB; shows itself in a notebook, or .to_html(path))
+
+    Args:
+        values: probabilities or scores, [head query key], of tokens that look at themselves.
+        tokens: the text's tokens.
+        heads: a name for each head; their numbers if left out.
+        hidden: the cells that the model cannot see; where all of them lie above the diagonal of a causal model,
+            CircuitsVis paints these grey. Without it: the cells that are 0 in every head.
+        title: the view's heading.
+
+    Raises:
+        InputError: the shape does not fit the tokens, nothing is selected, or a browser would not stand it.
+
+    """
+    found = as_array(values)
+    _require_square(found, tokens, "head query key")
+    _require_few(found.size, title)
+    if heads and len(heads) != len(found):
+        raise InputError(f"`heads` must name each of the {len(found)} heads; got {len(heads)} names.")
+    props = {
+        "attention": _cells(found, hidden),
+        "attentionHeadNames": [_text(name) for name in heads] or [f"Head {head}" for head in range(len(found))],
+        **_map_props(found, hidden, tokens),
+    }
+    return _view("AttentionHeads", props, title, f"Point at a head to see it in full size, click to keep it. {_MAP}")
+
+
+def attention_pattern(
+    values: Array,
+    tokens: Sequence[str],
+    *,
+    hidden: Bool[np.ndarray, "query key"] | None = None,
+    title: str = "Attention pattern",
+) -> View:
+    """One head's map, [query key]; otherwise like `attention_heads`."""
+    found = as_array(values)
+    _require_square(found, tokens, "query key")
+    _require_few(found.size, title)
+    mask = None if hidden is None else hidden[None]
+    props = {"attention": _cells(found[None], mask)[0], **_map_props(found[None], mask, tokens)}
+    return _view("AttentionPattern", props, title, _MAP)
+
+
+def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens by value") -> View:
+    """The text with one number a token, [position], as its colour: blue above zero, brown below."""
+    found = as_array(values)
+    _require_positions(found, tokens, "position")
+    props = {"tokens": _texts(tokens), "values": _numbers(found), **_reach(found), **_COLOURS}
+    finite = np.where(np.isfinite(found), found, -np.inf)
+    finding = f"Highest: {finite.argmax()} “{visible_token(tokens[int(finite.argmax())])}”, {finite.max():.4g}."
+    reading = "Blue above zero, brown below, white at zero. Point at a token for its number."
+    return _view("ColoredTokens", props, title, reading, finding)
+
+
+def colored_tokens_multi(
+    values: Array, tokens: Sequence[str], *, labels: Sequence[str], title: str = "Tokens by several values"
+) -> View:
+    """The text with several numbers a token, [position series], one of them chosen as the colour."""
+    found = as_array(values)
+    _require_positions(found, tokens, "position series")
+    _require_few(found.size, title)
+    if len(labels) != found.shape[1]:
+        raise InputError(f"`labels` must name each of the {found.shape[1]} series; got {len(labels)} names.")
+    props = {"tokens": _texts(tokens), "values": _numbers(found), "labels": [_text(label) for label in labels]}
+    return _view(
+        "ColoredTokensMulti",
+        props,
+        title,
+        "Choose a series above; blue above zero, red below. Point at a token for all its numbers.",
+    )
+
+
+def token_log_probs(
+    logits: Array,
+    ids: Sequence[int],
+    tokens: Sequence[str],
+    *,
+    text_of: Callable[[int], str],
+    top: int = 10,
+    title: str = "What the model expects",
+) -> View:
+    """The text coloured by how much each token was expected, with the likeliest continuations in its box.
+
+    Args:
+        logits: the model's output at each position, [position vocab]; log probabilities are also taken.
+        ids: the text's token ids.
+        tokens: the text's tokens. The first is not shown: nothing predicts it.
+        text_of: the text of any token id.
+        top: how many continuations are listed.
+        title: the view's heading.
+
+    """
+    found = as_array(logits)
+    _require_positions(found, tokens, "position vocab")
+    if len(ids) != len(tokens):
+        raise InputError(f"`ids` must hold one id for each of the {len(tokens)} tokens; got {len(ids)}.")
+    if len(tokens) < 2:
+        raise InputError("a text of one token has nothing to predict; give at least two.")
+    if not 1 <= top <= found.shape[1]:
+        raise InputError(f"`top` must be from 1 to {found.shape[1]} (the vocabulary); got {top}.")
+    shifted = found[:-1].astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    answers = np.asarray(ids[1:])
+    own = log_probs[np.arange(len(answers)), answers]
+    best = np.argsort(-log_probs, axis=1, kind="stable")[:, :top]
+    props = {
+        "prompt": _texts(tokens),
+        "topKLogProbs": _numbers(np.take_along_axis(log_probs, best, axis=1)),
+        "topKTokens": [[_text(visible_token(text_of(int(token)))) for token in row] for row in best],
+        "correctTokenRank": (log_probs > own[:, None]).sum(axis=1).tolist(),
+        "correctTokenLogProb": _numbers(own),
+    }
+    reading = (
+        "The redder a token, the likelier it was; white at a probability below e⁻⁵ = 0.7 %. Point at one for its "
+        f"probability, its rank (0 the likeliest) and the {top} likeliest in its place."
+    )
+    least = int(own.argmin())
+    finding = (
+        f"The model gives this text {-own.mean():.2f} nats a token (a perplexity of {np.exp(-own.mean()):.1f}); it "
+        f"expects {least + 1} “{visible_token(tokens[least + 1])}” least, at {-own[least]:.1f} nats."
+    )
+    return _view("TokenLogProbs", props, title, reading, finding)
+
+
+def text_neuron_activations(
+    values: Sequence[Array],
+    tokens: Sequence[Sequence[str]],
+    *,
+    names: tuple[str, str],
+    labels: tuple[Sequence[str], Sequence[str]],
+    title: str = "Activations",
+) -> View:
+    """Some texts coloured by one activation at a time, chosen by two lists.
+
+    Args:
+        values: of each text, [position first second].
+        tokens: of each text, its tokens.
+        names: what the two lists choose, such as ("layer", "head").
+        labels: the entries of each list.
+        title: the view's heading.
+
+    """
+    if not len(values) or len(values) != len(tokens):
+        raise InputError(
+            f"`values` and `tokens` must hold the same texts, at least one; got {len(values)} and {len(tokens)}."
+        )
+    found = [as_array(each) for each in values]
+    for each, row in zip(found, tokens, strict=True):
+        _require_positions(each, row, "position first second")
+        if each.shape[1:] != (len(labels[0]), len(labels[1])):
+            raise InputError(
+                f"`labels` must name each of the {each.shape[1]} × {each.shape[2]} entries; "
+                f"got {len(labels[0])} × {len(labels[1])} names."
+            )
+    _require_few(sum(each.size for each in found), title)
+    props = {
+        "tokens": [_texts(row) for row in tokens],
+        "activations": [_numbers(each) for each in found],
+        "firstDimensionName": _text(names[0]),
+        "secondDimensionName": _text(names[1]),
+        "firstDimensionLabels": [_text(label) for label in labels[0]],
+        "secondDimensionLabels": [_text(label) for label in labels[1]],
+    }
+    reading = (
+        f"Choose {names[0]} and {names[1]}. Blue above zero, red below, white at zero. Point at a token for its number."
+    )
+    return _view("TextNeuronActivations", props, title, reading)
+
+
+_MAP: Final = (
+    "Rows are queries (“destination”), columns keys (“source”). Blue above zero, brown below, the deepest at the "
+    "largest number shown; grey or white where the model cannot look."
+)
+
+
+def _map_props(
+    values: Float[np.ndarray, "head query key"],
+    hidden: Bool[np.ndarray, "head query key"] | None,
+    tokens: Sequence[str],
+) -> dict[str, Any]:
+    """What both kinds of map take; the diagonal is masked where no head sees beyond it."""
+    never = (values == 0) if hidden is None else hidden
+    above = np.triu_indices(len(tokens), k=1)
+    visible = values if hidden is None else values[~hidden]
+    return {
+        "tokens": _texts(tokens),
+        "maskUpperTri": bool(len(tokens) > 1 and never[:, above[0], above[1]].all()),
+        **_reach(visible),
+        **_COLOURS,
+    }
+
+
+def _cells(values: Float[np.ndarray, "head query key"], hidden: Bool[np.ndarray, "head query key"] | None) -> Any:
+    return _numbers(values if hidden is None else np.where(hidden, np.nan, values))
+
+
+def _reach(values: Float[np.ndarray, "..."]) -> dict[str, float]:
+    """A scale from minus to plus the largest number, so that nothing saturates."""
+    finite = np.abs(values[np.isfinite(values)])
+    reach = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+    return {"maxValue": reach, "minValue": -reach}
+
+
+def _numbers(values: Float[np.ndarray, "..."]) -> Any:
+    """Nested lists of numbers with few digits; null where there is none."""
+    if values.ndim > 1:
+        return [_numbers(each) for each in values]
+    return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def _texts(tokens: Sequence[str]) -> list[str]:
+    return [_text(visible_token(token)) for token in tokens]
+
+
+def _text(text: str) -> str:
+    """Text that stays text where a component writes it as HTML."""
+    return text.replace("<", f"<{_WORD_JOINER}").replace("&", f"&{_WORD_JOINER}")
+
+
+def _view(element: str, props: dict[str, Any], title: str, reading: str, finding: str = "") -> View:
+    return View("circuitsvis", title, reading, {"element": element, "props": props}, (scripts.circuitsvis(),), finding)
+
+
+def _require_square(values: Float[np.ndarray, "..."], tokens: Sequence[str], axes: str) -> None:
+    _require_axes(values, axes)
+    if values.shape[-2:] != (len(tokens), len(tokens)):
+        raise InputError(
+            f"`values` must have one query and one key for each of the {len(tokens)} tokens; got {values.shape[-2]} × "
+            f"{values.shape[-1]}. CircuitsVis draws tokens that look at themselves; for cross-attention take "
+            "attnmech.draw.sentence_view, token_graph or model_view."
+        )
+
+
+def _require_positions(values: Float[np.ndarray, "..."], tokens: Sequence[str], axes: str) -> None:
+    _require_axes(values, axes)
+    if len(values) != len(tokens):
+        raise InputError(f"`values` must have one entry for each of the {len(tokens)} tokens; got {len(values)}.")
+
+
+def _require_axes(values: Float[np.ndarray, "..."], axes: str) -> None:
+    if values.ndim != len(axes.split()):
+        raise InputError(f"`values` must have the axes [{axes}]; got the shape {values.shape}.")
+    if not values.size:
+        raise InputError(f"the selection is empty: `values` has the shape {values.shape}.")
+
+
+def _require_few(count: int, title: str) -> None:
+    if count > MOST_NUMBERS:
+        raise InputError(
+            f"{title}: {count:,} numbers are more than the {MOST_NUMBERS:,} that CircuitsVis can draw (about "
+            f"{count * 7 / 1e6:.0f} MB). Choose fewer heads, layers or tokens; attnmech's own views of attention "
+            '(view="model", "sentence", "token_graph") carry more.'
+        )

@@ -1,0 +1,141 @@
+"""Something to look at that carries all it needs: it shows itself in a notebook, or writes itself as a page.
+
+In a notebook the scripts come with the first view that needs them, and later ones find them there; when that cell
+runs again, it carries them again. A page carries each script once.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from attnmech.draw import scripts
+from attnmech.draw.scripts import Script
+from attnmech.draw.text import html_text, json_for_script
+from attnmech.errors import InputError
+from attnmech.files import writing
+
+MOST_BYTES: Final = 40_000_000
+"""A view's numbers take at most so much of a page."""
+
+
+@dataclass(frozen=True, repr=False)
+class View:
+    """One interactive view with its numbers."""
+
+    kind: str
+    """The function of attnmech's script that draws it: "sentence", "plotly", "circuitsvis", …"""
+    title: str
+    reading: str
+    """How to read it, in a sentence or two."""
+    data: Mapping[str, Any]
+    """What that function is given, as JSON values."""
+    libraries: tuple[Script, ...] = ()
+    """The scripts that it needs beside attnmech's own."""
+    finding: str = ""
+    """The one sentence that its numbers support, where it does not depend on what is chosen in the view."""
+
+    @cached_property
+    def json(self) -> str:
+        """The numbers as they stand in a page."""
+        text = json_for_script(self.data)
+        if len(text) > MOST_BYTES:
+            raise InputError(
+                f"{self.title} would take {len(text) / 1e6:.0f} MB of a page, more than {MOST_BYTES / 1e6:.0f} MB. "
+                "Choose one layer or some heads, or a shorter text."
+            )
+        return text
+
+    @property
+    def scripts(self) -> tuple[Script, ...]:
+        """The scripts in the order in which they run."""
+        return (*self.libraries, scripts.views())
+
+    def element(self, name: str) -> str:
+        """The view's place in a page, with its numbers; `name` is its id there."""
+        return (
+            f'<div class="attnmech" id="{name}">This view needs JavaScript; in a notebook, run its cell.</div>'
+            f'<script type="application/json" id="{name}-data">{self.json}</script>'
+        )
+
+    def start(self, name: str) -> str:
+        """The line of script that draws it."""
+        carried = json.dumps([script.name for script in self.scripts])
+        return f"attnmech.show({json.dumps(name)}, {json.dumps(self.kind)}, {carried});"
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the view as a page of its own that opens without a network."""
+        from attnmech.draw.figure_page import Section, render_figures
+
+        html = render_figures(title=self.title, lead=self.finding, sections=[Section("", self.reading, self)])
+        target = Path(path)
+        with writing(target) as draft:
+            draft.write_text(html, encoding="utf-8")
+        return target
+
+    def _repr_html_(self) -> str:
+        finding = f'<p class="attnmech-finding">{html_text(self.finding)}</p>' if self.finding else ""
+        return (
+            f'<div class="attnmech"><p class="attnmech-title">{html_text(self.title)}</p>{finding}'
+            f'<p class="attnmech-reading">{html_text(self.reading)}</p>{in_notebook([self])}</div>'
+        )
+
+    def __repr__(self) -> str:
+        return f"View({self.title!r}, {len(self.json) / 1e6:.2f} MB; shows itself in a notebook, or .to_html(path))"
+
+
+def plotly_view(figure: go.Figure, *, title: str = "", reading: str = "") -> View:
+    """A plotly figure that needs no network in a notebook."""
+    return View("plotly", title, reading, json.loads(figure.to_json()), (scripts.plotly(),))
+
+
+def in_notebook(views: Iterable[View]) -> str:
+    """The elements of some views as a notebook's output, with the scripts that no earlier output carries."""
+    named = [(f"attnmech-{uuid4().hex[:12]}", view) for view in views]
+    needed = {script.name: script for _, view in named for script in view.scripts}
+    elements = "".join(view.element(name) for name, view in named)
+    starts = "\n".join(view.start(name) for name, view in named)
+    return f"{elements}{scripts.carriers(_not_carried(needed))}<script>{scripts.boot()}\n{starts}</script>"
+
+
+_carried: Final[dict[str, tuple[str | None, int]]] = {}
+"""By the name of a script, the notebook's cell whose output carries it, and the how-manieth execution that was."""
+
+
+def _not_carried(needed: Mapping[str, Script]) -> list[Script]:
+    """Those that this output must carry: all, where outputs do not see each other."""
+    shell = _shell()
+    if shell is None or "google.colab" in sys.modules:
+        return list(needed.values())
+    here = (_cell(shell), int(shell.execution_count))
+    missing = []
+    for name, script in needed.items():
+        holder = _carried.get(name)
+        runs_again = holder is not None and holder[0] is not None and holder[0] == here[0] and holder[1] != here[1]
+        if holder is None or runs_again:
+            missing.append(script)
+            _carried[name] = here
+    return missing
+
+
+def _shell() -> Any:
+    """The notebook's kernel; None in a script or a terminal."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    return shell if shell is not None and hasattr(shell, "kernel") else None
+
+
+def _cell(shell: Any) -> str | None:
+    """The id of the cell that runs, where the front end says it."""
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    found = parent.get("metadata", {}).get("cellId")
+    return None if found is None else str(found)

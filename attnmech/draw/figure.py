@@ -1,0 +1,27 @@
+"""The plotly figure that every plot returns: it shows itself in a notebook without a network."""
+
+from typing import Any
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from attnmech.draw.embed import in_notebook, plotly_view
+
+
+class Figure(go.Figure):  # type: ignore[misc]
+    """A plotly figure that is displayed like the other views, so that an exported notebook holds it, too.
+
+    By itself plotly leaves a notebook only the numbers, for an extension of the front end to draw.
+    """
+
+    _ipython_display_ = None
+    """IPython then asks for the bundle."""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **options: Any) -> dict[str, str]:
+        return {"text/html": in_notebook([plotly_view(self)]), "text/plain": repr(self)}
+
+    def _repr_html_(self) -> str:
+        return in_notebook([plotly_view(self)])
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(dict.fromkeys(trace.type for trace in self.data))
+        return f"Figure({kinds}; shows itself in a notebook, or .show())"

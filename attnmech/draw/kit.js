@@ -1,0 +1,349 @@
+"use strict";
+
+// What all views share: numbers out of their codes, colours of the surroundings, a box at the pointer, controls.
+// Text goes into a page by textContent alone.
+
+const { views } = window.attnmech;
+
+function range(length) {
+  return Array.from({ length }, (_, index) => index);
+}
+
+/** A new element with its class, text and attributes; `on…` attributes are listeners. */
+function make(tag, { className = "", text, ...attributes } = {}, ...children) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== undefined && value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// ---- numbers (attnmech/draw/packing.py) -----------------------------------------------------------------------
+
+/** Packed numbers, unzipped: `of(block)` gives the values of one layer and head as a Float32Array, NaN where none. */
+async function unpack({ low, step, codes, scale }) {
+  const bytes = await window.attnmech.unzip(codes);
+  const narrow = scale === "root";
+  const size = bytes.length / (narrow ? 1 : 2) / low.length;
+  const meaning = { logarithm: Math.exp, root: (value) => value * value }[scale] ?? ((value) => value);
+
+  function of(block) {
+    const values = new Float32Array(size);
+    for (let index = 0, at = block * size; index < size; index += 1, at += 1) {
+      if (narrow) {
+        values[index] = meaning(low[block] + step[block] * bytes[at]);
+        continue;
+      }
+      const code = (bytes[at] << 8) | bytes[at + low.length * size];
+      values[index] = code === 65535 ? NaN : meaning(low[block] + step[block] * code);
+    }
+    return values;
+  }
+  return { of, size, blocks: low.length };
+}
+
+/** Probabilities by layer and head, each [query key] as a flat Float32Array with 0 where there is none. */
+async function unpackPatterns(packed, heads) {
+  const values = await unpack(packed);
+  const kept = new Map();
+  return {
+    of(layer, head) {
+      const block = layer * heads + head;
+      if (!kept.has(block)) {
+        const pattern = values.of(block);
+        for (let index = 0; index < pattern.length; index += 1) if (Number.isNaN(pattern[index])) pattern[index] = 0;
+        if (kept.size >= 32) kept.delete(kept.keys().next().value); // no more than a screen's worth stays unpacked
+        kept.set(block, pattern);
+      }
+      return kept.get(block);
+    },
+  };
+}
+
+const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.001 ? 3 : 1)}\u00a0%`;
+
+// ---- colours --------------------------------------------------------------------------------------------------
+
+/** What a CSS variable of the stage is as "rgb(…)", for a canvas. */
+function colourOf(stage, variable) {
+  const probe = make("span", { style: `color: var(${variable})` });
+  stage.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
+
+/** Light or dark as what stands behind the view: a notebook's theme need not be the system's. */
+function suitBackground(stage) {
+  if (document.documentElement.dataset.attnmechPage !== undefined) return; // our pages say it themselves
+  for (let behind = stage.parentElement; behind; behind = behind.parentElement) {
+    const [red, green, blue, alpha = 1] = getComputedStyle(behind).backgroundColor.match(/[\d.]+/g).map(Number);
+    if (alpha < 0.5) continue;
+    return setScheme(stage, 0.3 * red + 0.59 * green + 0.11 * blue < 128 ? "dark" : "light");
+  }
+  setScheme(stage, "light");
+}
+
+function setScheme(stage, scheme) {
+  for (let each = stage; each; each = each.parentElement?.closest(".attnmech")) each.style.colorScheme = scheme;
+}
+
+/** Calls `redraw` when the colours or the width of the stage may have changed. */
+function onChange(stage, redraw) {
+  let width = stage.clientWidth;
+  new ResizeObserver(() => {
+    if (stage.clientWidth && stage.clientWidth !== width) (width = stage.clientWidth), redraw();
+  }).observe(stage);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (suitBackground(stage), redraw()));
+  new MutationObserver(() => (suitBackground(stage), redraw())).observe(document.documentElement, {
+    attributeFilter: ["data-theme"],
+  });
+}
+
+/** A canvas as sharp as the screen, and its context in CSS pixels. */
+function sizeCanvas(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+}
+
+// ---- a box at the pointer -------------------------------------------------------------------------------------
+
+/** One box a stage; `show(event, lines)` puts lines of text beside the pointer. */
+function pointerBox(stage) {
+  const box = make("div", { className: "attnmech-box", hidden: true, role: "status" });
+  stage.append(box);
+  return {
+    show({ clientX, clientY }, lines) {
+      box.replaceChildren(...lines.map((text) => make("div", { text })));
+      box.hidden = false;
+      const { width, height } = box.getBoundingClientRect();
+      box.style.left = `${Math.max(4, Math.min(clientX + 14, innerWidth - width - 8))}px`;
+      box.style.top = `${Math.max(4, clientY + 18 + height > innerHeight ? clientY - height - 12 : clientY + 18)}px`;
+    },
+    hide() {
+      box.hidden = true;
+    },
+  };
+}
+
+// ---- controls -------------------------------------------------------------------------------------------------
+
+/** A labelled choice; `choose` is called with the index. */
+function selector(label, options, chosen, choose) {
+  const select = make("select", { onchange: ({ target }) => choose(target.selectedIndex) });
+  for (const option of options) select.add(new Option(option));
+  select.selectedIndex = chosen;
+  return { element: make("label", { className: "attnmech-control", text: `${label} ` }, select), select };
+}
+
+/** A labelled box to tick; `choose` is called with whether it is ticked. */
+function checkbox(label, ticked, choose) {
+  const box = make("input", { type: "checkbox", onchange: ({ target }) => choose(target.checked) });
+  box.checked = ticked;
+  return { element: make("label", { className: "attnmech-control" }, box, ` ${label}`), box };
+}
+
+/** A labelled range; `choose` is called with the number while it moves. */
+function slider(label, { min, max, step, value, words }, choose) {
+  const shown = make("output", { text: words(value) });
+  const input = make("input", { type: "range", min, max, step });
+  input.value = value;
+  input.addEventListener("input", () => {
+    shown.textContent = words(Number(input.value));
+    choose(Number(input.value));
+  });
+  return { element: make("label", { className: "attnmech-control", text: `${label} ` }, input, " ", shown), input };
+}
+
+// ---- weights between tokens ------------------------------------------------------------------------------------
+
+/** The weights that a view draws, [query key] flat: of one head, or their mean over a layer; with keys left out. */
+async function attentionWeights({ patterns, pattern, rests, rest, heads, queries, keys }) {
+  const given = patterns ?? (await unpackPatterns(pattern, heads));
+  const unseen = rests ?? (rest && (await unpackPatterns(rest, heads)));
+
+  /**
+   * The softmax again without the hidden keys: a_j / (the kept keys' sum + what no key has, as where a sink is). It
+   * holds where one key has nearly all, unlike a_j / (1 − a_hidden). A row in which nothing is left is NaN.
+   */
+  function ofHead(layer, head, hidden) {
+    const all = given.of(layer, head);
+    if (!hidden.some(Boolean)) return all;
+    const left = new Float32Array(all.length);
+    const beside = unseen?.of(layer, head);
+    for (let query = 0, row = 0; query < queries.length; query += 1, row += keys.length) {
+      let total = beside ? beside[query] : 0;
+      for (let key = 0; key < keys.length; key += 1) if (!hidden[key]) total += all[row + key];
+      for (let key = 0; key < keys.length; key += 1) left[row + key] = (hidden[key] ? 0 : all[row + key]) / total;
+    }
+    return left;
+  }
+
+  /** The mean over the heads, each normalised first; in each row over those heads that have something left. */
+  function ofLayer(layer, hidden) {
+    const mean = new Float64Array(queries.length * keys.length);
+    const counted = new Uint16Array(queries.length);
+    for (const head of range(heads)) {
+      const weights = ofHead(layer, head, hidden);
+      for (let query = 0, row = 0; query < queries.length; query += 1, row += keys.length) {
+        if (Number.isNaN(weights[row])) continue;
+        counted[query] += 1;
+        for (let at = row; at < row + keys.length; at += 1) mean[at] += weights[at];
+      }
+    }
+    for (let at = 0; at < mean.length; at += 1) mean[at] /= counted[Math.floor(at / keys.length)];
+    return mean;
+  }
+  return { ofHead, ofLayer };
+}
+
+/** A token in a sentence: its position and its text, whose direction stays its own. */
+const named = (tokens, index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
+
+const counting = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
+/** "a, b and c"; `none` where there is nothing. */
+function joined(parts, none = "") {
+  return parts.length < 2 ? (parts[0] ?? none) : `${parts.slice(0, -1).join(", ")} and ${parts.at(-1)}`;
+}
+
+/** Some tokens by name, many by their number: "key 0 ‘<s>’", "12 keys". */
+function enumerated(indices, tokens, noun) {
+  if (indices.length > 3) return `${indices.length} ${noun === "query" ? "queries" : `${noun}s`}`;
+  return joined(indices.map((index) => `${noun} ${named(tokens, index)}`));
+}
+
+/** "query 12 ‘anchor’ gives", or "key 3 ‘old’ gets". */
+function subjectOf({ side, index }, { queries, keys }) {
+  return side === "query" ? `query ${named(queries, index)} gives` : `key ${named(keys, index)} gets`;
+}
+
+/** What it gives or gets: "61 % to 3 ‘old’", or "61 % of query 12 ‘anchor’". */
+function objectOf(side, { query, key, weight }, { queries, keys }) {
+  return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `of query ${named(queries, query)}`}`;
+}
+
+/** Sentences about the keys that are hidden and the queries for which none is left. */
+function omissions(hidden, blank, { queries, keys }) {
+  const out = range(keys.length).filter((key) => hidden[key]);
+  return (
+    (out.length ? ` Left out, the softmax taken again: ${enumerated(out, keys, "key")}.` : "") +
+    (blank.length ? ` Blank, with no key left: ${enumerated(blank, queries, "query")}.` : "")
+  );
+}
+
+/** A button for a token; its text is an isolate of its own. */
+function tokenButton(token, index) {
+  const text = make("bdi", { text: token });
+  return make("button", { type: "button", title: token, "aria-pressed": "false" }, make("span", { text: index }), text);
+}
+
+/**
+ * Lets token buttons be pointed at, focused and pinned. `sides` holds lists of them by name; a place is {side, index}.
+ * `lines(place)` is what the box at the pointer says, `show(place)` draws a place (null: the whole), and
+ * `pinned(place)` hears what the user pinned by click or Enter, or unpinned. Arrow keys go along a side.
+ */
+function tokenPicker(stage, sides, { lines, show, pinned }) {
+  const box = pointerBox(stage);
+  const places = new Map();
+  const stops = {}; // the button of each side that Tab reaches
+  let pin = null;
+  for (const [side, buttons] of Object.entries(sides)) {
+    buttons.forEach((button, index) => {
+      places.set(button, { side, index });
+      button.tabIndex = -1;
+    });
+    stop(side, buttons[0]);
+  }
+  const placeOf = ({ target }) => places.get(target.closest("button"));
+
+  function stop(side, button) {
+    if (stops[side]) stops[side].tabIndex = -1;
+    stops[side] = button;
+    button.tabIndex = 0;
+  }
+
+  function press(pressed) {
+    if (pin) sides[pin.side][pin.index].setAttribute("aria-pressed", pressed);
+  }
+
+  function pinTo(place) {
+    press("false");
+    pin = place;
+    press("true");
+    show(pin);
+  }
+
+  function leave() {
+    box.hide();
+    show(pin);
+  }
+
+  stage.addEventListener("pointerover", (event) => {
+    const place = placeOf(event);
+    if (!place) return;
+    show(place);
+    box.show(event, lines(place));
+  });
+  stage.addEventListener("pointerout", (event) => placeOf(event) && leave());
+  stage.addEventListener("focusin", (event) => {
+    const place = placeOf(event);
+    if (!place) return;
+    stop(place.side, event.target);
+    if (!event.target.matches(":focus-visible")) return;
+    const { right, top } = event.target.getBoundingClientRect();
+    show(place);
+    box.show({ clientX: right, clientY: top }, lines(place));
+  });
+  stage.addEventListener("focusout", (event) => placeOf(event) && leave());
+  stage.addEventListener("click", (event) => {
+    const place = placeOf(event);
+    if (!place) return;
+    pinTo(place === pin ? null : place);
+    pinned(pin);
+  });
+  stage.addEventListener("keydown", (event) => {
+    const place = placeOf(event);
+    if (event.key === "Escape" && (place || pin)) {
+      box.hide();
+      pinTo(null);
+      pinned(null);
+    }
+    if (!place) return;
+    const { side, index } = place;
+    const last = sides[side].length - 1;
+    const goal = {
+      ArrowUp: index - 1, ArrowLeft: index - 1, ArrowDown: index + 1, ArrowRight: index + 1, Home: 0, End: last,
+    }[event.key];
+    if (goal === undefined) return;
+    event.preventDefault();
+    sides[side][Math.max(0, Math.min(last, goal))].focus();
+  });
+
+  return {
+    /** Pins a token without telling `pinned`; null unpins. */
+    pin(side, index) {
+      pinTo(index === null ? null : places.get(sides[side][index]));
+    },
+    get pinned() {
+      return pin;
+    },
+    hideBox: box.hide,
+  };
+}
+
+if (!document.getElementById("attnmech-style")) {
+  document.head.append(make("style", { id: "attnmech-style", text: STYLE }));
+}
+window.attnmech.kit = { unpack, unpackPatterns };

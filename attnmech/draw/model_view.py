@@ -1,0 +1,118 @@
+"""All heads of a model at a glance: a small attention map for each, and a large one of the chosen head."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int32, Integer
+
+from attnmech.draw.embed import View
+from attnmech.draw.packing import pack_keys, pack_probabilities, precision_of
+from attnmech.draw.patterns import Array, checked_pattern
+from attnmech.draw.text import visible_token
+from attnmech.errors import InputError, index_of
+
+MOST_NUMBERS: Final = 30_000_000
+"""Probabilities of one view: a browser holds a byte of each, and 24 layers × 16 heads × 256² are 25 million."""
+
+READING: Final = (
+    "One small map for each head, in rows by layer; in each map the queries go down and the keys across. "
+    "All maps have one scale: the colour stands out as the square root of the probability, so that a weight of 1 % "
+    "can still be seen; a dot that stands for several cells shows the largest. Click a small map, or move with the "
+    "arrow keys, to see it large. High attention does not say that a token matters for the output. "
+)
+
+
+def model_view(
+    pattern: Array,
+    tokens: Sequence[str],
+    *,
+    layers: Sequence[int],
+    keys: Sequence[str] | None = None,
+    head: int = 0,
+    sums_to_one: bool = True,
+    title: str = "Attention of all heads",
+) -> View:
+    """Small maps of all heads on one scale, and the chosen one large with its tokens.
+
+    >>> view = model_view(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", "!"], layers=[3])
+    >>> view.data["rows"], view.data["means"]
+    (1, {'first': [0.25], 'self': [0.75], 'previous': [0.25]})
+
+    Args:
+        pattern: probabilities after softmax, [layer head query key].
+        tokens: the query tokens.
+        layers: the layers' numbers, in the pattern's order.
+        keys: the key tokens of cross attention; without, these are the query tokens.
+        head: the head that is shown first.
+        sums_to_one: whether every row must sum to 1; without, to at most 1, as where a sink takes the rest.
+        title: stands above the view.
+
+    """
+    size = prod(pattern.shape)
+    if size > MOST_NUMBERS:
+        raise InputError(
+            f"a model view holds up to {MOST_NUMBERS / 1e6:.0f} million probabilities; the shape "
+            f"{tuple(pattern.shape)} has {size / 1e6:.0f} million. Choose some layers or heads, or a shorter text."
+        )
+    found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
+    head = index_of("head", head, found.shape[1])
+    if len(layers) != len(found):
+        raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(layers)}.")
+    packed = pack_probabilities(found)
+    queries = [visible_token(token) for token in tokens]
+    data = {
+        "layers": list(layers),
+        "heads": found.shape[1],
+        "queries": queries,
+        "keys": queries if keys is None else [visible_token(token) for token in keys],
+        "chosen": {"layer": 0, "head": head},
+        "pattern": packed,
+        **_facts(found, aligned=keys is None),
+    }
+    return View("model", title, READING + precision_of(packed), data)
+
+
+def _facts(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bool) -> dict[str, Any]:
+    """What is said of each head, from the numbers as they were given: rounded ones would have more ties.
+
+    `rows` is the number of rows with a choice, `top` the key that each of them looks at most (-1: no choice, or a
+    tie), and `means` what these rows give on average to the first key and, where the keys are the queries (`aligned`),
+    to the token itself and to the one before it.
+    """
+    choice = _with_choice(pattern)
+    rows = np.flatnonzero(choice)
+    ends = {"first": (rows, np.zeros_like(rows))}
+    if aligned:
+        after = rows[rows > 0]
+        ends |= {"self": (rows, rows), "previous": (after, after - 1)}
+    return {
+        "rows": len(rows),
+        "top": pack_keys(_top_key(pattern, choice)),
+        "means": {name: _mean_at(pattern, *cells) for name, cells in ends.items()},
+    }
+
+
+def _with_choice(pattern: Float[np.ndarray, "layer head query key"]) -> Bool[np.ndarray, " query"]:
+    """Rows in which some head sees two keys or more: a head that gives all to one key still has the choice."""
+    seen = np.count_nonzero(pattern, axis=-1)
+    return np.asarray(np.any(seen > 1, axis=(0, 1)))
+
+
+def _top_key(
+    pattern: Float[np.ndarray, "layer head query key"], choice: Bool[np.ndarray, " query"]
+) -> Int32[np.ndarray, "layer head query"]:
+    highest = pattern.max(axis=-1, keepdims=True)
+    single = np.count_nonzero(pattern == highest, axis=-1) == 1
+    return np.where(single & choice, pattern.argmax(axis=-1), -1).astype(np.int32)
+
+
+def _mean_at(
+    pattern: Float[np.ndarray, "layer head query key"],
+    queries: Integer[np.ndarray, " cell"],
+    keys: Integer[np.ndarray, " cell"],
+) -> list[float]:
+    """The mean over these cells, head by head, to six digits; 0 where there is no cell."""
+    total = pattern[:, :, queries, keys].sum(axis=-1, dtype=np.float64)
+    return [round(float(each), 6) for each in (total / max(len(queries), 1)).flat]

@@ -1,0 +1,80 @@
+"""What attention views take: patterns with their tokens, checked before anything is drawn."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from attnmech.errors import InputError
+
+Array = np.ndarray | Tensor
+
+ROW_SUM: Final = 5e-3
+"""How far from 1 the sum of a row may be: float16 probabilities are summed with such errors."""
+
+
+def checked_pattern(
+    pattern: Array,
+    tokens: Sequence[str],
+    keys: Sequence[str] | None,
+    *,
+    axes: str,
+    sums_to_one: bool,
+) -> Float[np.ndarray, "..."]:
+    """The pattern as a float32 array, if it has these axes, fits the tokens, and its rows are probabilities.
+
+    Args:
+        pattern: probabilities after softmax, the last two axes query and key.
+        tokens: the query tokens.
+        keys: the key tokens, where they are others.
+        axes: the names of the axes that are expected, "head query key".
+        sums_to_one: whether each row must sum to 1; without, to at most 1, as where a sink takes the rest.
+
+    """
+    found = as_array(pattern)
+    names = axes.split()
+    if found.ndim != len(names):
+        raise InputError(f"`pattern` must have the axes [{axes}]; got the shape {found.shape}.")
+    if not found.size:
+        raise InputError(
+            f"the selection is empty: `pattern` has the shape {found.shape}. Choose a layer, a head, a text."
+        )
+    for axis, name, labels in ((-2, "query", tokens), (-1, "key", tokens if keys is None else keys)):
+        if found.shape[axis] != len(labels):
+            raise InputError(
+                f"`pattern` must have one {name} for each of the {len(labels)} tokens; got {found.shape[axis]}. "
+                "Give the tokens of the text that the pattern comes from, special tokens included."
+            )
+    if not np.isfinite(found).all() or found.min() < 0:
+        raise InputError(
+            "`pattern` must hold probabilities: finite numbers from 0 to 1, after the softmax. "
+            f"Got {_first_odd(found)}; are these scores?"
+        )
+    sums = found.sum(axis=-1, dtype=np.float64)
+    wrong = (sums > 1 + ROW_SUM) | ((sums < 1 - ROW_SUM) if sums_to_one else np.zeros_like(sums, dtype=bool))
+    if wrong.any():
+        place = tuple(int(index) for index in np.argwhere(wrong)[0])
+        where = ", ".join(f"{name} {index}" for name, index in zip(names, place, strict=False))
+        hint = (
+            ""
+            if sums[place] > 1
+            else " Where a sink takes the rest of a row, or keys were cut off, say sums_to_one=False."
+        )
+        raise InputError(
+            f"every row of `pattern` must sum to 1 over the keys; {where} sums to {sums[place]:.4g}.{hint}"
+        )
+    return found
+
+
+def as_array(values: Array) -> Float[np.ndarray, "..."]:
+    """As a float32 array in main memory."""
+    if isinstance(values, Tensor):
+        values = values.detach().float().cpu().numpy()
+    return np.asarray(values, dtype=np.float32)
+
+
+def _first_odd(found: Float[np.ndarray, "..."]) -> float:
+    odd = ~np.isfinite(found) | (found < 0)
+    return float(found[odd][0])

@@ -1,0 +1,23 @@
+"use strict";
+
+// A plotly figure as wide as its place and in its colours.
+
+const MOST_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
+
+views.plotly = (stage, figure) => {
+  suitBackground(stage);
+  const place = make("div", { className: "attnmech-figure" });
+  stage.append(place);
+
+  function draw() {
+    const { data, layout } = structuredClone(figure);
+    const width = place.clientWidth;
+    const height = Math.min(layout.height ?? 450, Math.max(260, Math.round(width * MOST_ASPECT)));
+    Object.assign(layout, { width, height, font: { ...layout.font, color: getComputedStyle(stage).color } });
+    const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
+    if (byFinger) layout.dragmode = false;
+    return Plotly.react(place, data, layout, { displaylogo: false, displayModeBar: byFinger ? false : "hover" });
+  }
+  onChange(stage, draw);
+  return draw();
+};

@@ -1,0 +1,90 @@
+"""The scripts that a page or a notebook carries: each once, compressed, under a name that its text determines.
+
+A carrier is an element that no browser runs; boot.js finds it by its name, unpacks it and runs it. The content
+security policy of a page names the unpacked text, so nothing else can run.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from gzip import compress
+from hashlib import sha256
+from importlib.resources import files
+
+VIEWS = ("kit.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "token_graph.js", "model_view.js")
+"""What attnmech's own script consists of."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script with the name under which it is carried."""
+
+    label: str
+    text: str
+
+    @cached_property
+    def name(self) -> str:
+        """The label, and the first digits of the text's SHA-256: another version has another name."""
+        return f"{self.label}-{sha256(self.text.encode()).hexdigest()[:8]}"
+
+    @cached_property
+    def carrier(self) -> str:
+        """The element that carries it."""
+        packed = b64encode(compress(self.text.encode(), compresslevel=9, mtime=0)).decode("ascii")
+        return f'<script type="text/plain" data-attnmech="{self.name}">{packed}</script>'
+
+
+@cache
+def plotly() -> Script:
+    """plotly.js, of the version that plotly's Python package brings."""
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+    return Script("plotly", get_plotlyjs())
+
+
+@cache
+def circuitsvis() -> Script:
+    """CircuitsVis's bundle."""
+    bundle = files("circuitsvis").joinpath("dist", "cdn", "iife.js").read_text("utf-8")
+    # A classic script's first `var` makes the bundle's name global; strict mode does not change that.
+    return Script("circuitsvis", bundle)
+
+
+@cache
+def views() -> Script:
+    """attnmech's own views."""
+    text = "\n".join(package_text(name).removeprefix('"use strict";\n') for name in VIEWS)
+    style = _json(package_text("view.css"))
+    return Script("attnmech", f'(() => {{\n"use strict";\nconst STYLE = {style};\n{text}\n}})();\n')
+
+
+@cache
+def boot() -> str:
+    """The few lines that unpack the others."""
+    return package_text("boot.js")
+
+
+def content_policy(*scripts: str) -> str:
+    """A content security policy under which these scripts alone may run and nothing may be fetched."""
+    hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def carriers(scripts: Iterable[Script]) -> str:
+    """The elements that carry these."""
+    return "".join(script.carrier for script in scripts)
+
+
+def package_text(name: str) -> str:
+    """A file that stands beside this one."""
+    return files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _json(text: str) -> str:
+    from attnmech.draw.text import json_for_script
+
+    return json_for_script(text)

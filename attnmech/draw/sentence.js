@@ -1,0 +1,299 @@
+"use strict";
+
+// The sentence view (attnmech/draw/sentence.py): query tokens on the left, key tokens on the right, a line where one
+// looks at the other. The canvas covers what is in view, and only lines with an end there are drawn.
+
+{
+  const ROW = 24; // CSS pixels a token
+  const MOST_LINES = 600; // in view; more cannot be told apart, and take longer than a frame
+  const FAINTEST = 0.07; // the opacity at which a thin line can still be seen
+  const LISTED = 8; // tokens in the box at the pointer
+  const LEAST = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
+  const [ONE, ALL, MEAN] = [0, 1, 2];
+  const MODES = ["one head", "all heads", "mean of the heads"];
+  const COLOURS = range(7).map((number) => `--head-${number}`); // view.css
+  const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
+
+  const heaviestFirst = (one, other) => other.weight - one.weight;
+
+  views.sentence = async (stage, data) => {
+    suitBackground(stage);
+    const { queries, keys, special } = data;
+    const weights = await attentionWeights(data);
+    const state = { ...data.chosen, mode: ONE, hideFirst: false, hideSpecial: false, least: 0.02 };
+    let hidden = []; // of each key, whether it is left out
+    let shown = []; // [{head, weights}]: the heads whose lines are drawn; of their mean, head is null
+    let place = null; // the token whose lines alone are drawn
+    let drawn = [];
+    let pens = []; // the colour and dashes of each head, or of the only lines
+    let waiting = false; // for the next frame
+
+    // ---- elements ---------------------------------------------------------------------------------------------
+
+    const layer = selector("Layer", data.layers, state.layer, (index) => chosen({ layer: index }));
+    const head = selector("Head", range(data.heads), state.head, (index) => chosen({ head: index }));
+    const mode = selector("Lines of", MODES, state.mode, (index) => ((state.mode = index), update()));
+    const first = checkbox("hide the first token", false, (ticked) => ((state.hideFirst = ticked), update()));
+    const others = checkbox("hide special tokens", false, (ticked) => ((state.hideSpecial = ticked), update()));
+    const steps = { min: 0, max: LEAST.length - 1, step: 1, value: LEAST.indexOf(state.least) };
+    const least = slider("Least weight shown", { ...steps, words: (at) => percent(LEAST[at]) }, (at) => {
+      state.least = LEAST[at];
+      tell();
+      shade();
+      redraw();
+    });
+    const controls = make("div", { className: "attnmech-controls" });
+    if (!data.embedded) controls.append(layer.element, head.element);
+    if (data.heads > 1) controls.append(mode.element);
+    controls.append(first.element);
+    if (special.some(Boolean)) controls.append(others.element);
+    controls.append(least.element);
+
+    const finding = make("p", { className: "attnmech-finding" });
+    const legend = make("div", { className: "attnmech-sentence-legend" });
+    const cut = make("p", { className: "attnmech-reading" });
+    const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    const middle = make("div", { className: "attnmech-sentence-lines" }, canvas);
+    const [looks, seen] = [make("span", { text: "query tokens look …" }), make("span", { text: "… at key tokens" })];
+    const heading = make("div", { className: "attnmech-sentence-heading" }, looks, seen);
+    const box = make("div", { className: "attnmech-sentence-box", style: `--row: ${ROW}px`, onscroll: scrolled });
+    box.append(heading, side("query"), middle, side("key"));
+    stage.append(make("div", { className: "attnmech-sentence" }, controls, finding, legend, box, cut));
+
+    function side(name) {
+      const className = `attnmech-sentence-${name}`;
+      return make("div", { className, role: "group", "aria-label": `${name} tokens` }, ...buttons[name]);
+    }
+
+    const picker = tokenPicker(stage, buttons, {
+      lines: listed,
+      show: (at) => ((place = at), shade(), redraw()),
+      pinned(at) {
+        tell();
+        if (at?.side === "query") announce({ query: at.index });
+      },
+    });
+
+    // ---- what is chosen ---------------------------------------------------------------------------------------
+
+    function announce(detail) {
+      stage.dispatchEvent(new CustomEvent("attnmech-choose", { detail, bubbles: true }));
+    }
+
+    function chosen(changes) {
+      Object.assign(state, changes);
+      update();
+      announce(changes);
+    }
+
+    function update() {
+      hidden = keys.map((_, key) => (state.hideFirst && key === 0) || (state.hideSpecial && special[key]));
+      const heads = state.mode === ALL ? range(data.heads) : [state.head];
+      shown =
+        state.mode === MEAN
+          ? [{ head: null, weights: weights.ofLayer(state.layer, hidden) }]
+          : heads.map((each) => ({ head: each, weights: weights.ofHead(state.layer, each, hidden) }));
+      head.element.hidden = state.mode !== ONE;
+      buttons.key.forEach((button, key) => button.classList.toggle("attnmech-sentence-hidden", hidden[key]));
+      tell();
+      shade();
+      restyle();
+    }
+
+    // ---- lines ------------------------------------------------------------------------------------------------
+
+    /** All lines of one token, the heaviest first. */
+    function linesOf({ side: end, index }) {
+      const found = [];
+      for (const { head: each, weights: values } of shown) {
+        for (let other = 0; other < (end === "query" ? keys : queries).length; other += 1) {
+          const [query, key] = end === "query" ? [index, other] : [other, index];
+          const weight = values[query * keys.length + key];
+          if (weight > 0) found.push({ head: each, query, key, weight });
+        }
+      }
+      return found.sort(heaviestFirst);
+    }
+
+    /** The lines of the least weight with an end among these rows, the heaviest first, and how many there are. */
+    function linesBetween(from, to) {
+      const found = [];
+      for (const { head: each, weights: values } of shown) {
+        for (let query = 0; query < queries.length; query += 1) {
+          const whole = query >= from && query < to; // else only the keys among these rows
+          const last = whole ? keys.length : Math.min(to, keys.length);
+          for (let key = whole ? 0 : from; key < last; key += 1) {
+            const weight = values[query * keys.length + key];
+            if (weight >= state.least) found.push({ head: each, query, key, weight });
+          }
+        }
+      }
+      if (found.length <= MOST_LINES) return { lines: found.sort(heaviestFirst), found: found.length };
+      const lightest = Float64Array.from(found, ({ weight }) => weight).sort().at(-MOST_LINES);
+      const lines = found.filter(({ weight }) => weight >= lightest).sort(heaviestFirst).slice(0, MOST_LINES);
+      return { lines, found: found.length };
+    }
+
+    /** How many lines have the least weight, what share of the attention they carry, and which queries have none. */
+    function counted() {
+      const blank = queries.map(() => true);
+      let [lines, sum, rows] = [0, 0, 0];
+      for (const { weights: values } of shown) {
+        for (let query = 0; query < queries.length; query += 1) {
+          let some = false;
+          for (let at = query * keys.length; at < (query + 1) * keys.length; at += 1) {
+            if (values[at] > 0) some = true;
+            if (values[at] >= state.least) (lines += 1), (sum += values[at]);
+          }
+          if (some) (rows += 1), (blank[query] = false);
+        }
+      }
+      return { lines, share: rows ? sum / rows : 0, blank: range(queries.length).filter((query) => blank[query]) };
+    }
+
+    // ---- words ------------------------------------------------------------------------------------------------
+
+    function described(side, line) {
+      return `${objectOf(side, line, data)}${state.mode === ALL ? ` (head ${line.head})` : ""}`;
+    }
+
+    /** What the box at the pointer says. */
+    function listed(at) {
+      const lines = linesOf(at);
+      const more = lines.length - LISTED;
+      return [
+        `${subjectOf(at, data)}${lines.length ? "" : " nothing"}`,
+        ...lines.slice(0, LISTED).map((line) => described(at.side, line)),
+        ...(more > 0 ? [`and ${counting(more, "smaller weight")}`] : []),
+      ];
+    }
+
+    /** The sentence that the numbers support. */
+    function tell() {
+      const { lines, share, blank } = counted();
+      buttons.query.forEach((button) => button.classList.remove("attnmech-sentence-blank"));
+      for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
+      const heads = [`Head ${state.head}`, `All ${data.heads} heads`, `Mean of the ${data.heads} heads`][state.mode];
+      const pinned = picker.pinned;
+      const what = pinned
+        ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
+        : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} of the attention`;
+      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, data)}`;
+    }
+
+    // ---- drawing ----------------------------------------------------------------------------------------------
+
+    /** Shades the tokens at the other ends of the lines of `place`. */
+    function shade() {
+      for (const each of [...buttons.query, ...buttons.key]) if (each.style.length) each.removeAttribute("style");
+      if (!place) return;
+      const other = place.side === "query" ? "key" : "query";
+      const lines = linesOf(place).filter(({ weight }) => weight >= state.least);
+      for (const line of lines.reverse()) {
+        buttons[other][line[other]].style.setProperty("--depth", Math.sqrt(line.weight)); // that of the heaviest stays
+      }
+    }
+
+    /** Takes the colours of the surroundings, and says in the legend what they mean. */
+    function restyle() {
+      const colours = COLOURS.map((name) => colourOf(stage, name));
+      if (state.mode === ALL) {
+        pens = range(data.heads).map((each) => ({
+          colour: colours[each % colours.length],
+          dashes: DASHES[Math.floor(each / colours.length) % DASHES.length],
+        }));
+        legend.replaceChildren("Head:", ...pens.map((pen, each) => swatch(pen, 1, each)));
+      } else {
+        pens = [{ colour: colourOf(stage, "--weight"), dashes: [] }];
+        legend.replaceChildren("Opacity is the weight:", ...[0.1, 0.5, 1].map((weight) => swatch(pens[0], weight, `${100 * weight}\u00a0%`)));
+      }
+      redraw();
+    }
+
+    function swatch(pen, weight, label) {
+      const line = make("canvas", { "aria-hidden": "true" });
+      stroke(sizeCanvas(line, 28, 10), pen, weight, [0, 5, 28, 5]);
+      return make("span", {}, line, ` ${label}`);
+    }
+
+    function stroke(context, { colour, dashes }, weight, [fromX, fromY, toX, toY]) {
+      context.strokeStyle = colour;
+      context.setLineDash(dashes);
+      context.globalAlpha = Math.min(1, Math.max(FAINTEST, weight));
+      context.lineWidth = state.mode === ALL ? 1.5 : 2;
+      context.beginPath();
+      context.moveTo(fromX, fromY);
+      context.lineTo(toX, toY);
+      context.stroke();
+    }
+
+    /** The part of a line across the canvas that is in view: dashes far outside take long to lay. */
+    function withinHeight(fromY, toY, width, height) {
+      const rise = toY - fromY || 1e-9;
+      const [one, other] = [-ROW, height + ROW].map((y) => Math.min(1, Math.max(0, (y - fromY) / rise)));
+      const [from, to] = one < other ? [one, other] : [other, one];
+      return [from * width, fromY + from * rise, to * width, fromY + to * rise];
+    }
+
+    function scrolled() {
+      picker.hideBox();
+      redraw();
+    }
+
+    function redraw() {
+      if (waiting) return;
+      waiting = true;
+      requestAnimationFrame(() => ((waiting = false), draw()));
+    }
+
+    function draw() {
+      const [top, width] = [box.scrollTop, middle.clientWidth];
+      const height = Math.min(box.clientHeight - heading.offsetHeight, middle.offsetHeight);
+      const [from, to] = [Math.floor(top / ROW), Math.ceil((top + height) / ROW)];
+      const { lines, found } = place ? ofPlace() : linesBetween(from, to);
+      const apart = Math.min(3, (0.75 * ROW) / shown.length); // lines of several heads lie side by side
+      const context = sizeCanvas(canvas, width, height);
+      canvas.style.top = `${top}px`;
+      for (let at = lines.length - 1; at >= 0; at -= 1) {
+        const { head: each, query, key, weight } = lines[at];
+        const number = state.mode === ALL ? each : 0;
+        const shift = 0.5 * ROW - top + (number - (shown.length - 1) / 2) * apart;
+        const ends = withinHeight(query * ROW + shift, key * ROW + shift, width, height);
+        stroke(context, pens[number], weight, ends);
+      }
+      drawn = lines;
+      cut.textContent = found > lines.length ? `Drawn: the heaviest ${lines.length} of ${found} lines in view.` : "";
+    }
+
+    function ofPlace() {
+      const lines = linesOf(place).filter(({ weight }) => weight >= state.least);
+      return { lines, found: lines.length };
+    }
+
+    update();
+    onChange(stage, restyle);
+
+    return {
+      choose({ layer: toLayer = state.layer, head: toHead = state.head, query }) {
+        Object.assign(state, { layer: toLayer, head: toHead });
+        layer.select.selectedIndex = toLayer;
+        head.select.selectedIndex = toHead;
+        if (query !== undefined) {
+          picker.pin("query", query);
+          const inView = box.scrollTop <= query * ROW && (query + 2) * ROW <= box.scrollTop + box.clientHeight;
+          if (!inView) box.scrollTop = (query + 0.5) * ROW - box.clientHeight / 2;
+        }
+        update();
+      },
+      /** The weights shown, [query key] by head; NaN in a row where no key is left. */
+      weights() {
+        return shown.map(({ weights: values }) =>
+          queries.map((_, query) => Array.from(values.subarray(query * keys.length, (query + 1) * keys.length))),
+        );
+      },
+      /** The lines as last drawn, the heaviest first. */
+      lines: () => drawn,
+    };
+  };
+}

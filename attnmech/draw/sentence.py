@@ -1,0 +1,60 @@
+"""The sentence view: lines from query tokens to the key tokens that they look at, as in AttentionViz and BertViz."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from attnmech.draw.embed import View
+from attnmech.draw.packing import precision_of
+from attnmech.draw.patterns import Array
+from attnmech.draw.token_weights import token_weights
+from attnmech.errors import InputError
+
+READING: Final = (
+    "A line goes from each query token, on the left, to the key tokens that it looks at, on the right; its opacity is "
+    "the weight. Point at a token for its lines alone; click it, or press Enter, to keep them, and Escape to let go. "
+    "A hidden token gets no lines: the softmax is taken again without it. "
+    "High attention does not say that a token matters for the output. "
+)
+
+
+def sentence_view(
+    pattern: Array,
+    tokens: Sequence[str],
+    *,
+    layers: Sequence[int],
+    keys: Sequence[str] | None = None,
+    head: int = 0,
+    special: Sequence[bool] | None = None,
+    sums_to_one: bool = True,
+    title: str = "Who looks at whom",
+) -> View:
+    """Lines between two columns of tokens: of one head, of all heads of a layer, or of their mean.
+
+    Without the hidden keys H the weights are a_ij / (Σ_{k∉H} a_ik + r_i), with r_i = 1 − Σ_k a_ik where
+    `sums_to_one` is False: a sink stays in the softmax, and r_i is known to about 1e-6. Each head is normalised before
+    the mean is taken.
+
+    >>> import numpy as np
+    >>> view = sentence_view(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", " !"], layers=[3])
+    >>> view.data["queries"], view.data["special"]
+    (['Hi', '·!'], [False, False])
+
+    Args:
+        pattern: probabilities after softmax, [layer head query key].
+        tokens: the query tokens.
+        layers: the layers' numbers, in the pattern's order.
+        keys: the key tokens of cross attention; without, these are the query tokens.
+        special: of each key token whether it is a special one ([CLS], <s>), which can be hidden; none if left out.
+        head: the head that is shown first.
+        sums_to_one: whether every row must sum to 1; without, to at most 1, as where a sink takes the rest.
+        title: stands above the view.
+
+    """
+    data, packed = token_weights(pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one)
+    count = len(data["keys"])
+    if special is not None and len(special) != count:
+        raise InputError(
+            f"`special` must say of each of the {count} key tokens whether it is special; got {len(special)}."
+        )
+    data["special"] = [False] * count if special is None else [bool(each) for each in special]
+    return View("sentence", title, READING + precision_of(packed), data)

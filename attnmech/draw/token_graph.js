@@ -1,0 +1,278 @@
+"use strict";
+
+// The token graph (attnmech/draw/token_graph.py): tokens on a line, or on two where queries and keys differ, and an
+// arrow from a query to each key that gets at least the threshold.
+
+{
+  const MOST_EDGES = 2000;
+  const LEAST_THRESHOLD = 0.01;
+  const NODE = 26; // height, in CSS pixels
+  const GAP = 8; // between nodes
+  const WIDEST = 130; // node
+  const LISTED = 8; // weights in the box at the pointer
+  const HIGHEST = 240; // arc
+  const LOOP = 34; // height of an arrow from a token to itself
+  const BESIDE = 4; // from a node's middle to where arrows leave on one side and arrive on the other
+  const ACROSS = 200; // between the two lines
+  const [ONE, MEAN] = [0, 1];
+  const MODES = ["one head", "mean of the heads"];
+
+  const heaviestFirst = (one, other) => other.weight - one.weight;
+  const rise = (distance) => Math.min(HIGHEST, 14 + 26 * Math.sqrt(distance)); // of an arc across so many tokens
+  const thickness = (weight) => 0.75 + 5 * weight;
+  const tipSize = (weight) => 6 + thickness(weight);
+
+  function svg(tag, attributes = {}) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  }
+
+  /** Puts buttons on a line, each as wide as its text needs; returns their middles and where the line ends. */
+  function line(buttons, tokens) {
+    const context = document.createElement("canvas").getContext("2d");
+    context.font = "13.6px ui-monospace, monospace";
+    let left = GAP;
+    const middles = buttons.map((button, index) => {
+      const width = Math.min(WIDEST, 18 + 9 * String(index).length + Math.ceil(context.measureText(tokens[index]).width));
+      Object.assign(button.style, { left: `${left}px`, width: `${width}px`, height: `${NODE}px` });
+      left += width + GAP;
+      return left - GAP - width / 2;
+    });
+    return { middles, end: left };
+  }
+
+  /** An arrow's path, which ends where its tip begins. */
+  function arrow(weight, path, [x, y], down) {
+    const [size, width] = [tipSize(weight), tipSize(weight) / 2];
+    const foot = down ? y - size : y + size;
+    return [
+      svg("path", { d: `${path} ${x} ${foot}`, "stroke-width": thickness(weight) }),
+      svg("path", { d: `M ${x} ${y} L ${x - width} ${foot} L ${x + width} ${foot} Z`, class: "attnmech-graph-tip" }),
+    ];
+  }
+
+  views.token_graph = async (stage, data) => {
+    suitBackground(stage);
+    const { queries, keys, across } = data;
+    const weights = await attentionWeights(data);
+    const state = { ...data.chosen, mode: ONE, hideFirst: false, threshold: data.threshold };
+    let hidden = []; // of each key, whether it is left out
+    let values = []; // the weights shown, [query key] flat
+    let edges = []; // those of at least the threshold; none where they are too many to draw
+    let found = 0; // how many there are
+    let share = 0; // of the attention, that they carry
+    let blank = []; // queries for which no key is left
+    let place = null; // the token whose edges alone are drawn
+    let drawn = [];
+    let top = 0; // of the nodes of the queries
+    let waiting = false; // for the next frame
+
+    // ---- elements ---------------------------------------------------------------------------------------------
+
+    const layer = selector("Layer", data.layers, state.layer, (index) => chosen({ layer: index }));
+    const head = selector("Head", range(data.heads), state.head, (index) => chosen({ head: index }));
+    const mode = selector("Edges of", MODES, state.mode, (index) => ((state.mode = index), update()));
+    const first = checkbox("hide the first token", false, (ticked) => ((state.hideFirst = ticked), update()));
+    const bounds = { min: Math.min(LEAST_THRESHOLD, state.threshold), max: 1, step: "any", value: state.threshold };
+    const threshold = slider("Threshold", { ...bounds, words: percent }, (value) => {
+      state.threshold = value;
+      listEdges();
+    });
+    const controls = make("div", { className: "attnmech-controls" });
+    if (!data.embedded) controls.append(layer.element, head.element);
+    if (data.heads > 1) controls.append(mode.element);
+    controls.append(first.element, threshold.element);
+
+    const finding = make("p", { className: "attnmech-finding" });
+    const nodes = { query: queries.map(tokenButton) };
+    if (across) nodes.key = keys.map(tokenButton);
+    const keyNodes = nodes.key ?? nodes.query;
+    const picture = svg("svg", { "aria-hidden": "true" });
+    const plot = make("div", { className: "attnmech-graph-plot" }, picture);
+    const box = make("div", { className: "attnmech-graph-box" }, plot);
+    if (across) {
+      box.prepend(make("div", { className: "attnmech-graph-side", text: "query tokens" }));
+      box.append(make("div", { className: "attnmech-graph-side", text: "key tokens" }));
+    }
+    for (const [name, buttons] of Object.entries(nodes)) {
+      plot.append(make("div", { role: "group", "aria-label": across ? `${name} tokens` : "tokens" }, ...buttons));
+    }
+    stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box));
+    const ofQueries = line(nodes.query, queries);
+    const ofKeys = across ? line(nodes.key, keys) : ofQueries;
+    picture.setAttribute("width", Math.max(ofQueries.end, ofKeys.end));
+
+    const picker = tokenPicker(stage, nodes, {
+      lines: listed,
+      show: (at) => ((place = at), redraw()),
+      pinned(at) {
+        tell();
+        if (at?.side === "query") announce({ query: at.index });
+      },
+    });
+
+    // ---- what is chosen ---------------------------------------------------------------------------------------
+
+    function announce(detail) {
+      stage.dispatchEvent(new CustomEvent("attnmech-choose", { detail, bubbles: true }));
+    }
+
+    function chosen(changes) {
+      Object.assign(state, changes);
+      update();
+      announce(changes);
+    }
+
+    function update() {
+      hidden = keys.map((_, key) => state.hideFirst && key === 0);
+      values =
+        state.mode === MEAN ? weights.ofLayer(state.layer, hidden) : weights.ofHead(state.layer, state.head, hidden);
+      head.element.hidden = state.mode === MEAN;
+      blank = range(queries.length).filter((query) => !edgesOf({ side: "query", index: query }).length);
+      keyNodes.forEach((button, key) => button.classList.toggle("attnmech-graph-hidden", hidden[key]));
+      layOut();
+      listEdges();
+    }
+
+    // ---- edges ------------------------------------------------------------------------------------------------
+
+    const edgeAt = (at) => ({ query: Math.floor(at / keys.length), key: at % keys.length, weight: values[at] });
+
+    function listEdges() {
+      let sum = 0;
+      const places = [];
+      for (let at = 0; at < values.length; at += 1) if (values[at] >= state.threshold) places.push(at), (sum += values[at]);
+      found = places.length;
+      share = sum / Math.max(1, queries.length - blank.length);
+      edges = found > MOST_EDGES ? [] : places.map(edgeAt).sort(heaviestFirst);
+      tell();
+      redraw();
+    }
+
+    /** What a token gives as a query, or gets as a key, the heaviest first. */
+    function edgesOf({ side, index }) {
+      const cells =
+        side === "query"
+          ? range(keys.length).map((key) => index * keys.length + key)
+          : range(queries.length).map((query) => query * keys.length + index);
+      return cells.filter((at) => values[at] > 0).map(edgeAt).sort(heaviestFirst);
+    }
+
+    /** The sides on which a token stands: without a line of their own, keys stand among the queries. */
+    function placesOf(at) {
+      return across ? [at] : ["query", "key"].map((side) => ({ side, index: at.index }));
+    }
+
+    // ---- words ------------------------------------------------------------------------------------------------
+
+    /** What the box at the pointer says. */
+    function listed(at) {
+      const places = placesOf(at);
+      return places.flatMap((each) => {
+        const list = edgesOf(each);
+        const more = list.length - LISTED / places.length;
+        return [
+          `${subjectOf(each, data)}${list.length ? "" : " nothing"}`,
+          ...list.slice(0, LISTED / places.length).map((edge) => objectOf(each.side, edge, data)),
+          ...(more > 0 ? [`and ${counting(more, "smaller weight")}`] : []),
+        ];
+      });
+    }
+
+    /** The sentence that the numbers support. */
+    function tell() {
+      const heads = state.mode === ONE ? `Head ${state.head}` : `Mean of the ${data.heads} heads`;
+      const what = picker.pinned ? placesOf(picker.pinned).map(ofToken).join("; ") : ofWhole();
+      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, data)}`;
+    }
+
+    function ofWhole() {
+      const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, with ${percent(share)} of the attention`;
+      return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a token` : whole;
+    }
+
+    function ofToken(at) {
+      const most = edgesOf(at).slice(0, across ? 3 : 2).map((edge) => objectOf(at.side, edge, data));
+      return `${subjectOf(at, data)} ${joined(most, "nothing")}`;
+    }
+
+    // ---- drawing ----------------------------------------------------------------------------------------------
+
+    /** Makes room for the arcs that the lowest threshold would show. */
+    function layOut() {
+      let [above, below] = [8, 8];
+      for (let at = 0; at < values.length; at += 1) {
+        if (!(values[at] >= bounds.min)) continue;
+        const { query, key } = edgeAt(at);
+        const needed = (query === key ? LOOP : rise(Math.abs(query - key))) + 8;
+        if (key <= query) above = Math.max(above, needed);
+        else below = Math.max(below, needed);
+      }
+      top = across ? 0 : above;
+      picture.setAttribute("height", across ? 2 * NODE + ACROSS : above + NODE + below);
+      for (const button of nodes.query) button.style.top = `${top}px`;
+      if (across) for (const button of nodes.key) button.style.top = `${NODE + ACROSS}px`;
+    }
+
+    function redraw() {
+      if (waiting) return;
+      waiting = true;
+      requestAnimationFrame(() => ((waiting = false), draw()));
+    }
+
+    function draw() {
+      drawn = place ? ofPlace() : edges;
+      picture.replaceChildren(...drawn.toReversed().flatMap(across ? straight : arc));
+    }
+
+    function ofPlace() {
+      const all = placesOf(place).flatMap((each, second) =>
+        edgesOf(each).filter(({ query, key }) => !second || query !== key), // a loop is both given and got
+      );
+      return all.filter(({ weight }) => weight >= state.threshold).sort(heaviestFirst).slice(0, MOST_EDGES);
+    }
+
+    /** From the line of queries down to the line of keys. */
+    function straight({ query, key, weight }) {
+      const [from, to, half] = [ofQueries.middles[query], ofKeys.middles[key], NODE + ACROSS / 2];
+      return arrow(weight, `M ${from} ${NODE} C ${from} ${half}, ${to} ${half},`, [to, NODE + ACROSS], true);
+    }
+
+    /** Over the line to an earlier token or to itself, under it to a later one. */
+    function arc({ query, key, weight }) {
+      const over = key <= query;
+      const base = over ? top : top + NODE;
+      const way = over ? -1 : 1;
+      let [from, to] = [ofQueries.middles[query], ofKeys.middles[key]];
+      let [bend, spread] = [base + (way * rise(Math.abs(query - key)) * 4) / 3, 0];
+      if (query === key) [from, to, bend, spread] = [from - 8, to + 8, base - (LOOP * 4) / 3, 14];
+      else [from, to] = [from + way * BESIDE, to - way * BESIDE];
+      return arrow(weight, `M ${from} ${base} C ${from - spread} ${bend}, ${to + spread} ${bend},`, [to, base], over);
+    }
+
+    update();
+    onChange(stage, redraw);
+
+    return {
+      choose({ layer: toLayer = state.layer, head: toHead = state.head, query }) {
+        Object.assign(state, { layer: toLayer, head: toHead });
+        layer.select.selectedIndex = toLayer;
+        head.select.selectedIndex = toHead;
+        if (query !== undefined) {
+          picker.pin("query", query);
+          const middle = ofQueries.middles[query];
+          const inView = box.scrollLeft <= middle && middle <= box.scrollLeft + box.clientWidth;
+          if (!inView) box.scrollLeft = middle - box.clientWidth / 2;
+        }
+        update();
+      },
+      /** The weights shown, [query key]; NaN in a row where no key is left. */
+      weights() {
+        return queries.map((_, query) => Array.from(values.subarray(query * keys.length, (query + 1) * keys.length)));
+      },
+      /** The edges as last drawn, the heaviest first. */
+      edges: () => drawn,
+    };
+  };
+}

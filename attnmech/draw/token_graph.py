@@ -1,0 +1,60 @@
+"""The token graph: tokens as nodes, an edge from a query to each key whose weight is high enough."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from attnmech.draw.embed import View
+from attnmech.draw.packing import precision_of
+from attnmech.draw.patterns import Array
+from attnmech.draw.token_weights import token_weights
+from attnmech.errors import InputError
+
+READING: Final = (
+    "An arrow goes from a query token to each key token to which it gives at least the threshold; its width is the "
+    "weight. Arrows to earlier tokens pass above the line, those to later tokens below, and a loop is a token that "
+    "looks at itself. Point at a token for its arrows alone; click it, or press Enter, to keep them, and Escape to let "
+    "go. High attention does not say that a token matters for the output. "
+)
+READING_ACROSS: Final = (
+    "An arrow goes from a query token, above, to each key token, below, to which it gives at least the threshold; its "
+    "width is the weight. Point at a token for its arrows alone; click it, or press Enter, to keep them, and Escape to "
+    "let go. High attention does not say that a token matters for the output. "
+)
+
+
+def token_graph(
+    pattern: Array,
+    tokens: Sequence[str],
+    *,
+    layers: Sequence[int],
+    keys: Sequence[str] | None = None,
+    head: int = 0,
+    threshold: float = 0.1,
+    sums_to_one: bool = True,
+    title: str = "Token graph",
+) -> View:
+    """Directed edges from queries to keys where the weight is at least `threshold`, of one head or of a layer's mean.
+
+    The first key can be left out; the softmax is then taken again without it, as in `sentence_view`.
+
+    >>> import numpy as np
+    >>> view = token_graph(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", " !"], layers=[3], threshold=0.5)
+    >>> view.data["threshold"]
+    0.5
+
+    Args:
+        pattern: probabilities after softmax, [layer head query key].
+        tokens: the query tokens.
+        layers: the layers' numbers, in the pattern's order.
+        keys: the key tokens of cross attention, which then stand on a line of their own.
+        threshold: the least weight of an edge to begin with, above 0 and up to 1.
+        head: the head that is shown first.
+        sums_to_one: whether every row must sum to 1; without, to at most 1, as where a sink takes the rest.
+        title: stands above the view.
+
+    """
+    if not 0 < threshold <= 1:
+        raise InputError(f"`threshold` must be above 0 and up to 1, as weights are; got {threshold:g}. Try 0.1.")
+    data, packed = token_weights(pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one)
+    data |= {"threshold": threshold, "across": keys is not None}
+    return View("token_graph", title, (READING if keys is None else READING_ACROSS) + precision_of(packed), data)

@@ -1,0 +1,60 @@
+"""What the views with lines between tokens are given: the weights by their logarithms, the tokens, the layers."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from attnmech.draw.embed import MOST_BYTES
+from attnmech.draw.packing import PackedValues, pack_logarithms
+from attnmech.draw.patterns import Array, checked_pattern
+from attnmech.draw.text import visible_token
+from attnmech.errors import InputError, index_of
+
+ROUNDING: Final = 1e-6
+"""A row of float32 probabilities that is so little short of 1 is taken to sum to 1."""
+
+
+def token_weights(
+    pattern: Array,
+    tokens: Sequence[str],
+    *,
+    layers: Sequence[int],
+    keys: Sequence[str] | None,
+    head: int,
+    sums_to_one: bool,
+) -> tuple[dict[str, Any], PackedValues]:
+    """The data of a view with lines between tokens, and in it the packed pattern, whose precision it states.
+
+    `rest`, by row, is what no key has (a sink's share, or that of keys that were cut off): where a key is hidden, it
+    still takes part in the softmax. It is there only without `sums_to_one`.
+    """
+    # Logarithms take about a byte or two each when compressed; the exact size is checked once they are.
+    if prod(pattern.shape) > MOST_BYTES:
+        raise InputError(
+            f"a view of lines holds up to {MOST_BYTES / 1e6:.0f} million probabilities; the shape "
+            f"{tuple(pattern.shape)} has {prod(pattern.shape) / 1e6:.0f} million. "
+            "Choose some layers or heads, or a shorter text."
+        )
+    found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
+    if len(layers) != len(found):
+        raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(layers)}.")
+    packed = pack_logarithms(found)
+    queries = [visible_token(token) for token in tokens]
+    data = {
+        "layers": list(layers),
+        "heads": found.shape[1],
+        "queries": queries,
+        "keys": queries if keys is None else [visible_token(token) for token in keys],
+        "chosen": {"layer": 0, "head": index_of("head", head, found.shape[1])},
+        "pattern": packed,
+    }
+    return (data if sums_to_one else data | {"rest": pack_logarithms(unattended(found))}), packed
+
+
+def unattended(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "layer head query"]:
+    """What each row gives to no key; rounding is none."""
+    rest = 1 - pattern.sum(axis=-1, dtype=np.float64)
+    return np.where(rest > ROUNDING, rest, 0)

@@ -1,0 +1,224 @@
+"""What `Activations.show` shows: which view suits which point, and the numbers that it takes."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .draw.circuitsvis import (
+    attention_heads,
+    attention_pattern,
+    colored_tokens,
+    colored_tokens_multi,
+    text_neuron_activations,
+    token_log_probs,
+)
+from .draw.embed import View
+from .draw.model_view import model_view
+from .draw.sentence import sentence_view
+from .draw.text import visible_token
+from .draw.token_graph import token_graph
+from .errors import InputError, MissingPointError, index_of
+from .points import PointName, parse, point_of, split_stack
+
+if TYPE_CHECKING:
+    from .activations import Activations, Batch
+
+OWN_VIEWS: Final[dict[str, Callable[..., View]]] = {
+    "model": model_view,
+    "sentence": sentence_view,
+    "token_graph": token_graph,
+}
+"""attnmech's own views of attention, which take the patterns of several layers and heads."""
+
+VIEWS: Final = (*OWN_VIEWS, "attention_heads", "attention_pattern", "colored_tokens", "colored_tokens_multi")
+"""What attention can be shown as."""
+
+
+def show(
+    activations: "Activations",
+    name: PointName,
+    *,
+    layer: int | None,
+    head: int | None,
+    query: int | None,
+    text: int,
+    view: str | None,
+) -> View:
+    """The view of one captured point; see `Activations.show`."""
+    full, own_layer = parse(name)
+    layer = own_layer if own_layer is not None else layer
+    captured = sorted(at for point, at in activations.values if point == full and at is not None)
+    if layer is not None and layer not in captured and point_of(full).per_layer:
+        held = ", ".join(map(str, captured)) or "none"
+        raise MissingPointError(f"this run holds {full!r} of the layers: {held}; `layer` is {layer!r}.")
+    index_of("text", text, len(activations.batch.ids))
+    axes = point_of(full).axes
+    if axes[-2:] == ("query", "key"):
+        return _attention(activations, full, captured if layer is None else [layer], head, query, text, view, layer)
+    if view is not None or query is not None:
+        raise InputError(f"`view` and `query` are for attention; {full!r} has the axes [{' '.join(axes)}].")
+    if axes[-1] == "vocab":
+        return _predictions(activations, text)
+    return _by_token(activations, full, captured if layer is None else [layer], head, text)
+
+
+def _attention(
+    activations: "Activations",
+    name: str,
+    layers: list[int],
+    head: int | None,
+    query: int | None,
+    text: int,
+    view: str | None,
+    layer: int | None,
+) -> View:
+    """Patterns and scores."""
+    queries, keys = _rows(activations, name, text)
+    values = _real(activations, name, layers, queries, keys)
+    heads = list(range(values.shape[1])) if head is None else [index_of("head", head, values.shape[1])]
+    kind = view or _usual(layer, head, query)
+    if kind not in VIEWS:
+        raise InputError(f"`view` must be one of {', '.join(VIEWS)}; got {view!r}.")
+    where = _words(name, layer, head)
+    if kind in OWN_VIEWS:
+        if split_stack(name)[1] != "pattern":
+            raise InputError(
+                f'the views "model", "sentence" and "token_graph" show probabilities: ask for "pattern", or choose a '
+                f"layer of {name!r}."
+            )
+        special = [token in keys.batch.special for token in keys.ids]
+        shared: dict[str, Any] = {"keys": keys.tokens} if keys.batch is not queries.batch else {}
+        shared |= {"special": special} if kind == "sentence" else {}
+        return OWN_VIEWS[kind](
+            values,
+            queries.tokens,
+            layers=layers,
+            head=heads[0],
+            sums_to_one=False,
+            title=f"{_NAMES[kind]} of {_words(name, layer, None)}",
+            **shared,
+        )
+    if layer is None:
+        raise InputError(f"view={kind!r} shows one layer: give `layer`, one of {', '.join(map(str, layers))}.")
+    hidden = _hidden(values[0], name)
+    chosen = values[0][heads]
+    if kind == "attention_heads":
+        names = [f"L{layer}H{number}" for number in heads]
+        return attention_heads(chosen, queries.tokens, heads=names, hidden=hidden[heads], title=f"Heads: {where}")
+    if kind == "attention_pattern":
+        if head is None:
+            raise InputError(f'view="attention_pattern" shows one head: give `head`, from 0 to {values.shape[1] - 1}.')
+        return attention_pattern(chosen[0], queries.tokens, hidden=hidden[head], title=f"Map: {where}")
+    if query is None:
+        raise InputError(f"view={kind!r} shows one row: give `query`, from 0 to {len(queries.tokens) - 1}.")
+    index_of("query", query, len(queries.tokens))
+    row = np.where(hidden[heads], 0, chosen)[:, query]
+    title = f"{where}, from query {query} “{visible_token(queries.tokens[query])}”"
+    if kind == "colored_tokens":
+        return colored_tokens(row.mean(axis=0), keys.tokens, title=title if head is not None else f"mean of {title}")
+    return colored_tokens_multi(row.T, keys.tokens, labels=[f"head {number}" for number in heads], title=title)
+
+
+_NAMES: Final = {"model": "All heads", "sentence": "Sentence view", "token_graph": "Token graph"}
+
+
+def _usual(layer: int | None, head: int | None, query: int | None) -> str:
+    """The view that a selection suggests."""
+    if layer is None:
+        return "model"
+    if query is not None:
+        return "colored_tokens_multi" if head is None else "colored_tokens"
+    return "attention_heads" if head is None else "attention_pattern"
+
+
+def _predictions(activations: "Activations", text: int) -> View:
+    batch = activations.batch if activations.batch.target is None else activations.batch.target
+    rows = _Rows(batch, text)
+    texts_of = batch.texts_of
+    if texts_of is None:
+        raise InputError("the logits of this run are of no tokens, so there is no text to show.")
+    logits = activations.logits
+    if logits.ndim != 3 or logits.shape[1] != len(batch.tokens[text]):
+        raise InputError(
+            f"logits must stand at every token to be shown; this model's have the shape {tuple(logits.shape)}."
+        )
+    return token_log_probs(
+        logits[text][rows.real],
+        rows.ids,
+        rows.tokens,
+        text_of=lambda token: texts_of([token])[0],
+        top=min(10, logits.shape[2]),
+    )
+
+
+def _by_token(activations: "Activations", name: str, layers: list[int], head: int | None, text: int) -> View:
+    """Points that have a vector a token, or one a head and token."""
+    rows = _Rows(activations.batch.queries(split_stack(name)[0]), text)
+    axes = point_of(name).axes
+    if not layers:
+        values = _numbers(activations[name])[text][rows.real][:, None]
+        first, labels = "point", [name]
+    elif len(axes) == 4 and len(layers) == 1:
+        values = _numbers(activations[name, layers[0]])[text][rows.real]
+        first, labels = axes[2], [str(number) for number in range(values.shape[1])]
+        if head is not None:
+            index_of("head", head, values.shape[1])
+            values, labels = values[:, [head]], [str(head)]
+    elif len(axes) == 4:
+        raise InputError(f"{name!r} has a vector a {axes[2]}: give `layer`, one of {', '.join(map(str, layers))}.")
+    else:
+        values = np.stack([_numbers(activations[name, at])[text][rows.real] for at in layers], axis=1)
+        first, labels = "layer", [str(at) for at in layers]
+    if head is not None and len(axes) != 4:
+        raise InputError(f"`head` is for points that have one; {name!r} has the axes [{' '.join(axes)}].")
+    seconds = [str(number) for number in range(values.shape[2])]
+    return text_neuron_activations(
+        [values],
+        [rows.tokens],
+        names=(first, axes[-1]),
+        labels=(labels, seconds),
+        title=_words(name, layers[0] if len(layers) == 1 else None, head),
+    )
+
+
+class _Rows:
+    """The real tokens of one text."""
+
+    def __init__(self, batch: "Batch", text: int) -> None:
+        self.batch = batch
+        self.real = batch.mask[text].cpu().numpy()
+        self.tokens = [token for token, real in zip(batch.tokens[text], self.real, strict=True) if real]
+        self.ids = batch.ids[text].cpu()[torch.from_numpy(self.real)].tolist()
+        self.text = text
+
+
+def _rows(activations: "Activations", name: str, text: int) -> tuple[_Rows, _Rows]:
+    stack = split_stack(name)[0]
+    queries, keys = activations.batch.queries(stack), activations.batch.keys(stack)
+    rows = _Rows(queries, text)
+    return rows, rows if keys is queries else _Rows(keys, text)
+
+
+def _real(activations: "Activations", name: str, layers: list[int], queries: _Rows, keys: _Rows) -> np.ndarray:
+    """[layer head query key] without padding."""
+    found = [_numbers(activations[name, layer][queries.text]) for layer in layers]
+    return np.stack([each[:, queries.real][:, :, keys.real] for each in found])
+
+
+def _hidden(values: np.ndarray, name: str) -> np.ndarray:
+    """Cells that the mask hides: of scores the lowest finite number, of patterns those that no head gives anything."""
+    if split_stack(name)[1] == "scores":
+        return np.asarray(values <= np.finfo(np.float16).min)
+    return np.broadcast_to((values == 0).all(axis=0), values.shape)
+
+
+def _words(name: str, layer: int | None, head: int | None) -> str:
+    place = "" if layer is None else f", layer {layer}"
+    return f"{name}{place}" + ("" if head is None else f", head {head}")
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    return np.asarray(values.detach().float().cpu().numpy())

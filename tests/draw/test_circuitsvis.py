@@ -1,0 +1,195 @@
+"""CircuitsVis's views: the props against the arrays, and in a real browser text that stays text."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnmech.draw.circuitsvis import (
+    attention_heads,
+    attention_pattern,
+    colored_tokens,
+    colored_tokens_multi,
+    text_neuron_activations,
+    token_log_probs,
+)
+from attnmech.draw.embed import View
+from attnmech.draw.text import visible_token
+from attnmech.errors import InputError, OutputError
+
+from .conftest import TOKENS, opening
+from .token_pages import COUNT, HEADS, causal
+
+
+def props(view: View) -> dict[str, Any]:
+    return json.loads(view.json)["props"]
+
+
+def test_heads_of_a_decoder_have_their_numbers_and_a_mask() -> None:
+    pattern = causal()[0]
+    view = attention_heads(torch.from_numpy(pattern), TOKENS, heads=["a", "b", "<c>"])
+    assert view.data["element"] == "AttentionHeads"
+    np.testing.assert_allclose(props(view)["attention"], pattern, rtol=5e-4)
+    assert props(view)["maskUpperTri"] is True
+    assert props(view)["maxValue"] == -props(view)["minValue"] == pytest.approx(pattern.max())
+    assert props(view)["attentionHeadNames"] == ["a", "b", "<\u2060c>"]
+
+
+def test_heads_of_an_encoder_have_no_mask() -> None:
+    pattern = np.full((2, 3, 3), 1 / 3)
+    assert props(attention_heads(pattern, ["a", "b", "c"]))["maskUpperTri"] is False
+
+
+def test_raw_scores_reach_as_far_as_the_largest_and_hidden_ones_are_no_numbers() -> None:
+    scores = np.array([[-7.0, -3e38], [2.0, 31.5]])
+    hidden = np.array([[False, True], [False, False]])
+    view = attention_pattern(scores, ["a", "b"], hidden=hidden)
+    assert props(view)["attention"] == [[-7, None], [2, 31.5]]
+    assert (props(view)["minValue"], props(view)["maxValue"]) == (-31.5, 31.5)
+    assert props(view)["maskUpperTri"] is True
+    window = np.array([[False, True, True], [False, False, True], [True, False, False]])
+    assert props(attention_pattern(np.ones((3, 3)), ["a", "b", "c"], hidden=window))["attention"][2] == [None, 1, 1]
+
+
+def test_numbers_are_rounded_to_four_digits() -> None:
+    values = np.array([0.123456789, 1.23456789e-7, 0, -98765.4321])
+    assert props(colored_tokens(values, list("abcd")))["values"] == [0.1235, 1.235e-7, 0, -98770]
+
+
+def test_white_space_is_visible_and_html_is_text() -> None:
+    found = props(colored_tokens(np.arange(7.0), TOKENS))["tokens"]
+    assert found[5] == "·&\u2060amp;"
+    assert found[4] == "⏎$x$"
+    assert found[0].startswith("<\u2060/script")
+    assert [text.replace("\u2060", "") for text in found] == [visible_token(token) for token in TOKENS]
+
+
+def test_several_series_by_token() -> None:
+    values = np.random.default_rng(0).normal(size=(COUNT, 3))
+    view = colored_tokens_multi(values, TOKENS, labels=["x", "y", "z"])
+    np.testing.assert_allclose(props(view)["values"], values, rtol=5e-4)
+    assert props(view)["labels"] == ["x", "y", "z"]
+
+
+def test_log_probs_ranks_and_continuations_are_a_naive_loops() -> None:
+    generator = np.random.default_rng(3)
+    logits, ids = generator.normal(size=(COUNT, 11)).astype(np.float32) * 3, generator.integers(0, 11, COUNT).tolist()
+    view = token_log_probs(torch.from_numpy(logits), ids, TOKENS, text_of=lambda token: f" <{token}", top=4)
+    found, nats = props(view), 0.0
+    for position in range(COUNT - 1):
+        row = logits[position].astype(float)
+        log_probs = row - np.log(sum(np.exp(value) for value in row))
+        own = log_probs[ids[position + 1]]
+        order = sorted(range(11), key=lambda token, at=log_probs: -at[token])
+        assert found["correctTokenLogProb"][position] == pytest.approx(own, rel=1e-3)
+        assert found["correctTokenRank"][position] == order.index(ids[position + 1])
+        assert found["topKTokens"][position] == [f"·<\u2060{token}" for token in order[:4]]
+        assert found["topKLogProbs"][position] == pytest.approx(log_probs[order[:4]], rel=1e-3)
+        nats -= own / (COUNT - 1)
+    assert f"gives this text {nats:.2f} nats a token (a perplexity of {np.exp(nats):.1f})" in view.finding
+
+
+def test_activations_of_texts_of_different_lengths() -> None:
+    values = [np.random.default_rng(n).normal(size=(n, 2, 3)) for n in (4, 2)]
+    view = text_neuron_activations(
+        values, [list("abcd"), list("ab")], names=("layer", "head"), labels=(["0", "5"], ["0", "1", "2"])
+    )
+    for found, given in zip(props(view)["activations"], values, strict=True):
+        np.testing.assert_allclose(found, given, rtol=5e-4)
+    assert props(view)["firstDimensionLabels"] == ["0", "5"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: attention_heads(np.ones((2, 3, 3)), ["a", "b"]),
+            "one query and one key for each of the 2 tokens; got 3 × 3",
+        ),
+        (
+            lambda: attention_heads(np.ones((3, 3)), ["a", "b", "c"]),
+            r"the axes \[head query key\]; got the shape \(3, 3\)",
+        ),
+        (lambda: attention_heads(np.ones((0, 2, 2)), ["a", "b"]), "the selection is empty"),
+        (lambda: attention_heads(np.ones((2, 2, 2)), ["a", "b"], heads=["x"]), "name each of the 2 heads; got 1"),
+        (lambda: attention_pattern(np.ones((3, 2)), ["a", "b", "c"]), "for cross-attention take"),
+        (lambda: attention_heads(np.ones((16, 512, 512)), ["a"] * 512), "4,194,304 numbers are more than the 600,000"),
+        (lambda: colored_tokens(np.ones(3), ["a"]), "one entry for each of the 1 tokens; got 3"),
+        (lambda: colored_tokens_multi(np.ones((2, 3)), ["a", "b"], labels=["x"]), "name each of the 3 series; got 1"),
+        (
+            lambda: token_log_probs(np.ones((2, 3)), [1], ["a", "b"], text_of=str),
+            "one id for each of the 2 tokens; got 1",
+        ),
+        (lambda: token_log_probs(np.ones((1, 3)), [1], ["a"], text_of=str), "nothing to predict"),
+        (lambda: token_log_probs(np.ones((2, 3)), [1, 2], ["a", "b"], text_of=str), "`top` must be from 1 to 3"),
+        (
+            lambda: text_neuron_activations([], [], names=("a", "b"), labels=([], [])),
+            "the same texts, at least one; got 0 and 0",
+        ),
+        (
+            lambda: text_neuron_activations([np.ones((1, 2, 3))], [["a"]], names=("a", "b"), labels=(["x"], ["y"])),
+            "name each of the 2 × 3 entries; got 1 × 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Callable[[], View], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    view = colored_tokens(np.ones(1), ["a"])
+    with pytest.raises(OutputError, match="there is no folder"):
+        view.to_html(tmp_path / "nowhere" / "view.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def everything() -> list[View]:
+    pattern = causal()[0]
+    numbers = np.random.default_rng(5).normal(size=(COUNT, 2, 3))
+    return [
+        attention_heads(pattern, TOKENS, heads=[f"<img src=x onerror=window.owned=1> {head}" for head in range(HEADS)]),
+        attention_pattern(pattern[1], TOKENS),
+        colored_tokens(pattern[1, 6], TOKENS),
+        colored_tokens_multi(numbers[:, 0], TOKENS, labels=["<img src=x onerror=window.owned=1>", "y", "z"]),
+        token_log_probs(
+            np.random.default_rng(6).normal(size=(COUNT, 9)),
+            list(range(COUNT)),
+            TOKENS,
+            text_of=lambda token: TOKENS[token % COUNT],
+            top=9,
+        ),
+        text_neuron_activations(
+            [numbers], [TOKENS], names=("layer", "head"), labels=(["0", "1"], ["<b>", "</script>", "2"])
+        ),
+    ]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("view", everything(), ids=lambda view: view.data["element"])
+def test_hostile_text_is_text_in_every_view(chromium: Any, tmp_path: Path, view: View) -> None:
+    path = view.to_html(tmp_path / "view.html")
+    with opening(chromium, path.read_text("utf-8"), path, ready=".attnmech-paper > *") as page:
+        shown = page.inner_text(".attnmech-paper").replace("\u2060", "")
+        if view.data["element"] in ("ColoredTokens", "TextNeuronActivations", "TokenLogProbs", "ColoredTokensMulti"):
+            assert visible_token(TOKENS[1]) in shown
+            page.hover(f".attnmech-paper span:text-is('{visible_token(TOKENS[3])}') >> nth=0")
+            page.wait_for_timeout(100)
+        assert page.locator(".attnmech img, .attnmech script, .attnmech a").count() == 0
+        assert page.evaluate("window.owned") is None
+
+
+@pytest.mark.browser
+def test_another_head_is_drawn_when_it_is_pointed_at(chromium: Any, tmp_path: Path) -> None:
+    path = everything()[0].to_html(tmp_path / "view.html")
+    with opening(chromium, path.read_text("utf-8"), path, ready=".attnmech-paper canvas") as page:
+        page.wait_for_timeout(300)
+        read = "all => all.at(-1).toDataURL()"
+        before = page.eval_on_selector_all(".attnmech-paper canvas", read)
+        page.hover(".attnmech-paper h4 >> nth=2")
+        page.wait_for_timeout(300)
+        assert page.eval_on_selector_all(".attnmech-paper canvas", read) != before

@@ -1,0 +1,132 @@
+"""What a page or a notebook's outputs carry: each script once, and again with the cell that carries it."""
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from attnmech.draw import embed, scripts
+from attnmech.draw.circuitsvis import colored_tokens
+from attnmech.draw.effects import effect_map
+from attnmech.draw.embed import View, in_notebook, plotly_view
+from attnmech.draw.figure_page import Section, render_figures
+from attnmech.errors import InputError
+
+from .conftest import opening
+
+
+def carried(html: str) -> list[str]:
+    return re.findall(r'data-attnmech="(\w+)-[0-9a-f]{8}"', html)
+
+
+def some_view() -> View:
+    return colored_tokens(np.array([0.5, 1.0]), ["a", "b"])
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A kernel whose running cell a test can set."""
+    state = SimpleNamespace(cell="one", execution_count=1, kernel=True)
+    state.get_parent = lambda: {"metadata": {} if state.cell is None else {"cellId": state.cell}}
+    monkeypatch.setattr(embed, "_shell", lambda: state)
+    monkeypatch.setattr(embed, "_carried", {})
+    return state
+
+
+def test_a_notebook_carries_a_script_once(notebook: SimpleNamespace) -> None:
+    assert carried(some_view()._repr_html_()) == ["circuitsvis", "attnmech"]
+    assert carried(some_view()._repr_html_()) == []
+    notebook.cell, notebook.execution_count = "two", 2
+    assert carried(some_view()._repr_html_()) == []
+    assert carried(plotly_view(go.Figure())._repr_html_()) == ["plotly"]
+
+
+def test_a_cell_that_runs_again_carries_its_scripts_again(notebook: SimpleNamespace) -> None:
+    some_view()._repr_html_()
+    notebook.cell, notebook.execution_count = "two", 2
+    some_view()._repr_html_()
+    notebook.cell, notebook.execution_count = "one", 3
+    assert carried(some_view()._repr_html_()) == ["circuitsvis", "attnmech"]
+    assert carried(some_view()._repr_html_()) == []
+
+
+def test_where_cells_have_no_names_the_first_output_carries(notebook: SimpleNamespace) -> None:
+    notebook.cell = None
+    assert carried(some_view()._repr_html_()) == ["circuitsvis", "attnmech"]
+    notebook.execution_count = 2
+    assert carried(some_view()._repr_html_()) == []
+
+
+def test_outputs_that_do_not_see_each_other_carry_everything(
+    notebook: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace())
+    for _ in range(2):
+        assert carried(some_view()._repr_html_()) == ["circuitsvis", "attnmech"]
+
+
+def test_outside_a_notebook_everything_is_carried() -> None:
+    for _ in range(2):
+        assert carried(in_notebook([some_view(), some_view()])) == ["circuitsvis", "attnmech"]
+
+
+def test_a_page_carries_each_script_once() -> None:
+    figure = go.Figure(go.Bar(y=[1, 2]))
+    sections = [Section("a", "b", figure), Section("c", "d", figure), Section("e", "f", some_view())]
+    assert carried(render_figures(title="t", lead="l", sections=sections)) == ["plotly", "attnmech", "circuitsvis"]
+
+
+def test_another_text_of_a_script_has_another_name() -> None:
+    assert scripts.Script("a", "1").name != scripts.Script("a", "2").name
+
+
+def test_too_large_a_view_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embed, "MOST_BYTES", 1000)
+    view = View("sentence", "My view", "", {"numbers": "x" * 3_000_000})
+    with pytest.raises(InputError, match=r"My view would take 3 MB of a page, more than 0 MB\. Choose one layer"):
+        view._repr_html_()
+
+
+def test_a_view_says_what_it_is() -> None:
+    assert repr(some_view()) == "View('Tokens by value', 0.00 MB; shows itself in a notebook, or .to_html(path))"
+
+
+@pytest.mark.browser
+def test_views_of_a_notebook_share_scripts_that_come_later(
+    notebook: SimpleNamespace, chromium: Any, tmp_path: Path
+) -> None:
+    """The second output is the first in the document, as when cells were run out of order."""
+    label = "<b>nats</b>"
+    figure = effect_map(np.array([[0.5, -1.0]]), np.zeros((1, 2)), np.ones((1, 2)), layers=[3], label=label)
+    first, second = plotly_view(figure)._repr_html_(), plotly_view(figure)._repr_html_()
+    html = (
+        f"<!doctype html><meta charset=utf-8><body style='background:#111'>{second}{some_view()._repr_html_()}{first}"
+    )
+    with opening(chromium, html, tmp_path / "notebook.html", ready=".attnmech-paper span") as page:
+        page.wait_for_selector(".js-plotly-plot >> nth=1")
+        schemes = page.eval_on_selector_all(".attnmech", "all => all.map(one => one.style.colorScheme)")
+        assert set(schemes) == {"dark"}
+        assert page.eval_on_selector(".js-plotly-plot", "one => getComputedStyle(one).color") == "rgb(230, 232, 235)"
+
+
+@pytest.mark.browser
+def test_a_view_without_its_script_says_so(notebook: SimpleNamespace, chromium: Any, tmp_path: Path) -> None:
+    some_view()._repr_html_()
+    html = f"<!doctype html><meta charset=utf-8>{some_view()._repr_html_()}"
+    with opening(chromium, html, tmp_path / "notebook.html") as page:
+        page.wait_for_selector("text=waits for a script that another cell of the notebook carries", timeout=10000)
+
+
+@pytest.mark.browser
+def test_a_view_that_fails_says_why(chromium: Any, tmp_path: Path) -> None:
+    path = View("nothing", "t", "", {}).to_html(tmp_path / "view.html")
+    with (
+        pytest.raises(AssertionError, match="not a function"),
+        opening(chromium, path.read_text("utf-8"), path) as page,
+    ):
+        page.wait_for_selector("text=This view could not be drawn")

@@ -1,0 +1,216 @@
+"""The token graph: what it is given, and in a real browser its edges, its words and its keyboard."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnmech.draw.embed import View
+from attnmech.draw.text import visible_token
+from attnmech.draw.token_graph import token_graph
+from attnmech.errors import InputError
+
+from .conftest import TOKENS
+from .token_pages import COUNT, HEADS, LAYERS, causal, choose, finding, selector, unpacked, weights, without
+
+KEYS = ["שלום", "🙂", "1,2", "<b>x</b>"]
+
+
+def both_ways(keys: int = COUNT) -> np.ndarray:
+    """[layer head query key] without a mask."""
+    scores = np.random.default_rng(3).normal(size=(LAYERS, HEADS, COUNT, keys)) * 2
+    return (np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def above(pattern: np.ndarray, threshold: float) -> set[tuple[int, int]]:
+    return {(query, key) for query, key in np.argwhere(pattern >= threshold).tolist()}
+
+
+def edges(page: Any) -> set[tuple[int, int]]:
+    """The edges of the frame after the next."""
+    drawn = page.evaluate(
+        """async () => {
+             for (let frame = 0; frame < 2; frame += 1) await new Promise(requestAnimationFrame);
+             return document.getElementById('figure-0').control.edges();
+           }"""
+    )
+    assert page.locator(".attnmech-graph svg path").count() == 2 * len(drawn)
+    return {(edge["query"], edge["key"]) for edge in drawn}
+
+
+def set_threshold(page: Any, threshold: float) -> None:
+    page.get_by_label("Threshold").evaluate(
+        "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input')); }", threshold
+    )
+
+
+def test_the_payload_holds_the_pattern() -> None:
+    pattern = both_ways(len(KEYS))
+    view = token_graph(pattern, TOKENS, layers=[2, 5], keys=KEYS, threshold=0.3)
+    np.testing.assert_allclose(unpacked(view.data["pattern"], pattern.shape), pattern, rtol=1e-4)
+    assert (view.data["threshold"], view.data["across"]) == (0.3, True)
+    assert view.data["keys"] == KEYS
+    assert "above, to each key token, below" in view.reading
+    assert "Each probability is within" in view.reading
+    assert "a loop is a token that looks at itself" in token_graph(causal(), TOKENS, layers=[2, 5]).reading
+
+
+@pytest.mark.parametrize("threshold", [0.0, -0.1, 1.5, float("nan")])
+def test_a_threshold_that_no_weight_can_have_is_refused(threshold: float) -> None:
+    with pytest.raises(InputError, match=r"`threshold` must be above 0 and up to 1, .* got .*\. Try 0\.1"):
+        token_graph(causal(), TOKENS, layers=[2, 5], threshold=threshold)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="one number for each of the 2 layers; got 3"):
+        token_graph(causal(), TOKENS, layers=[2, 5, 7])
+    with pytest.raises(InputError, match="one key for each of the 4 tokens; got 7"):
+        token_graph(causal(), TOKENS, layers=[2, 5], keys=KEYS)
+    with pytest.raises(InputError, match="are these scores"):
+        token_graph(causal() - 1, TOKENS, layers=[2, 5])
+
+
+# ---- in a browser -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("make", [causal, both_ways])
+def test_edges_are_the_weights_of_at_least_the_threshold(
+    shown: Callable[[View], Any], make: Callable[[], np.ndarray]
+) -> None:
+    pattern = make()
+    page = shown(token_graph(pattern, TOKENS, layers=[2, 5]))
+    for layer, head, threshold in ((0, 0, 0.1), (0, 2, 0.25), (1, 1, 0.5), (1, 0, 0.01)):
+        choose(page, "Layer", str([2, 5][layer]))
+        choose(page, "Head", str(head))
+        set_threshold(page, threshold)
+        chosen = pattern[layer, head]
+        np.testing.assert_allclose(weights(page), chosen, rtol=1e-4)
+        assert edges(page) == above(chosen, threshold)
+        share = 100 * chosen[chosen >= threshold].sum() / COUNT
+        count = len(above(chosen, threshold))
+        sentence = (
+            f"Head {head} of layer {[2, 5][layer]}: {count} edges of at least {100 * threshold:.1f}\u00a0%, with "
+        )
+        assert finding(page).startswith(f"{sentence}{share:.1f}\u00a0% of the attention.")
+
+
+@pytest.mark.browser
+def test_arrows_to_earlier_tokens_pass_above_and_to_later_ones_below(shown: Callable[[View], Any]) -> None:
+    pattern = np.zeros((1, 1, 3, 3), dtype=np.float32)
+    pattern[0, 0, 0, 2] = pattern[0, 0, 1, 1] = pattern[0, 0, 2, 1] = 1
+    page = shown(token_graph(pattern, ["a", "b", "c"], layers=[0], threshold=1.0))
+    assert edges(page) == {(0, 2), (1, 1), (2, 1)}
+    boxes = page.eval_on_selector_all(
+        ".attnmech-graph-tip",
+        """tips => tips.map(tip => {
+             const here = tip.getBoundingClientRect();
+             const nodes = [...document.querySelectorAll(".attnmech-graph button")];
+             const middle = (here.left + here.right) / 2;
+             const node = nodes.findIndex(node => {
+               const box = node.getBoundingClientRect();
+               return box.left < middle && middle < box.right;
+             });
+             return [node, here.top < nodes[node].getBoundingClientRect().top ? "above" : "below"];
+           })""",
+    )
+    assert sorted(map(tuple, boxes)) == [(1, "above"), (1, "above"), (2, "below")]
+    widths = page.eval_on_selector_all(
+        ".attnmech-graph path[stroke-width]", "all => all.map(one => one.getBBox().width)"
+    )
+    assert len([width for width in widths if width > 0]) == 3
+
+
+@pytest.mark.browser
+def test_hiding_the_first_token_and_the_mean(shown: Callable[[View], Any]) -> None:
+    pattern = causal()
+    page = shown(token_graph(pattern, TOKENS, layers=[2, 5]))
+    page.get_by_label("hide the first token").check()
+    left = without(pattern[0], [0])
+    np.testing.assert_allclose(weights(page), left[0], rtol=1e-4)
+    assert edges(page) == above(left[0], 0.1)
+    assert all(key > 0 for _, key in edges(page))
+    assert "Left out, the softmax taken again: key 0 ‘" in finding(page)
+    assert "Blank, with no key left: query 0 ‘" in finding(page)
+    choose(page, "Edges of", "mean of the heads")
+    np.testing.assert_allclose(weights(page)[1:], left[:, 1:].mean(axis=0), rtol=1e-4)
+    assert edges(page) == above(left.mean(axis=0), 0.1)
+    assert finding(page).startswith(f"Mean of the {HEADS} heads of layer 2: ")
+    page.get_by_label("hide the first token").uncheck()
+    np.testing.assert_allclose(weights(page), pattern[0].mean(axis=0), rtol=1e-4)
+
+
+@pytest.mark.browser
+def test_a_token_alone_by_pointer_and_keyboard(shown: Callable[[View], Any]) -> None:
+    pattern = both_ways()
+    page = shown(token_graph(pattern, TOKENS, layers=[2, 5]))
+    page.evaluate("window.heard = []; addEventListener('attnmech-choose', ({detail}) => window.heard.push(detail))")
+    whole = above(pattern[0, 0], 0.1)
+
+    def of(token: int) -> set[tuple[int, int]]:
+        return {edge for edge in whole if token in edge}
+
+    page.hover(".attnmech-graph button >> nth=3")
+    assert edges(page) == of(3)
+    box = page.inner_text(".attnmech-box").replace("\u2068", "").replace("\u2069", "").split("\n")
+    top = int(pattern[0, 0, 3].argmax())
+    assert box[0] == f"query 3 ‘{visible_token(TOKENS[3])}’ gives"
+    share, rest = box[1].split("\u00a0")
+    assert float(share) == pytest.approx(100 * pattern[0, 0, 3, top], abs=0.06)
+    assert rest == f"% to {top} ‘{visible_token(TOKENS[top])}’"
+    received = box.index(f"key 3 ‘{visible_token(TOKENS[3])}’ gets")
+    most = int(pattern[0, 0, :, 3].argmax())
+    assert f"\u00a0% of query {most} ‘{visible_token(TOKENS[most])}’" in box[received + 1]
+    page.hover(".attnmech-finding")
+    assert edges(page) == whole
+    page.focus(".attnmech-graph button >> nth=0")
+    for key, token in (("ArrowRight", 1), ("End", 6), ("ArrowLeft", 5), ("Home", 0), ("ArrowDown", 1)):
+        page.keyboard.press(key)
+        assert edges(page) == of(token)
+    page.keyboard.press("Enter")
+    assert f"query 1 ‘{visible_token(TOKENS[1])}’ gives" in finding(page)
+    assert f"; key 1 ‘{visible_token(TOKENS[1])}’ gets" in finding(page)
+    assert page.evaluate("window.heard") == [{"query": 1}]
+    page.keyboard.press("Escape")
+    assert edges(page) == whole
+
+
+@pytest.mark.browser
+def test_the_page_around_it_chooses(shown: Callable[[View], Any]) -> None:
+    pattern = causal()
+    page = shown(token_graph(pattern, TOKENS, layers=[2, 5]))
+    page.evaluate("document.getElementById('figure-0').control.choose({layer: 1, head: 2, query: 4})")
+    np.testing.assert_allclose(weights(page), pattern[1, 2], rtol=1e-4)
+    assert selector(page, "Head").input_value() == "2"
+    assert edges(page) == {edge for edge in above(pattern[1, 2], 0.1) if 4 in edge}
+
+
+@pytest.mark.browser
+def test_cross_attention_has_two_lines(shown: Callable[[View], Any]) -> None:
+    pattern = both_ways(len(KEYS))
+    page = shown(token_graph(pattern, TOKENS, layers=[2, 5], keys=KEYS, threshold=0.2))
+    assert page.locator("[aria-label='query tokens'] bdi").all_inner_texts() == [visible_token(each) for each in TOKENS]
+    assert page.locator("[aria-label='key tokens'] bdi").all_inner_texts() == KEYS
+    assert edges(page) == above(pattern[0, 0], 0.2)
+    page.hover("[aria-label='key tokens'] button >> nth=2")
+    assert edges(page) == {edge for edge in above(pattern[0, 0], 0.2) if edge[1] == 2}
+    assert page.locator(".attnmech img, .attnmech a, .attnmech script, .attnmech b").count() == 0
+    assert page.evaluate("window.owned") is None
+
+
+@pytest.mark.browser
+def test_too_many_edges_are_not_drawn_but_counted(shown: Callable[[View], Any]) -> None:
+    count = 90
+    pattern = np.full((1, 1, count, count), 1 / count, dtype=np.float32)
+    page = shown(token_graph(pattern, [f"{index}," for index in range(count)], layers=[0], threshold=0.011))
+    assert edges(page) == set()
+    assert "8,100 edges of at least 1.1\u00a0%" in finding(page)
+    assert "too many to draw: raise the threshold" in finding(page)
+    page.hover(".attnmech-graph button >> nth=3")
+    assert len(edges(page)) == 2 * count - 1
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.hover(".attnmech-finding")
+    set_threshold(page, 0.012)
+    assert "0 edges of at least 1.2\u00a0%" in finding(page)

@@ -1,0 +1,57 @@
+"""Weights between a few hostile tokens, what becomes of them when keys are hidden, and what a page shows of them."""
+
+import re
+from base64 import b64decode
+from gzip import decompress
+from typing import Any
+
+import numpy as np
+
+from attnmech.draw.packing import NO_VALUE
+
+from .conftest import TOKENS
+
+LAYERS, HEADS, COUNT = 2, 3, len(TOKENS)
+
+
+def causal(seed: int = 0, spread: float = 2.0) -> np.ndarray:
+    """[layer head query key] of a causal model; each row sums to 1."""
+    scores = np.random.default_rng(seed).normal(size=(LAYERS, HEADS, COUNT, COUNT)) * spread
+    exponential = np.where(np.triu(np.ones((COUNT, COUNT), dtype=bool), k=1), 0, np.exp(scores))
+    return (exponential / exponential.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def without(pattern: np.ndarray, hidden: list[int], rest: bool = False) -> np.ndarray:
+    """The rows normalised again without some keys, naively; NaN where nothing is left."""
+    left = np.zeros(pattern.shape)
+    for *place, query in np.ndindex(pattern.shape[:-1]):
+        row = pattern[(*place, query)].astype(np.float64)
+        total = sum(row[key] for key in range(len(row)) if key not in hidden) + (1 - row.sum() if rest else 0)
+        for key in range(len(row)):
+            kept = 0 if key in hidden else row[key]
+            left[(*place, query, key)] = kept / total if total > 0 else np.nan
+    return left
+
+
+def unpacked(packed: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+    """What kit.js makes of it."""
+    high, low = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(int)
+    codes = (256 * high + low).reshape(len(packed["low"]), -1)
+    values = np.exp(np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * codes)
+    return np.where(codes == NO_VALUE, 0, values).reshape(shape)
+
+
+def weights(page: Any) -> np.ndarray:
+    return np.array(page.evaluate("document.getElementById('figure-0').control.weights()"), dtype=float)
+
+
+def finding(page: Any) -> str:
+    return str(page.inner_text(".attnmech-finding")).replace("\u2068", "").replace("\u2069", "")
+
+
+def selector(page: Any, label: str) -> Any:
+    return page.locator("label").filter(has_text=re.compile(f"^{label} ")).locator("select")
+
+
+def choose(page: Any, label: str, option: str) -> None:
+    selector(page, label).select_option(option)
