@@ -1,0 +1,118 @@
+"""The notebooks run from top to bottom, are stored without outputs, and an exported one opens without a network."""
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import nbformat
+import pytest
+from draw.conftest import chromium, opening  # noqa: F401 - a fixture
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
+NAMES = [path.stem for path in NOTEBOOKS]
+SECONDS_A_CELL = 300
+
+WITH_AN_AMD_LOADER = "<head><script>window.define = Object.assign(() => {}, { amd: {} });</script>"
+"""What nbconvert's pages have online: scripts that see such a loader do not name themselves globally."""
+
+
+class ThisInterpreter(AsyncKernelManager):
+    """Starts kernels of the interpreter that runs the tests, whatever kernels the machine knows."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=command, display_name="Python 3", language="python")
+
+
+@cache
+def executed(name: str) -> Any:
+    """The notebook with its outputs, run in a folder of its own."""
+    notebook = stored(name)
+    with TemporaryDirectory() as folder:
+        environment = {**os.environ, "IPYTHONDIR": folder, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        client = NotebookClient(
+            notebook,
+            km=ThisInterpreter(),
+            timeout=SECONDS_A_CELL,
+            resources={"metadata": {"path": folder}},
+        )
+        client.execute(env=environment)
+    return notebook
+
+
+def stored(name: str) -> Any:
+    return nbformat.read(next(path for path in NOTEBOOKS if path.stem == name), as_version=4)
+
+
+def outputs(notebook: Any) -> list[Any]:
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def test_all_of_them_are_tested() -> None:
+    assert NAMES == ["ablation", "attention_focus", "quickstart"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_stored_without_outputs(name: str) -> None:
+    notebook = stored(name)
+    nbformat.validate(notebook)
+    assert outputs(notebook) == []
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count is None for cell in code)
+    assert all(not cell.metadata for cell in notebook.cells)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "Something to change" in notebook.cells[-2].source
+    assert notebook.cells[-1].cell_type == "code"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs_without_complaint(name: str) -> None:
+    found = outputs(executed(name))
+    assert [output.text for output in found if output.get("name") == "stderr"] == []
+    assert {output.output_type for output in found} <= {"stream", "display_data", "execute_result"}
+    shown = [output for output in found if "text/html" in output.get("data", {})]
+    assert len(shown) >= 5
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("name", "libraries", "least", "head"),
+    [
+        ("quickstart", ["circuitsvis", "plotly"], 7, "<head>"),
+        ("quickstart", ["circuitsvis", "plotly"], 7, WITH_AN_AMD_LOADER),
+        ("attention_focus", ["plotly"], 12, "<head>"),
+        ("ablation", ["plotly"], 4, "<head>"),
+    ],
+)
+def test_an_exported_notebook_opens_without_a_network(
+    chromium: Any,  # noqa: F811
+    tmp_path: Path,
+    name: str,
+    libraries: list[str],
+    least: int,
+    head: str,
+) -> None:
+    notebook = executed(name)
+    html, _ = HTMLExporter(template_name="lab", mathjax_url="", require_js_url="").from_notebook_node(notebook)
+    written = "".join(output.data["text/html"] for output in outputs(notebook) if "text/html" in output.get("data", {}))
+    count = written.count('class="attnmech" id="')
+    assert count >= least
+    with opening(chromium, html.replace("<head>", head, 1), tmp_path / "notebook.html") as page:
+        stages = page.locator("div.attnmech[id]")
+        assert stages.count() == count
+        page.wait_for_function("[...document.querySelectorAll('div.attnmech[id]')].every(each => 'control' in each)")
+        for stage in stages.all():
+            assert "could not be drawn" not in stage.inner_text()
+            assert stage.locator("svg, canvas, div > div").count() > 0
+            assert stage.bounding_box()["height"] > 100
+        carried = page.locator("script[data-attnmech]").evaluate_all("all => all.map(each => each.dataset.attnmech)")
+        assert sorted(each.split("-")[0] for each in carried) == ["attnmech", *libraries]
+        assert len(html) < 5_000_000
