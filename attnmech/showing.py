@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .draw.all_heads import model_view
 from .draw.circuitsvis import (
     attention_heads,
     attention_pattern,
@@ -16,10 +17,9 @@ from .draw.circuitsvis import (
     token_log_probs,
 )
 from .draw.embed import View
-from .draw.model_view import model_view
+from .draw.graph import token_graph
 from .draw.sentence import sentence_view
 from .draw.text import visible_token
-from .draw.token_graph import token_graph
 from .errors import InputError, MissingPointError, index_of
 from .points import PointName, parse, point_of, split_stack
 

@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from browser import chromium  # noqa: F401 - a fixture, one for all tests of a process
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 

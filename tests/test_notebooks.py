@@ -9,7 +9,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from draw.conftest import chromium, opening  # noqa: F401 - a fixture
+from browser import opening
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -93,7 +93,7 @@ def test_a_notebook_runs_without_complaint(name: str) -> None:
     ],
 )
 def test_an_exported_notebook_opens_without_a_network(
-    chromium: Any,  # noqa: F811
+    chromium: Any,
     tmp_path: Path,
     name: str,
     libraries: list[str],

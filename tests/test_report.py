@@ -1,6 +1,8 @@
 """The report: what it shows, what it leaves out, and that its file is whole or absent."""
 
 import importlib
+import json
+import re
 from pathlib import Path
 
 import models
@@ -36,7 +38,27 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
     shares = report.scores.shares(0)
     means = {name: float(share[0].nanmean(dim=-1).mean()) for name, share in shares.items()}
     first = max(means, key=lambda name: means[name])
-    assert f"{first} makes up {means[first]:.0%} of a row's highest score" in report.lead
+    page = report.to_html()
+    assert f"{first.replace('_', '-')} makes up {means[first]:.0%} of a row&#x27;s highest score" in page
+    worst, largest = float(report.scores.residual.max()), float(report.scores.largest.max())
+    assert report.lead == (
+        f"32 heads on one text, each score the sum of its terms to within {worst:.0e} "
+        f"of a largest score of {largest:.3g}."
+    )
+    assert report.focus.lead in page and report.effects is not None and report.effects.lead in page
+
+
+def test_the_page_begins_at_the_head_that_matters_most(demo: am.HookedModel) -> None:
+    report = am.report(demo, PARAGRAPH)
+    assert report.effects is not None
+    found = re.search(r'"start":\s*(\{[^}]*\})', report.to_html())
+    assert found
+    start = json.loads(found[1])
+    strongest = report.effects.strongest(1).iloc[0]
+    assert (start["layer"], start["head"]) == (strongest.layer, strongest["head"])
+    pattern = report.scores.view().pattern[start["layer"], start["head"]]
+    weights = [(pattern[i, j], i) for i in range(len(pattern)) for j in range(1, len(pattern)) if i != j]
+    assert start["query"] == max(weights)[1]
 
 
 def test_a_frame_gives_the_largest_residual_of_a_layer_and_the_mean_share(demo: am.HookedModel) -> None:
@@ -51,7 +73,7 @@ def test_a_frame_gives_the_largest_residual_of_a_layer_and_the_mean_share(demo: 
 
 def test_one_token_has_no_shares_and_a_page_all_the_same(demo: am.HookedModel) -> None:
     report = am.report(demo, torch.tensor([[400]]))
-    assert report.lead.startswith("Every score is the sum of its terms")
+    assert report.lead.startswith("32 heads on one text")
     assert report.to_html()
 
 

@@ -1,1 +1,11 @@
-"""Arrays with labels and units in, plotly figures or one offline page out; nothing here knows a model."""
+"""Arrays with their tokens as something to look at: views and figures; nothing here knows a model.
+
+>>> import numpy as np
+>>> from attnmech.draw import sentence_view
+>>> sentence_view(np.array([[[[1.0, 0.0], [0.25, 0.75]]]]), ["Hi", " there"], layers=[3])
+View('Who looks at whom', 0.00 MB; shows itself in a notebook, or .to_html(path))
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -52,7 +52,7 @@ def effect_map(
             ygap=1,
         )
     )
-    figure.update_layout(template=FIGURE_STYLE, height=max(180, 60 + 24 * len(layers)))
+    figure.update_layout(template=FIGURE_STYLE, height=max(240, 110 + 24 * len(layers)))
     figure.update_xaxes(title=columns, dtick=1 if effect.shape[1] <= 32 else None, showgrid=False)
     if tokens:
         figure.update_xaxes(tickvals=list(range(len(names))), ticktext=names)

@@ -667,7 +667,7 @@ function chooseFocusPoint({ x, customdata: [head] }) {
 
 function callOf({ result, call: figure }) {
   const values = { figure, ...chosenValues() };
-  return page.calls[result].replace(/\{(figure|layer|head|rank|side)\}/g, (_, name) => values[name]);
+  return page.calls[result].replace(/\{(figure|layer|head|rank|query|side)\}/g, (_, name) => values[name]);
 }
 
 function chosenValues() {

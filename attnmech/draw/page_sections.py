@@ -70,7 +70,7 @@ SCORES: Final = (
         contents="All heads",
         heading="All heads at a glance",
         reading="One small map a head, a row a layer: queries down, keys across, the deeper the more attention. Click "
-        "one, or move with the arrow keys, to choose the head that the rest of the page shows.",
+        "one to choose the head that the rest of the page shows, or go there with the arrow keys and press Enter.",
         caveat="Shades follow the square root of a probability, so that small ones stay visible: a map looks fuller "
         "than its attention is.",
         figures=("model-view",),

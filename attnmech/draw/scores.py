@@ -124,7 +124,7 @@ def score_shares(
     figure.update_traces(legend="legend2", selector={"type": "bar"})
     figure.update_layout(
         ternary=triangle.layout.ternary,
-        ternary_domain={"x": [0.02, 0.4], "y": [0.1, 0.9]},
+        ternary_domain={"x": [0.06, 0.4], "y": [0.1, 0.9]},
         xaxis_domain=[0.58, 1],
         legend=triangle.layout.legend.to_plotly_json() | {"title": {"text": f"the key of rank {rank} is"}},
         legend2=bars.layout.legend.to_plotly_json() | _LEGEND_ABOVE | {"x": 0.58},

@@ -12,7 +12,7 @@ from gzip import compress
 from hashlib import sha256
 from importlib.resources import files
 
-VIEWS = ("kit.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "token_graph.js", "model_view.js")
+VIEWS = ("kit.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js")
 """What attnmech's own script consists of."""
 
 

@@ -16,17 +16,26 @@ from attnmech.axes import token_text
 LONGEST_LABEL: Final = 14
 """Characters of a token that a tick label shows; the rest becomes an ellipsis."""
 
+_JOINERS: Final = "\u200c\u200d"
+
 _MARKUP_IN_JSON: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def visible_token(token: str) -> str:
     r"""A token as a reader sees it; characters that would not print stand as their code point.
 
-    >>> visible_token(" the"), visible_token("\u202e")
-    ('·the', '⟨202E⟩')
+    A joiner between two characters beyond ASCII stays, since it belongs to how these are written (👩‍👧, Persian).
+
+    >>> visible_token(" the"), visible_token("\u202e"), visible_token("\u200d"), visible_token("👩\u200d👧")
+    ('·the', '⟨202E⟩', '⟨200D⟩', '👩\u200d👧')
     """
+    text = token_text(token)
+    around = zip(" " + text, text, text[1:] + " ", strict=False)
     return "".join(
-        character if character.isprintable() else f"⟨{ord(character):04X}⟩" for character in token_text(token)
+        character
+        if character.isprintable() or (character in _JOINERS and before > "\x7f" < after)
+        else f"⟨{ord(character):04X}⟩"
+        for before, character, after in around
     )
 
 

@@ -373,6 +373,21 @@ class ScoreDecomposition(Result):
             draft.write_text(html, encoding="utf-8")
         return target
 
+    def _repr_html_(self) -> str:
+        """All heads as maps and the table; the table alone of two texts or of more than a view can hold."""
+        from ..draw.all_heads import model_view
+        from ..draw.figure_page import Section, in_notebook_output
+
+        if self.tokens != self.key_tokens:
+            return super()._repr_html_()
+        view = self.view()
+        try:
+            maps = model_view(view.pattern, view.tokens, layers=view.layers, sums_to_one=False, title="Attention")
+        except InputError:
+            return super()._repr_html_()
+        section = Section("", maps.reading, maps)
+        return in_notebook_output(title="Attention scores", lead=repr(self), sections=[section], frame=self.to_frame())
+
     def __repr__(self) -> str:
         batch, length = self.real.shape
         return (

@@ -1,19 +1,19 @@
 """Small views whose numbers all differ, with hostile tokens, and their pages opened in a real browser."""
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser import WHOLE, opening
 
+from attnmech.draw.circuitsvis import token_log_probs
 from attnmech.draw.embed import View
 from attnmech.draw.page import render_page
 from attnmech.draw.view import Fact, FocusView, ScoreView, UpdateView
 
-CHROMIUM = Path("/usr/bin/chromium")
 TOKENS = (
     "</script><script>window.owned=1</script>",
     "<img src=x onerror=window.owned=1>",
@@ -30,8 +30,6 @@ CALLS = {
     "focus": 'focus.plot("{figure}", layer={layer})',
     "updates": 'updates.plot("{figure}", layer={layer}, side="{side}")  # </script>',
 }
-WHOLE: dict[str, Any] = {"height": 16000, "ready": "html[data-whole]"}
-"""A screen so high that every figure of a report is in sight, and drawn."""
 HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\u2028"
 
 
@@ -119,6 +117,13 @@ def full_page_html(view: ScoreView, focus: FocusView, updates: UpdateView) -> st
         calls=CALLS,
         focus=focus,
         updates=updates,
+        expected=token_log_probs(
+            np.random.default_rng(6).normal(size=(len(TOKENS), 20)),
+            list(range(len(TOKENS))),
+            TOKENS,
+            text_of=lambda token: TOKENS[token % len(TOKENS)],
+        ),
+        brief={"Where": HOSTILE},
     )
 
 
@@ -133,27 +138,6 @@ def page_html(view: ScoreView) -> str:
         provenance={"model": HOSTILE},
         calls=CALLS,
     )
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        # Where the checks promise a browser, its absence is a failure.
-        assert "ATTNMECH_NEEDS_BROWSER" not in os.environ, f"{CHROMIUM} is not installed"
-        pytest.skip(f"{CHROMIUM} is not installed")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=str(CHROMIUM),
-            args=[
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-background-networking",
-                "--disable-component-update",
-            ],
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -182,31 +166,3 @@ def shown(chromium: Any, tmp_path: Path) -> Iterator[Callable[[View], Any]]:
             return page
 
         yield show
-
-
-@contextmanager
-def opening(
-    chromium: Any, html: str, path: Path, *, width: int = 1280, height: int = 720, ready: str = "body"
-) -> Iterator[Any]:
-    """A page in an offline browser, once `ready` matches; fails where it logs an error, throws, or asks for anything
-    but itself."""
-    path.write_text(html, "utf-8")
-    complaints: list[str] = []
-    context = chromium.new_context(offline=True, viewport={"width": width, "height": height})
-
-    def only_the_file(route: Any) -> None:
-        if route.request.url.startswith(path.as_uri()):
-            route.continue_()
-        else:
-            complaints.append(f"request for {route.request.url}")
-            route.abort()
-
-    context.route("**/*", only_the_file)
-    page = context.new_page()
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(path.as_uri())
-    page.wait_for_selector(ready, state="attached")
-    yield page
-    context.close()
-    assert complaints == []

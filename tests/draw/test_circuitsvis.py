@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from browser import opening
 
 from attnmech.draw.circuitsvis import (
     attention_heads,
@@ -21,7 +22,7 @@ from attnmech.draw.embed import View
 from attnmech.draw.text import visible_token
 from attnmech.errors import InputError, OutputError
 
-from .conftest import TOKENS, opening
+from .conftest import TOKENS
 from .token_pages import COUNT, HEADS, causal
 
 

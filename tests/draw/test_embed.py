@@ -1,5 +1,6 @@
 """What a page or a notebook's outputs carry: each script once, and again with the cell that carries it."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from browser import opening
 
 from attnmech.draw import embed, scripts
 from attnmech.draw.circuitsvis import colored_tokens
@@ -17,7 +19,7 @@ from attnmech.draw.embed import View, in_notebook, plotly_view
 from attnmech.draw.figure_page import Section, render_figures
 from attnmech.errors import InputError
 
-from .conftest import opening
+STUB = Path(embed.__file__).with_name("__init__.pyi")
 
 
 def carried(html: str) -> list[str]:
@@ -130,3 +132,13 @@ def test_a_view_that_fails_says_why(chromium: Any, tmp_path: Path) -> None:
         opening(chromium, path.read_text("utf-8"), path) as page,
     ):
         page.wait_for_selector("text=This view could not be drawn")
+
+
+def test_every_public_name_of_the_package_is_a_thing_to_call() -> None:
+    """Also where a file of the same name was imported first."""
+    import attnmech.draw as draw
+
+    for name in draw.__all__:
+        module = next(line for line in STUB.read_text().splitlines() if line.endswith(f" as {name}")).split()[1]
+        importlib.import_module(f"attnmech.draw{module}")
+        assert callable(getattr(draw, name)), name

@@ -1,11 +1,14 @@
 """In a real, offline browser: choices reach every figure, and hostile text does not run."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser import opening
 
 from attnmech.draw.focus import concentration, first_focus, self_focus
+from attnmech.draw.ledger import row_ledger
 from attnmech.draw.scores import attention_map, key_terms, share_bars, share_triangle
 from attnmech.draw.text import visible_token
 from attnmech.draw.updates import (
@@ -15,6 +18,8 @@ from attnmech.draw.updates import (
     orientation_histograms,
 )
 from attnmech.draw.view import FocusView, ScoreView, UpdateView
+
+from .conftest import TOKENS
 
 pytestmark = pytest.mark.browser
 
@@ -56,6 +61,103 @@ def test_the_page_draws_what_python_draws(opened: Any, view: ScoreView, layer: i
     assert_same_arrays(traces(opened, "share-triangle"), share_triangle(shares, keys, view.tokens))
     assert_same_arrays(traces(opened, "share-bars"), share_bars(shares, keys, view.tokens))
     assert_same_arrays(traces(opened, "key-terms"), key_terms(terms, view.tokens))
+
+
+@pytest.mark.parametrize(("layer", "head", "query"), [(0, 0, 6), (1, 2, 3), (0, 1, 0)])
+def test_the_ledger_is_that_of_the_chosen_row(opened: Any, view: ScoreView, layer: int, head: int, query: int) -> None:
+    opened.select_option("#layer", str(view.layers[layer]))
+    opened.select_option("#head", str(head))
+    opened.click(f".token >> nth={query}")
+    terms = {name: np.broadcast_to(term, view.scores.shape)[layer, head, query] for name, term in view.terms.items()}
+    scores, pattern = view.scores[layer, head, query], view.pattern[layer, head, query]
+    figure = row_ledger(terms, scores, pattern, view.tokens, query=query)
+    drawn = traces(opened, "row-ledger")
+    assert_same_arrays(drawn, figure)
+    layout = opened.evaluate("document.getElementById('row-ledger').layout")
+    assert layout["title"]["text"] == figure.layout.title.text
+    assert layout["yaxis"]["categoryarray"] == list(figure.layout.yaxis.categoryarray)
+    shown = opened.evaluate("document.getElementById('row-ledger').data.at(-1)")
+    assert (shown["hovertext"], shown["text"]) == (list(figure.data[-1].hovertext), list(figure.data[-1].text))
+    sentence = opened.inner_text("#row-ledger-finding")
+    if query == 0:
+        assert sentence.endswith("alone: it has no choice.")
+    else:
+        best, next_best = np.argsort(-pattern[: query + 1], kind="stable")[:2]
+        assert f"by {scores[best] - scores[next_best]:+.3f}: " in sentence
+        assert f"key bias {terms['key_bias'][best] - terms['key_bias'][next_best]:+.3f}" in sentence
+
+
+def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: ScoreView) -> None:
+    box = opened.locator("#model-view canvas").first.bounding_box()
+    assert box["width"] > 0
+    opened.evaluate("document.getElementById('model-view').control.choose({layer: 0, head: 0})")
+    opened.focus("#model-view [tabindex='0']")
+    opened.keyboard.press("ArrowRight")
+    opened.keyboard.press("ArrowDown")
+    opened.keyboard.press("Enter")
+    assert [opened.input_value(f"#{name}") for name in ("layer", "head")] == ["5", "1"]
+    drawn = traces(opened, "attention-map")["scores"]["z"]
+    np.testing.assert_allclose(np.array(drawn, dtype=float), view.scores[1, 1], atol=1e-4)
+
+
+def test_lines_and_edges_are_those_of_the_chosen_head(opened: Any, view: ScoreView) -> None:
+    def weights(stage: str) -> Any:
+        return opened.evaluate(f"document.getElementById('{stage}').control.weights()")
+
+    opened.select_option("#layer", "5")
+    opened.select_option("#head", "2")
+    shown = np.array(weights("sentence-view")[0], dtype=float).reshape(7, 7)
+    np.testing.assert_allclose(shown, view.pattern[1, 2], rtol=1e-3)
+    opened.check("#sentence-view label:has-text('hide the first token') input")
+    hidden = view.pattern[1, 2].copy()
+    hidden[:, 0] = 0
+    shown = np.array(weights("sentence-view")[0], dtype=float).reshape(7, 7)
+    np.testing.assert_allclose(shown[1:], hidden[1:] / hidden[1:].sum(-1, keepdims=True), rtol=1e-3)
+    edges = opened.evaluate("document.getElementById('token-graph').control.edges().length")
+    assert edges == (view.pattern[1, 2] >= 0.1).sum()
+
+
+def test_the_contents_lead_to_every_section_and_leave_the_address(opened_full: Any) -> None:
+    opened_full.set_viewport_size({"width": 1280, "height": 700})
+    sections = opened_full.eval_on_selector_all("[id$='-section']", "all => all.map(one => one.id.slice(0, -8))")
+    assert opened_full.eval_on_selector_all("nav a", "all => all.map(one => one.dataset.section)") == sections
+    before = opened_full.url
+    opened_full.click("nav a[data-section='concentration']")
+    opened_full.wait_for_selector("nav a[data-section='concentration'][aria-current]")
+    assert opened_full.url == before
+    assert 0 <= opened_full.locator("#concentration-section h2").bounding_box()["y"] < 200
+
+
+def test_a_page_begins_where_it_is_told_to(chromium: Any, full_page_html: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    assert '"start": null' in full_page_html
+    full_page_html = full_page_html.replace('"start": null', '"start": {"layer": 5, "head": 1, "query": 4}')
+    with opening(chromium, full_page_html, path, ready="html[data-whole]") as page:
+        assert page.evaluate("location.hash") == "#layer=5&head=1&rank=0&query=4&side=query"
+    with opening(chromium, full_page_html, path, address="#head=2", ready="html[data-whole]") as page:
+        assert page.evaluate("location.hash") == "#layer=5&head=2&rank=0&query=4&side=query"
+
+
+def test_figures_out_of_sight_are_drawn_when_they_come_into_sight_or_are_printed(
+    chromium: Any, full_page_html: str, tmp_path: Path
+) -> None:
+    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
+        assert not page.evaluate("'data' in document.getElementById('magnitude')")
+        page.locator("#magnitude-section").scroll_into_view_if_needed()
+        page.wait_for_selector("#magnitude .main-svg >> nth=0")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        drawn = page.eval_on_selector_all(".figure", "all => all.filter(one => one.data).length")
+        assert drawn == 12
+        assert page.is_hidden("nav")
+
+
+def test_what_the_model_expects_is_shown_and_hostile_tokens_are_text(opened_full: Any) -> None:
+    opened_full.wait_for_selector("#expected-tokens span")
+    shown = opened_full.inner_text("#expected-tokens").replace("\u2060", "")
+    assert visible_token(TOKENS[1]) in shown
+    assert opened_full.inner_text("#expected-finding").startswith("The model gives this text ")
+    assert opened_full.locator("#expected-tokens img, header img").count() == 0
+    assert opened_full.evaluate("window.owned") is None
 
 
 def test_another_head_changes_the_map_and_another_rank_the_bars(opened: Any) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from attnmech.draw.embed import View
+from attnmech.draw.graph import token_graph
 from attnmech.draw.text import visible_token
-from attnmech.draw.token_graph import token_graph
 from attnmech.errors import InputError
 
 from .conftest import TOKENS

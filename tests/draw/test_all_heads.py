@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draw.conftest import TOKENS, opening
+from browser import opening
+from draw.conftest import TOKENS
 
+from attnmech.draw.all_heads import model_view
 from attnmech.draw.embed import View
-from attnmech.draw.model_view import model_view
 from attnmech.draw.packing import precision_of
 from attnmech.errors import InputError
 

@@ -1,6 +1,6 @@
 "use strict";
 
-// The token graph (attnmech/draw/token_graph.py): tokens on a line, or on two where queries and keys differ, and an
+// The token graph (attnmech/draw/graph.py): tokens on a line, or on two where queries and keys differ, and an
 // arrow from a query to each key that gets at least the threshold.
 
 {

@@ -1,0 +1,12 @@
+from .circuitsvis import attention_heads as attention_heads
+from .circuitsvis import attention_pattern as attention_pattern
+from .circuitsvis import colored_tokens as colored_tokens
+from .circuitsvis import colored_tokens_multi as colored_tokens_multi
+from .circuitsvis import text_neuron_activations as text_neuron_activations
+from .circuitsvis import token_log_probs as token_log_probs
+from .effects import effect_map as effect_map
+from .embed import View as View
+from .graph import token_graph as token_graph
+from .ledger import row_ledger as row_ledger
+from .scores import attention_map as attention_map
+from .sentence import sentence_view as sentence_view

@@ -1,0 +1,114 @@
+"""Pictures of the report and of every view at two widths, in `.screenshots/`, for people to look at.
+
+What a machine can see of them is checked: nothing is wider than the screen, nothing complains, nothing is fetched.
+The pictures hold what is hard on a page: hostile names, writing from right to left, emoji, a thousand tokens.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from browser import WHOLE, opening
+
+import attnmech as am
+from attnmech.demo.text import PARAGRAPH
+
+pytestmark = pytest.mark.browser
+
+SCREENS = Path(__file__).parents[1] / ".screenshots"
+
+HARD = "Anna sang, שלום עולם, 👩‍👩‍👧 of <img src=x onerror=window.owned=1>\n\tand $x$ &amp; </script>"
+
+
+@cache
+def demo(*points: str) -> am.Activations:
+    return am.load().run([HARD, PARAGRAPH], points=list(points))
+
+
+def long_pattern(view: str) -> Any:
+    acts = am.load().run(torch.randint(300, 2000, (1, 1000)), points=[("pattern", 2)])
+    return acts.show("pattern", layer=2, view=view)
+
+
+VIEWS: dict[str, Callable[[], Any]] = {
+    "model": lambda: demo("pattern").show("pattern", text=1),
+    "sentence": lambda: demo("pattern").show("pattern", layer=2, head=6, text=1, view="sentence"),
+    "sentence-hard": lambda: demo("pattern").show("pattern", layer=2, head=6, view="sentence"),
+    "token-graph": lambda: demo("pattern").show("pattern", layer=2, head=6, view="token_graph"),
+    "attention-heads": lambda: demo("pattern").show("pattern", layer=2),
+    "attention-pattern": lambda: demo("scores").show("scores", layer=2, head=6),
+    "colored-tokens": lambda: demo("pattern").show("pattern", layer=2, head=6, query=9),
+    "colored-tokens-multi": lambda: demo("pattern").show("pattern", layer=2, query=9),
+    "token-log-probs": lambda: demo("logits").show("logits"),
+    "text-neuron-activations": lambda: demo("z").show("z", layer=2),
+    "model-1000": lambda: long_pattern("model"),
+    "sentence-1000": lambda: long_pattern("sentence"),
+    "token-graph-1000": lambda: long_pattern("token_graph"),
+    "bert": lambda: models.hooked("bert").run(models.token_ids("bert")[:1], points=["pattern"]).show("pattern"),
+    "cross-attention": lambda: (
+        models.hooked("t5")
+        .run(models.inputs_of("t5"), points=["cross.pattern"])
+        .show("cross.pattern", view="token_graph")
+    ),
+    "effects": lambda: am.ablate_heads(am.load(), [PARAGRAPH, "Anna sang of shells."]),
+    "focus": lambda: am.attention_focus(am.load(), HARD),
+    "updates": lambda: am.residual_updates(am.load(), HARD),
+}
+
+
+@cache
+def page_of(name: str, folder: Path) -> str:
+    return Path(VIEWS[name]().to_html(folder / f"{name}.html")).read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    SCREENS.mkdir(exist_ok=True)
+    return tmp_path_factory.mktemp("screens")
+
+
+def photograph(page: Any, name: str, width: int) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("window.owned") is None
+    page.screenshot(path=SCREENS / f"{name}-{width}.png", full_page=True)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_fits_the_screen(chromium: Any, folder: Path, name: str, width: int) -> None:
+    html = page_of(name, folder)
+    with opening(chromium, html, folder / f"{name}.html", width=width, ready="[data-shown] > *") as page:
+        page.wait_for_timeout(500)
+        assert page.locator("text=could not be drawn").count() == 0
+        photograph(page, name, width)
+
+
+@cache
+def report_of(model: str) -> str:
+    if model == "demo":
+        return am.report(am.load(), HARD).to_html()
+    words = (
+        "[PAD]",
+        "[UNK]",
+        "[BOS]",
+        "שלום",
+        "עולם",
+        "👩‍👩‍👧",
+        "</script><img src=x onerror=window.owned=1>",
+        "a",
+        "word",
+    )
+    hooked = am.load(models.fresh(model), tokenizer=models.tokenizer(words=words))
+    hooked.name = "<img src=x onerror=window.owned=1> שלום"
+    return am.report(hooked, torch.tensor([[3, 4, 5, 3, 4, 6, 7, 8, 2]])).to_html()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("model", ["demo", "bert", "bloom"])
+def test_a_report_fits_the_screen(chromium: Any, folder: Path, model: str, width: int) -> None:
+    with opening(chromium, report_of(model), folder / f"{model}.html", width=width, **WHOLE) as page:
+        photograph(page, f"report-{model}", width)

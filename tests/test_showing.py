@@ -1,0 +1,163 @@
+"""What `acts.show` shows: the right view, axes and tokens of every point, on decoders, encoders and two stacks."""
+
+import json
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+
+import attnmech as am
+from attnmech.draw.embed import View
+from attnmech.draw.text import visible_token
+
+TEXT = "Anna gave an old anchor to Tom."
+
+
+@pytest.fixture(scope="module")
+def demo() -> am.HookedModel:
+    return am.load()
+
+
+@pytest.fixture(scope="module")
+def acts(demo: am.HookedModel) -> am.Activations:
+    return demo.run([TEXT, "Anna sang."], points=["pattern", "scores", "z", "resid_post", "embed", "logits"])
+
+
+def props(view: View) -> Any:
+    return json.loads(view.json)["props"]
+
+
+def plain(texts: list[str]) -> list[str]:
+    return [text.replace("\u2060", "") for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "model"),
+        ({"layer": 2}, "AttentionHeads"),
+        ({"layer": 2, "head": 6}, "AttentionPattern"),
+        ({"layer": 2, "query": 3}, "ColoredTokensMulti"),
+        ({"layer": 2, "head": 6, "query": 3}, "ColoredTokens"),
+        ({"layer": 2, "view": "sentence"}, "sentence"),
+        ({"view": "token_graph"}, "token_graph"),
+        ({"layer": 2, "head": 6, "view": "model"}, "model"),
+    ],
+)
+def test_the_selection_chooses_the_view(acts: am.Activations, options: dict[str, Any], kind: str) -> None:
+    view = acts.show("pattern", **options)
+    assert view.data.get("element", view.kind) == kind
+    tokens = [visible_token(token) for token in acts.tokens[0]]
+    assert plain(view.data["queries"] if "queries" in view.data else props(view)["tokens"]) == tokens
+
+
+def test_numbers_are_those_of_the_text_without_its_padding(acts: am.Activations) -> None:
+    length = len(acts.tokens[1]) - int((~acts.batch.mask[1]).sum())
+    assert length < len(acts.tokens[1])
+    pattern = acts["pattern", 2][1, :, :length, :length].numpy()
+    cells = np.array(props(acts.show("pattern", layer=2, text=1))["attention"], dtype=float)
+    np.testing.assert_allclose(np.nan_to_num(cells), pattern, rtol=6e-4)
+    assert (np.isnan(cells) == np.triu(np.ones((length, length), dtype=bool), k=1)).all()
+    assert len(acts.show("pattern", text=1).data["queries"]) == length
+    row = acts.show("pattern", layer=2, head=6, query=3, text=1)
+    np.testing.assert_allclose(props(row)["values"], pattern[6, 3], rtol=6e-4)
+    rows = acts.show("pattern", layer=2, query=3, text=1)
+    np.testing.assert_allclose(props(rows)["values"], pattern[:, 3].T, rtol=6e-4)
+    mean = acts.show("pattern", layer=2, query=3, text=1, view="colored_tokens")
+    np.testing.assert_allclose(props(mean)["values"], pattern[:, 3].mean(0), rtol=6e-4)
+
+
+def test_hidden_scores_are_no_numbers_and_the_scale_is_that_of_the_visible(acts: am.Activations) -> None:
+    found = props(acts.show("scores", layer=1))
+    scores = acts["scores", 1][0].numpy()
+    shown = np.array(found["attention"], dtype=float)
+    above = np.triu(np.ones(scores.shape[1:], dtype=bool), k=1)
+    assert np.isnan(shown[:, above]).all()
+    np.testing.assert_allclose(shown[:, ~above], scores[:, ~above], rtol=6e-4)
+    assert found["maxValue"] == pytest.approx(np.abs(scores[:, ~above]).max())
+    assert found["maskUpperTri"] is True
+
+
+def test_vectors_by_head_and_by_layer(acts: am.Activations) -> None:
+    length = int(acts.batch.mask[0].sum())
+    found = props(acts.show("z", layer=3))
+    np.testing.assert_allclose(found["activations"][0], acts["z", 3][0, :length].numpy(), rtol=6e-4)
+    assert (found["firstDimensionName"], found["secondDimensionName"]) == ("head", "d_head")
+    one = props(acts.show("z", layer=3, head=5))
+    np.testing.assert_allclose(one["activations"][0], acts["z", 3][0, :length, 5:6].numpy(), rtol=6e-4)
+    assert one["firstDimensionLabels"] == ["5"]
+    layers = props(acts.show("resid_post"))
+    np.testing.assert_allclose(layers["activations"][0], acts["resid_post"][:, 0].transpose(0, 1).numpy(), rtol=6e-4)
+    assert layers["firstDimensionLabels"] == ["0", "1", "2", "3"]
+    embed = props(acts.show("embed"))
+    np.testing.assert_allclose(embed["activations"][0], acts["embed"][0][:, None].numpy(), rtol=6e-4)
+
+
+def test_logits_are_the_texts_own_predictions(acts: am.Activations, demo: am.HookedModel) -> None:
+    found = props(acts.show("logits"))
+    ids = acts.batch.ids[0]
+    expected = acts.logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    assert found["correctTokenLogProb"] == pytest.approx(expected.tolist(), rel=1e-3)
+    best = int(acts.logits[0, 3].argmax())
+    assert plain(found["topKTokens"][3])[0] == visible_token(demo.encoder.token_texts([best])[0])
+
+
+def test_an_encoder_is_not_masked_and_its_special_tokens_can_be_hidden() -> None:
+    model = am.load(models.fresh("bert"), tokenizer=models.tokenizer())
+    ids = [model.tokenizer.all_special_ids[-1], 5, 6, 7]
+    acts = model.run(torch.tensor([ids]), points=["pattern"])
+    assert props(acts.show("pattern", layer=1))["maskUpperTri"] is False
+    assert acts.show("pattern", layer=1, view="sentence").data["special"] == [True, False, False, False]
+
+
+def test_cross_attention_has_two_lists_of_tokens_and_no_square_map() -> None:
+    model = models.hooked("t5")
+    acts = model.run(models.inputs_of("t5"), points=["cross.pattern", "encoder.z"])
+    view = acts.show("cross.pattern", view="sentence")
+    assert (len(view.data["queries"]), len(view.data["keys"])) == acts["cross.pattern", 0].shape[-2:]
+    assert acts.show("cross.pattern").kind == "model"
+    with pytest.raises(am.InputError, match="for cross-attention take"):
+        acts.show("cross.pattern", layer=0)
+    with pytest.raises(am.InputError, match="for cross-attention take"):
+        acts.show("cross.pattern", layer=0, head=1)
+    assert len(props(acts.show("encoder.z", layer=0))["tokens"][0]) == acts["encoder.z", 0].shape[1]
+
+
+def test_a_chosen_head_keeps_its_number(acts: am.Activations) -> None:
+    for view in ("sentence", "token_graph", "model"):
+        data = acts.show("pattern", layer=2, head=6, view=view).data
+        assert data["chosen"] == {"layer": 0, "head": 6}
+        assert (data["layers"], data["heads"]) == ([2], 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("pattern", {"layer": 9}, r"holds 'pattern' of the layers: 0, 1, 2, 3; `layer` is 9"),
+        ("pattern", {"layer": 1, "head": 8}, "`head` must be from 0 to 7; got 8"),
+        ("pattern", {"layer": 1, "query": 99}, "`query` must be from 0 to"),
+        ("pattern", {"text": 2}, "`text` must be from 0 to 1; got 2"),
+        ("pattern", {"view": "heat"}, "`view` must be one of model, sentence, .* got 'heat'"),
+        ("pattern", {"view": "attention_heads"}, "shows one layer: give `layer`, one of 0, 1, 2, 3"),
+        ("pattern", {"layer": 1, "view": "attention_pattern"}, "shows one head: give `head`, from 0 to 7"),
+        ("pattern", {"layer": 1, "view": "colored_tokens"}, "shows one row: give `query`, from 0 to"),
+        ("scores", {"layer": 1, "view": "sentence"}, 'ask for "pattern"'),
+        ("scores", {}, 'ask for "pattern", or choose a layer'),
+        ("z", {}, "'z' has a vector a head: give `layer`, one of 0, 1, 2, 3"),
+        ("z", {"layer": 1, "query": 2}, "`view` and `query` are for attention"),
+        ("resid_post", {"layer": 1, "head": 2}, "`head` is for points that have one"),
+        ("q", {}, "this run did not capture 'q'"),
+    ],
+)
+def test_what_there_is_not_is_refused(acts: am.Activations, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(am.AttnmechError, match=message):
+        acts.show(name, **options)
+
+
+def test_too_long_a_text_for_circuitsvis_names_what_holds_more(demo: am.HookedModel) -> None:
+    acts = demo.run(torch.full((1, 400), 400), points=[("pattern", 0)])
+    with pytest.raises(am.InputError, match=r"1,280,000 numbers are more than .* \(view=\"model\", \"sentence\""):
+        acts.show("pattern", layer=0)
+    assert acts.show("pattern", layer=0, view="model").kind == "model"
