@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ WHOLE: dict[str, Any] = {"height": 24000, "ready": "html[data-whole]"}
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    if not CHROMIUM.exists():
+    missing = [
+        name for name, there in (("playwright", find_spec("playwright")), (CHROMIUM, CHROMIUM.exists())) if not there
+    ]
+    if missing:
         # Where the checks promise a browser, its absence is a failure.
-        assert "ATTNMECH_NEEDS_BROWSER" not in os.environ, f"{CHROMIUM} is not installed"
-        pytest.skip(f"{CHROMIUM} is not installed")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+        assert "ATTNMECH_NEEDS_BROWSER" not in os.environ, f"not installed: {missing}"
+        pytest.skip(f"not installed: {missing}")
+    from playwright import sync_api as playwright
+
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=str(CHROMIUM),
@@ -67,4 +72,4 @@ def opening(
     page.wait_for_selector(ready, state="attached")
     yield page
     context.close()
-    assert complaints == []
+    assert complaints == [], complaints

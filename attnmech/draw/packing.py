@@ -34,8 +34,8 @@ def pack_values(values: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
     """The values of every head, each head scaled to its own range.
 
     >>> packed = pack_values(np.array([[[1.0, 3.0, np.nan]]], dtype=np.float32))
-    >>> packed["low"], packed["step"]
-    ([1.0], [3.0518509475997192e-05])
+    >>> packed["low"], [round(step * 65534, 3) for step in packed["step"]]
+    ([1.0], [2.0])
     """
     layers, heads = values.shape[:2]
     blocks = values.reshape(layers * heads, -1).astype(np.float64)

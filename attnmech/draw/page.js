@@ -435,8 +435,15 @@ const findings = {
     );
   },
 
-  "all-heads": () =>
-    `Chosen: head ${state.head} of layer ${choices.layer[state.layer]}, one of ${layers.length * heads} heads shown.`,
+  "all-heads"() {
+    const chosen = `Chosen: head ${state.head} of layer ${choices.layer[state.layer]}.`;
+    if (!page.focus) return `${layers.length * heads} heads. ${chosen}`;
+    const count = (name) => focusNumbers[name].flat().filter((value) => value >= 0.5).length;
+    return (
+      `Of ${focusNumbers.self_top.flat().length} heads, in at least half of their rows ${count("first_top")} look most ` +
+      `at the first token, ${count("self_top")} at the token itself, ${count("previous_top")} at the one before. ${chosen}`
+    );
+  },
 
   "row-ledger"({ row }) {
     const [best, next] = queries

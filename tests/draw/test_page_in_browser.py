@@ -432,6 +432,11 @@ def test_a_click_on_a_head_chooses_it_where_the_page_has_its_layer(opened_full: 
 
 def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusView, updates: UpdateView) -> None:
     opened_full.select_option("#layer", "5")
+    first, own, before = ((one >= 0.5).sum() for one in (focus.first_top, focus.self_top, focus.previous_top))
+    assert opened_full.inner_text("#all-heads-finding") == (
+        f"Of 12 heads, in at least half of their rows {first} look most at the first token, {own} at the token itself, "
+        f"{before} at the one before. Chosen: head 0 of layer 5."
+    )
     before = 100 * focus.previous_top[2, 0]
     assert opened_full.inner_text("#self-focus-finding").startswith(
         "Head 0 of layer 5: 0.0\u00a0%. Highest: 100.0\u00a0%, head 2 of layer 5. "
