@@ -112,3 +112,50 @@ def report_of(model: str) -> str:
 def test_a_report_fits_the_screen(chromium: Any, folder: Path, model: str, width: int) -> None:
     with opening(chromium, report_of(model), folder / f"{model}.html", width=width, **WHOLE) as page:
         photograph(page, f"report-{model}", width)
+
+
+@cache
+def results() -> list[Any]:
+    """One of every kind of result that has a figure."""
+    model, texts = am.load(), ["Anna sang of shells.", "Tom gave an old anchor to Clara."]
+    clean, corrupted = "When Anna and Tom met, Tom gave a shell to", "When Anna and Tom met, Anna gave a shell to"
+    few: list[tuple[int, int]] = [(1, 4), (2, 6), (0, 0)]
+    return [
+        am.decompose_scores(model, texts[0]),
+        am.decompose_by_source(model, texts[0]),
+        am.attention_focus(model, texts),
+        am.residual_updates(model, texts[0]),
+        am.ablate_heads(model, texts, heads=few),
+        am.null_attention(model, texts, heads=few),
+        am.patch(model, clean, corrupted, heads=few, answers=" Anna", against=" Tom"),
+        am.head_importance(model, texts),
+        am.ablate_pairs(model, texts, [(few[0], few[1])]),
+        am.prune_heads(model, texts, heads=few, steps=2),
+        model.certificate,
+    ]
+
+
+@pytest.mark.parametrize(("background", "ink"), [("white", "black"), ("#111111", "white")])
+def test_every_result_shows_itself_in_a_notebook(chromium: Any, tmp_path: Path, background: str, ink: str) -> None:
+    found = results()
+    shown = [result._repr_html_() for result in found]
+    head = f"<!doctype html><meta charset=utf-8><body bgcolor={background} text={ink}>"
+    with opening(chromium, head + "".join(f"<div>{html}</div>" for html in shown), tmp_path / "notebook.html") as page:
+        page.wait_for_function(
+            "[...document.querySelectorAll('div.attnmech[id]')].every(each => 'control' in each)", timeout=60000
+        )
+        assert page.locator("text=could not be drawn").count() == 0
+        for result, html in zip(found, shown, strict=True):
+            assert "<table" in html
+            if hasattr(result, "plot"):
+                assert 'class="attnmech" id="' in html, type(result).__name__
+        photograph(page, f"results-{ink}", 1280)
+
+
+def test_a_report_shows_itself_in_a_notebook(chromium: Any, tmp_path: Path) -> None:
+    html = am.report(am.load(), "Anna sang.")._repr_html_()
+    with opening(chromium, f"<!doctype html><meta charset=utf-8>{html}", tmp_path / "notebook.html") as page:
+        frame = page.frame_locator("iframe")
+        frame.locator("html[data-whole]").wait_for(state="attached")
+        frame.locator("#head").select_option("3")
+        assert "Head 3 of layer" in frame.locator("#self-focus-finding").inner_text()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
+from typing import Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -10,6 +11,10 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from attnmech.draw import scripts
 from attnmech.draw.embed import View, in_notebook, plotly_view
 from attnmech.draw.text import html_text
+
+
+MOST_IN_A_CELL: Final = 4
+"""A notebook's cell shows at most so many figures of a result."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,11 @@ def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], fr
     shown = "".join(
         f'<p class="attnmech-reading">{html_text(" ".join(filter(None, (each.heading, each.reading))))}</p>'
         f"{in_notebook([each.view])}"
-        for each in sections
+        for each in sections[:MOST_IN_A_CELL]
     )
+    if len(sections) > MOST_IN_A_CELL:
+        further = f"{len(sections) - MOST_IN_A_CELL} further figures stand on the page that .to_html(path) writes."
+        shown += f'<p class="attnmech-reading">{further}</p>'
     return (
         f'<div class="attnmech"><p class="attnmech-title">{html_text(title)}</p>'
         f'<p class="attnmech-finding">{html_text(lead)}</p>{shown}'
