@@ -48,8 +48,12 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
     assert report.focus.lead in page and report.effects is not None and report.effects.lead in page
 
 
-def test_the_page_begins_at_the_head_that_matters_most(demo: am.HookedModel) -> None:
-    report = am.report(demo, PARAGRAPH)
+@pytest.mark.parametrize("text", ["Anna sang.", PARAGRAPH])
+def test_the_page_begins_at_the_head_that_matters_most(
+    demo: am.HookedModel, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OTHER_TEXTS", 0)
+    report = am.report(demo, text)
     assert report.effects is not None
     found = re.search(r'"start":\s*(\{[^}]*\})', report.to_html())
     assert found

@@ -1,3 +1,4 @@
+from .all_heads import model_view as model_view
 from .circuitsvis import attention_heads as attention_heads
 from .circuitsvis import attention_pattern as attention_pattern
 from .circuitsvis import colored_tokens as colored_tokens

@@ -12,7 +12,6 @@ from attnmech.draw import scripts
 from attnmech.draw.embed import View, in_notebook, plotly_view
 from attnmech.draw.text import html_text
 
-
 MOST_IN_A_CELL: Final = 4
 """A notebook's cell shows at most so many figures of a result."""
 

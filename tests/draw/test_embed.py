@@ -117,6 +117,17 @@ def test_views_of_a_notebook_share_scripts_that_come_later(
 
 
 @pytest.mark.browser
+def test_an_output_whose_script_runs_twice_is_drawn_once(chromium: Any, tmp_path: Path) -> None:
+    """As in front ends that run an output's scripts themselves."""
+    output = some_view()._repr_html_()
+    start = output[output.rindex("<script>") : output.rindex("</script>")] + "</script>"
+    html = f"<!doctype html><meta charset=utf-8>{output}{start}"
+    with opening(chromium, html, tmp_path / "notebook.html", ready=".attnmech-paper span") as page:
+        page.wait_for_timeout(200)
+        assert page.locator(".attnmech-paper").count() == 1
+
+
+@pytest.mark.browser
 def test_a_view_without_its_script_says_so(notebook: SimpleNamespace, chromium: Any, tmp_path: Path) -> None:
     some_view()._repr_html_()
     html = f"<!doctype html><meta charset=utf-8>{some_view()._repr_html_()}"
@@ -138,6 +149,7 @@ def test_every_public_name_of_the_package_is_a_thing_to_call() -> None:
     """Also where a file of the same name was imported first."""
     import attnmech.draw as draw
 
+    assert {"model_view", "sentence_view", "token_graph", "attention_heads", "row_ledger", "View"} <= set(draw.__all__)
     for name in draw.__all__:
         module = next(line for line in STUB.read_text().splitlines() if line.endswith(f" as {name}")).split()[1]
         importlib.import_module(f"attnmech.draw{module}")
