@@ -145,6 +145,7 @@ class Activations:
         | point | shown as |
         |---|---|
         | `pattern` | every layer: "model"; one layer: "attention_heads"; one head: "attention_pattern" |
+        | `pattern` too large for CircuitsVis, or across two texts | "model" |
         | `pattern` with `query` | "colored_tokens_multi"; of one head "colored_tokens" |
         | `scores` of a layer | the same; above and below zero in two colours |
         | `logits` | the text by how much each token was expected |

@@ -96,7 +96,7 @@ class Report:
         view = replace(view, notes=(*self.notes, *view.notes), special=self.special)
         provenance = self.scores.provenance
         return render_page(
-            title=f"Where the attention of “{provenance.model}” looks, and why",
+            title=f"Where the attention of “{_short(provenance.model)}” looks, and why",
             lead=self.lead,
             view=view,
             facts=self._facts(view),
@@ -118,6 +118,7 @@ class Report:
             brief=self._brief(),
             start=self._start(view),
             expected=self.expected,
+            setup=self.calls["setup"],
         )
 
     def _brief(self) -> dict[str, str]:
@@ -220,7 +221,7 @@ class Report:
             return ""
         first = str(shares.idxmax()).removesuffix("_share").replace("_", "-")
         where = f"Averaged over {len(frame)} heads and all rows"
-        return f"{where}, {first} makes up {shares.max():.0%} of a row's highest score."
+        return f"{where}, {first} makes up {shares.max():.0%} of what lifts a row's highest score (see figure 2)."
 
     def _repr_html_(self) -> str:
         page = html_text(self.to_html())
@@ -250,6 +251,16 @@ class Report:
         ]
 
 
+def _short(name: str) -> str:
+    """A model's name as a heading: of a folder the end of its path.
+
+    >>> _short("demo"), _short("bigscience/bloom-560m")
+    ('demo', 'bigscience/bloom-560m')
+    """
+    folder = Path(name)
+    return "/".join(folder.parts[-2:]) if folder.is_absolute() else name
+
+
 def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Report:
     """Decomposes the scores of one text and gathers what a page about it shows.
 
@@ -264,7 +275,10 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     notes: list[str] = []
     length = batch.ids.shape[1]
     if length > MAX_TOKENS and model.grid is None:
-        notes.append(f"The text has {length} tokens; the first {MAX_TOKENS} were run and are shown.")
+        cut = f"The text has {length} tokens; the first {MAX_TOKENS} were run and are shown."
+        if not model.causal:
+            cut += " This model looks both ways, so the attention shown is that of the cut text, not of the whole."
+        notes.append(cut)
         length = MAX_TOKENS
         batch = batch.beginning(length)
     shown = next(iter(model.stacks.values()))
@@ -286,7 +300,7 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     sources = _sources(model, batch, layers, notes)
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
-    calls = _calls(model, shown.label, bos)
+    calls = _calls(model, inputs, shown.label, bos)
     shown_tokens = batch.queries(shown.label)
     special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
     expected = _expected(model, batch)
@@ -333,17 +347,26 @@ def _sources(model: HookedModel, batch: Batch, layers: list[int], notes: list[st
         return None
 
 
-def _calls(model: HookedModel, stack: str, bos: bool | None) -> dict[str, str]:
+def _calls(model: HookedModel, inputs: Inputs, stack: str, bos: bool | None) -> dict[str, str]:
     options = f", stack={stack!r}" if stack else ""
     options += "" if bos is None else f", bos={bos}"
-    given = f"({model.source}, text{options})"
+    given = f"(model, text{options})"
+    text = repr(inputs) if isinstance(inputs, str) else "...  # what this report was given"
+    setup = ["import attnmech as am", "", f"model = {model.source}", f"text = {text}"]
+    if model.source == "am.load()":
+        documents = "from attnmech.demo.text import documents"
+        setup[1:1] = [documents]
+        setup.append(f"texts = [text, *documents({OTHER_TEXTS})]")
+    else:
+        setup.append("texts = [text]")
     return {
+        "setup": "\n".join(setup),
         "scores": f'am.decompose_scores{given}.plot("{{figure}}", layer={{layer}}, head={{head}}, rank={{rank}})',
         "ledger": f'am.decompose_scores{given}.plot("{{figure}}", layer={{layer}}, head={{head}}, query={{query}})',
-        "view": f'{model.source}.run(text{"" if bos is None else f", bos={bos}"}, points=["pattern"])'
+        "view": f'model.run(text{"" if bos is None else f", bos={bos}"}, points=["pattern"])'
         f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}")',
         "focus": f'am.attention_focus{given}.plot("{{figure}}")',
         "updates": f'am.residual_updates{given}.plot("{{figure}}", layer={{layer}}, side="{{side}}")',
-        "effects": f"am.ablate_heads({model.source}, texts).plot()",
-        "null": f"am.null_attention({model.source}, texts).plot()",
+        "effects": "am.ablate_heads(model, texts).plot()",
+        "null": "am.null_attention(model, texts).plot()",
     }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .draw.all_heads import model_view
 from .draw.circuitsvis import (
+    MOST_CELLS,
     attention_heads,
     attention_pattern,
     colored_tokens,
@@ -51,6 +52,8 @@ def show(
     full, own_layer = parse(name)
     layer = own_layer if own_layer is not None else layer
     captured = sorted(at for point, at in activations.values if point == full and at is not None)
+    if not captured and point_of(full).per_layer:
+        activations[name]  # says what the run holds
     if layer is not None and layer not in captured and point_of(full).per_layer:
         held = ", ".join(map(str, captured)) or "none"
         raise MissingPointError(f"this run holds {full!r} of the layers: {held}; `layer` is {layer!r}.")
@@ -78,13 +81,15 @@ def _attention(
     """Patterns and scores."""
     queries, keys = _rows(activations, name, text)
     values = _real(activations, name, layers, queries, keys)
+    base = split_stack(name)[1]
     heads = list(range(values.shape[1])) if head is None else [index_of("head", head, values.shape[1])]
-    kind = view or _usual(layer, head, query)
+    suits_circuitsvis = queries is keys and len(heads) * values[0, 0].size <= MOST_CELLS
+    kind = view or _usual(layer, head, query, ours=base == "pattern" and not suits_circuitsvis)
     if kind not in VIEWS:
         raise InputError(f"`view` must be one of {', '.join(VIEWS)}; got {view!r}.")
     where = _words(name, layer, head)
     if kind in OWN_VIEWS:
-        if split_stack(name)[1] != "pattern":
+        if base != "pattern":
             raise InputError(
                 f'the views "model", "sentence" and "token_graph" show probabilities: ask for "pattern", or choose a '
                 f"layer of {name!r}."
@@ -125,12 +130,12 @@ def _attention(
 _NAMES: Final = {"model": "All heads", "sentence": "Sentence view", "token_graph": "Token graph"}
 
 
-def _usual(layer: int | None, head: int | None, query: int | None) -> str:
-    """The view that a selection suggests."""
-    if layer is None:
-        return "model"
+def _usual(layer: int | None, head: int | None, query: int | None, *, ours: bool) -> str:
+    """The view that a selection suggests; `ours` where CircuitsVis cannot draw it."""
     if query is not None:
         return "colored_tokens_multi" if head is None else "colored_tokens"
+    if layer is None or ours:
+        return "model"
     return "attention_heads" if head is None else "attention_pattern"
 
 

@@ -94,7 +94,7 @@ def test_ablate_and_null_write_what_the_methods_find(
     corpus.write_text("\n".join(texts), encoding="utf-8")
     model = am.load()
     for command, method, shown in (
-        ("ablate", am.ablate_heads, "matters most"),
+        ("ablate", am.ablate_heads, "has the largest effect"),
         ("null", am.null_attention, "not attending"),
     ):
         out = tmp_path / f"{command}.csv"

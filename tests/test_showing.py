@@ -118,10 +118,9 @@ def test_cross_attention_has_two_lists_of_tokens_and_no_square_map() -> None:
     view = acts.show("cross.pattern", view="sentence")
     assert (len(view.data["queries"]), len(view.data["keys"])) == acts["cross.pattern", 0].shape[-2:]
     assert acts.show("cross.pattern").kind == "model"
+    assert acts.show("cross.pattern", layer=0, head=1).kind == "model"
     with pytest.raises(am.InputError, match="for cross-attention take"):
-        acts.show("cross.pattern", layer=0)
-    with pytest.raises(am.InputError, match="for cross-attention take"):
-        acts.show("cross.pattern", layer=0, head=1)
+        acts.show("cross.pattern", layer=0, view="attention_heads")
     assert len(props(acts.show("encoder.z", layer=0))["tokens"][0]) == acts["encoder.z", 0].shape[1]
 
 
@@ -149,6 +148,7 @@ def test_a_chosen_head_keeps_its_number(acts: am.Activations) -> None:
         ("z", {"layer": 1, "query": 2}, "`view` and `query` are for attention"),
         ("resid_post", {"layer": 1, "head": 2}, "`head` is for points that have one"),
         ("q", {}, "this run did not capture 'q'"),
+        ("pattern", {"query": 2}, "shows one layer: give `layer`"),
     ],
 )
 def test_what_there_is_not_is_refused(acts: am.Activations, name: str, options: dict[str, Any], message: str) -> None:
@@ -158,6 +158,13 @@ def test_what_there_is_not_is_refused(acts: am.Activations, name: str, options: 
 
 def test_too_long_a_text_for_circuitsvis_names_what_holds_more(demo: am.HookedModel) -> None:
     acts = demo.run(torch.full((1, 400), 400), points=[("pattern", 0)])
-    with pytest.raises(am.InputError, match=r"1,280,000 numbers are more than .* \(view=\"model\", \"sentence\""):
-        acts.show("pattern", layer=0)
-    assert acts.show("pattern", layer=0, view="model").kind == "model"
+    with pytest.raises(am.InputError, match=r'1,280,000 numbers are more than .* layer=2, view="model"\)'):
+        acts.show("pattern", layer=0, view="attention_heads")
+    assert acts.show("pattern", layer=0).kind == "model"
+
+
+def test_a_thousand_tokens_of_every_head_are_shown(demo: am.HookedModel) -> None:
+    acts = demo.run(torch.randint(300, 2000, (1, 1005)), points=["pattern"])
+    for options in ({}, {"layer": 2}, {"layer": 2, "head": 3}):
+        assert acts.show("pattern", **options).kind == "model"
+    assert len(acts.show("pattern").json) < 20e6

@@ -1,7 +1,6 @@
 """All heads of a model at a glance: a small attention map for each, and a large one of the chosen head."""
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -9,11 +8,11 @@ from jaxtyping import Bool, Float, Int32, Integer
 
 from attnmech.draw.embed import View
 from attnmech.draw.packing import pack_keys, pack_probabilities, precision_of
-from attnmech.draw.patterns import Array, checked_pattern
+from attnmech.draw.patterns import Array, as_array, checked_pattern
 from attnmech.draw.text import visible_token
 from attnmech.errors import InputError, index_of
 
-MOST_NUMBERS: Final = 30_000_000
+MOST_NUMBERS: Final = 40_000_000
 """Probabilities of one view: a browser holds a byte of each, and 24 layers × 16 heads × 256² are 25 million."""
 
 READING: Final = (
@@ -50,11 +49,12 @@ def model_view(
         title: stands above the view.
 
     """
-    size = prod(pattern.shape)
+    pattern = as_array(pattern)
+    size = pattern.size
     if size > MOST_NUMBERS:
         raise InputError(
             f"a model view holds up to {MOST_NUMBERS / 1e6:.0f} million probabilities; the shape "
-            f"{tuple(pattern.shape)} has {size / 1e6:.0f} million. Choose some layers or heads, or a shorter text."
+            f"{pattern.shape} has {size / 1e6:.0f} million. Choose some layers or heads, or a shorter text."
         )
     found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
     head = index_of("head", head, found.shape[1])

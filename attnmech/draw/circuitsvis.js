@@ -8,6 +8,6 @@ views.circuitsvis = (stage, { element, props }) => {
   suitBackground(stage);
   suitBackground(stage);
   const id = `attnmech-circuitsvis-${(mounted += 1)}`;
-  stage.append(make("div", { className: "attnmech-paper", id }));
+  stage.append(make("div", { className: `attnmech-paper attnmech-${element}`, id }));
   CircuitsVis.render(id, CircuitsVis[element], props);
 };

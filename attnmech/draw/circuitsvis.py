@@ -7,6 +7,7 @@ the page as HTML. Here its components get rounded numbers, its bundle is carried
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from unicodedata import bidirectional
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -16,10 +17,13 @@ from attnmech.draw.effects import SIGNED_COLOURS
 from attnmech.draw.embed import View
 from attnmech.draw.patterns import Array, as_array
 from attnmech.draw.text import visible_token
-from attnmech.errors import InputError
+from attnmech.errors import InputError, index_of
+
+MOST_CELLS: Final = 200_000
+"""CircuitsVis draws every cell of a map by itself; with more than this a browser stands still for 10 seconds."""
 
 MOST_NUMBERS: Final = 600_000
-"""CircuitsVis draws every number as an element of its own; with more than this a browser stands still."""
+"""So many activations, of which it draws some at a time."""
 
 DIGITS: Final = 4
 """Significant digits of a number in a page."""
@@ -56,7 +60,8 @@ def attention_heads(
     """
     found = as_array(values)
     _require_square(found, tokens, "head query key")
-    _require_few(found.size, title)
+    _require_few(found.size, title, MOST_CELLS)
+    _require_hidden(hidden, found.shape)
     if heads and len(heads) != len(found):
         raise InputError(f"`heads` must name each of the {len(found)} heads; got {len(heads)} names.")
     props = {
@@ -77,7 +82,8 @@ def attention_pattern(
     """One head's map, [query key]; otherwise like `attention_heads`."""
     found = as_array(values)
     _require_square(found, tokens, "query key")
-    _require_few(found.size, title)
+    _require_few(found.size, title, MOST_CELLS)
+    _require_hidden(hidden, found.shape)
     mask = None if hidden is None else hidden[None]
     props = {"attention": _cells(found[None], mask)[0], **_map_props(found[None], mask, tokens)}
     return _view("AttentionPattern", props, title, _MAP)
@@ -88,8 +94,10 @@ def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens
     found = as_array(values)
     _require_positions(found, tokens, "position")
     props = {"tokens": _texts(tokens), "values": _numbers(found), **_reach(found), **_COLOURS}
+    if not np.isfinite(found).any():
+        raise InputError("`values` must hold at least one finite number; got none.")
     finite = np.where(np.isfinite(found), found, -np.inf)
-    finding = f"Highest: {finite.argmax()} “{visible_token(tokens[int(finite.argmax())])}”, {finite.max():.4g}."
+    finding = f"Highest: token {finite.argmax()} “{visible_token(tokens[int(finite.argmax())])}”, {finite.max():.4g}."
     reading = "Blue above zero, brown below, white at zero. Point at a token for its number."
     return _view("ColoredTokens", props, title, reading, finding)
 
@@ -136,6 +144,8 @@ def token_log_probs(
     _require_positions(found, tokens, "position vocab")
     if len(ids) != len(tokens):
         raise InputError(f"`ids` must hold one id for each of the {len(tokens)} tokens; got {len(ids)}.")
+    for token in ids:
+        index_of("ids", token, found.shape[1], "the vocabulary")
     if len(tokens) < 2:
         raise InputError("a text of one token has nothing to predict; give at least two.")
     if not 1 <= top <= found.shape[1]:
@@ -160,7 +170,7 @@ def token_log_probs(
     least = int(own.argmin())
     finding = (
         f"The model gives this text {-own.mean():.2f} nats a token (a perplexity of {np.exp(-own.mean()):.1f}); it "
-        f"expects {least + 1} “{visible_token(tokens[least + 1])}” least, at {-own[least]:.1f} nats."
+        f"expects token {least + 1} “{visible_token(tokens[least + 1])}” least, at {-own[least]:.1f} nats."
     )
     return _view("TokenLogProbs", props, title, reading, finding)
 
@@ -255,9 +265,15 @@ def _texts(tokens: Sequence[str]) -> list[str]:
     return [_text(visible_token(token)) for token in tokens]
 
 
+def _isolated(text: str) -> str:
+    """Text in a box of its own where it is written from right to left, so that its neighbours keep their places."""
+    turns = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return f"\u2068{text}\u2069" if turns else text
+
+
 def _text(text: str) -> str:
     """Text that stays text where a component writes it as HTML."""
-    return text.replace("<", f"<{_WORD_JOINER}").replace("&", f"&{_WORD_JOINER}")
+    return _isolated(text.replace("<", f"<{_WORD_JOINER}").replace("&", f"&{_WORD_JOINER}"))
 
 
 def _view(element: str, props: dict[str, Any], title: str, reading: str, finding: str = "") -> View:
@@ -287,10 +303,15 @@ def _require_axes(values: Float[np.ndarray, "..."], axes: str) -> None:
         raise InputError(f"the selection is empty: `values` has the shape {values.shape}.")
 
 
-def _require_few(count: int, title: str) -> None:
-    if count > MOST_NUMBERS:
+def _require_few(count: int, title: str, most: int = MOST_NUMBERS) -> None:
+    if count > most:
         raise InputError(
-            f"{title}: {count:,} numbers are more than the {MOST_NUMBERS:,} that CircuitsVis can draw (about "
-            f"{count * 7 / 1e6:.0f} MB). Choose fewer heads, layers or tokens; attnmech's own views of attention "
-            '(view="model", "sentence", "token_graph") carry more.'
+            f"{title}: {count:,} numbers are more than the {most:,} that CircuitsVis can draw (about "
+            f"{count * 7 / 1e6:.0f} MB). Choose fewer heads, layers or tokens; attnmech's own views of attention carry "
+            'more: acts.show("pattern", layer=2, view="model"), or "sentence", or "token_graph".'
         )
+
+
+def _require_hidden(hidden: np.ndarray | None, shape: tuple[int, ...]) -> None:
+    if hidden is not None and hidden.shape != shape:
+        raise InputError(f"`hidden` must have the shape {shape} of `values`; got {hidden.shape}.")

@@ -183,8 +183,9 @@
     /** The sentence that the numbers support. */
     function tell() {
       const heads = state.mode === ONE ? `Head ${state.head}` : `Mean of the ${data.heads} heads`;
+      const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const what = picker.pinned ? placesOf(picker.pinned).map(ofToken).join("; ") : ofWhole();
-      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, data)}`;
+      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
     function ofWhole() {
@@ -266,6 +267,11 @@
           if (!inView) box.scrollLeft = middle - box.clientWidth / 2;
         }
         update();
+      },
+      /** On paper nothing scrolls: the whole line of tokens, as wide as the paper. */
+      print(printing) {
+        box.classList.toggle("attnmech-printing", printing);
+        plot.style.zoom = printing ? Math.min(1, box.clientWidth / plot.scrollWidth) : "";
       },
       /** The weights shown, [query key]; NaN in a row where no key is left. */
       weights() {

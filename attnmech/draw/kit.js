@@ -137,6 +137,18 @@ function pointerBox(stage) {
   };
 }
 
+// ---- plotly ---------------------------------------------------------------------------------------------------
+
+/** How every plotly figure behaves: few buttons, and none that sends it anywhere. */
+function plotlyOptions(byFinger) {
+  return {
+    displaylogo: false,
+    plotlyServerURL: "",
+    displayModeBar: byFinger ? false : "hover",
+    modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+  };
+}
+
 // ---- controls -------------------------------------------------------------------------------------------------
 
 /** A labelled choice; `choose` is called with the index. */
@@ -205,7 +217,17 @@ async function attentionWeights({ patterns, pattern, rests, rest, heads, queries
     for (let at = 0; at < mean.length; at += 1) mean[at] /= counted[Math.floor(at / keys.length)];
     return mean;
   }
-  return { ofHead, ofLayer };
+
+  /** What the hidden keys have of these heads' attention, before they are hidden. */
+  function ofHidden(layer, chosen, hidden) {
+    let sum = 0;
+    for (const head of chosen) {
+      const all = given.of(layer, head);
+      for (let at = 0; at < all.length; at += 1) if (hidden[at % keys.length]) sum += all[at];
+    }
+    return sum / (chosen.length * queries.length);
+  }
+  return { ofHead, ofLayer, ofHidden };
 }
 
 /** A token in a sentence: its position and its text, whose direction stays its own. */
@@ -234,11 +256,11 @@ function objectOf(side, { query, key, weight }, { queries, keys }) {
   return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `of query ${named(queries, query)}`}`;
 }
 
-/** Sentences about the keys that are hidden and the queries for which none is left. */
-function omissions(hidden, blank, { queries, keys }) {
+/** Sentences about the keys that are hidden, which had so much before, and the queries for which none is left. */
+function omissions(hidden, blank, had, { queries, keys }) {
   const out = range(keys.length).filter((key) => hidden[key]);
   return (
-    (out.length ? ` Left out, the softmax taken again: ${enumerated(out, keys, "key")}.` : "") +
+    (out.length ? ` Left out, the softmax taken again: ${enumerated(out, keys, "key")}, with ${percent(had)} before.` : "") +
     (blank.length ? ` Blank, with no key left: ${enumerated(blank, queries, "query")}.` : "")
   );
 }
@@ -346,4 +368,4 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
 if (!document.getElementById("attnmech-style")) {
   document.head.append(make("style", { id: "attnmech-style", text: STYLE }));
 }
-window.attnmech.kit = { unpack, unpackPatterns };
+window.attnmech.kit = { unpack, unpackPatterns, plotlyOptions };

@@ -22,7 +22,7 @@ if (page.updates) {
 const controls = Object.keys(state).filter((name) => name !== "query");
 let drawnFor = 0; // the window's width that the figures were made for
 let printing = false;
-let firstQuery = state.query; // the one that the page began with
+let queryChosen = false; // by the reader; until then the views show all rows
 const inSight = new Set(); // the figures on the screen or near it
 const drawnWith = {}; // what each figure was last drawn with
 
@@ -35,7 +35,7 @@ function range(length) {
 // ---- the numbers of one head ----------------------------------------------------------------------------------
 
 await attnmech.script(page.scripts.attnmech);
-const { unpack, unpackPatterns } = attnmech.kit;
+const { unpack, unpackPatterns, plotlyOptions } = attnmech.kit;
 const plotlyArrives = attnmech.script(page.scripts.plotly);
 const [scores, patterns, rankedKey, keyTerms, rankedShare, terms, focusNumbers, attended, updateSides] =
   await Promise.all([
@@ -359,11 +359,7 @@ function draw(id, numbers) {
   const isNew = !element(id).data;
   const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
   figure.layout.dragmode = byFinger ? false : "zoom";
-  Plotly.react(id, figure.data, figure.layout, {
-    displaylogo: false,
-    displayModeBar: byFinger ? false : "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d"],
-  });
+  Plotly.react(id, figure.data, figure.layout, plotlyOptions(byFinger));
   if (isNew && clicked[id]) element(id).on("plotly_click", ({ points }) => clicked[id](points[0]));
 }
 
@@ -391,10 +387,10 @@ const embedded = ["model-view", "sentence-view", "token-graph"];
 const kinds = { "model-view": "model", "sentence-view": "sentence", "token-graph": "token_graph" };
 const begun = new Set();
 
-/** The views show all rows until a reader chooses one. */
-function choiceForViews() {
+/** The views of attention show all rows until a reader chooses one. */
+function choiceForViews(changes) {
   const { layer, head, query } = state;
-  return query === firstQuery ? { layer, head } : { layer, head, query };
+  return queryChosen && (!changes || "query" in changes) ? { layer, head, query } : { layer, head };
 }
 
 /** Draws a view of attention, or CircuitsVis's, when it first comes into sight. */
@@ -457,7 +453,7 @@ const findings = {
       .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a));
     const lead = row.score[best] - row.score[next];
     return (
-      `Key ${named(best)} leads ${named(next)} by ${plain(lead)}` +
+      `The score of key ${named(best)} leads that of ${named(next)} by ${plain(lead)}` +
       `${leads.length ? `: ${leads.map(([term, by]) => `${term} ${plain(by)}`).join(", ")}` : ""}.`
     );
   },
@@ -644,11 +640,12 @@ function moveAlongTokens(event) {
 function choose(changes) {
   for (const [name, index] of Object.entries(changes)) {
     state[name] = Math.min(Math.max(index, 0), choices[name].length - 1);
+    queryChosen ||= name === "query";
   }
-  show();
+  show(changes);
 }
 
-function show() {
+function show(changes) {
   drawnFor = innerWidth;
   const numbers = chosenNumbers();
   shadeTokens(state.query);
@@ -656,7 +653,7 @@ function show() {
   for (const [id, sentence] of Object.entries(findings)) {
     if (element(`${id}-finding`)) element(`${id}-finding`).textContent = sentence(numbers);
   }
-  for (const id of embedded) element(id).control?.choose(choiceForViews());
+  for (const id of embedded) element(id).control?.choose(choiceForViews(changes));
   for (const name of controls) element(name).value = choices[name][state[name]];
   if (page.updates) describeSide(choices.side[state.side]);
   for (const code of document.querySelectorAll("[data-call]")) code.textContent = callOf(code.dataset);
@@ -689,7 +686,7 @@ function hash() {
 function chooseFromHash() {
   const changes = {};
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
-    const index = name in choices ? choices[name].map(String).indexOf(value) : -1;
+    const index = Object.hasOwn(choices, name) ? choices[name].map(String).indexOf(value) : -1;
     if (index >= 0) changes[name] = index;
   }
   choose(changes);
@@ -716,8 +713,8 @@ function fitWindow() {
 function setPrinting(now) {
   printing = now;
   document.documentElement.classList.toggle("printing", printing);
-  element("contents").open ||= printing;
   show();
+  for (const id of embedded) element(id).control?.print?.(printing);
 }
 
 // ---- start ----------------------------------------------------------------------------------------------------
@@ -736,7 +733,7 @@ element("tokens").append(...chips);
 element("tokens").addEventListener("keydown", moveAlongTokens);
 element("tokens").addEventListener("pointerleave", () => shadeTokens(state.query));
 element("theme").addEventListener("click", nextTheme);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
 addEventListener("hashchange", chooseFromHash);
 addEventListener("resize", fitWindow);
 addEventListener("beforeprint", () => setPrinting(true));
@@ -805,7 +802,6 @@ for (const figure of document.querySelectorAll(".figure")) {
   watcher.observe(figure);
 }
 for (const [name, value] of Object.entries(page.start ?? {})) state[name] = choices[name].indexOf(value);
-firstQuery = state.query;
 chooseFromHash();
 await plotlyArrives;
 drawInSight(chosenNumbers());

@@ -70,6 +70,7 @@ def render_page(
     expected: View | None = None,
     brief: Mapping[str, str] | None = None,
     start: tuple[int, int, int] | None = None,
+    setup: str = "",
 ) -> str:
     """The whole page as HTML.
 
@@ -90,6 +91,7 @@ def render_page(
         expected: what the model predicts at each token, a view of CircuitsVis.
         brief: what was found, in a sentence for each question.
         start: the layer, head and query that the page begins with; else the first head and the last token.
+        setup: the Python that stands before all calls.
 
     Returns:
         HTML to be written as UTF-8; it opens from a file without a network.
@@ -128,6 +130,7 @@ def render_page(
         ),
         sections="".join(section_html(section) for section in sections),
         precision=html_text(_precision_sentence(view, updates)),
+        setup=f"<p>Before the calls of this page:</p><pre><code>{html_text(setup)}</code></pre>" if setup else "",
         facts=_table(facts, empty="No facts were given."),
         checks=_table(checks, empty="No checks were run."),
         provenance=provenance_html(provenance),

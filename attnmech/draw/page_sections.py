@@ -106,8 +106,8 @@ SCORES: Final = (
         heading="Lines between tokens",
         reading="Queries on the left, keys on the right; the stronger a line, the more attention. Point at a token for "
         "its lines alone, click to keep them. Hiding a token takes the softmax again without it.",
-        caveat="What remains when the first token is hidden may be a small part of the head's attention: the sentence "
-        "above the lines says how much.",
+        caveat="What remains when a token is hidden may be a small part of the head's attention: the sentence above "
+        "the lines says how much the hidden one had.",
         figures=("sentence-view",),
         result="view",
         figure="sentence",
@@ -129,7 +129,8 @@ SCORES: Final = (
         reading="For each query, the key whose score has the chosen rank (0 is the highest), and the share that each "
         "term has in that score.",
         caveat="Each term is first shifted by its smallest value in the row, since a constant along a row changes "
-        "nothing after the softmax; a share is therefore of the advantage over the row's lowest key. Rows with one "
+        "nothing after the softmax; these lowest values may stand at different keys, so that a share is of what lifts "
+        "the key above each term's own lowest value, not above any one key. Rows with one "
         "key, or with fewer keys than the rank asks for, are left out. The triangle shows three terms relative to "
         "their sum; a corner marked “not in this model” stays empty.",
         figures=("share-triangle", "share-bars"),
@@ -140,7 +141,7 @@ SCORES: Final = (
         name="key-terms",
         contents="3 Terms of the key alone",
         heading="Figure 3. The terms that depend on the key alone",
-        reading="How much each key gains whoever asks.",
+        reading="What each key gains or loses from these terms, the same for every query.",
         caveat="Each line is shown minus its mean over the keys: adding a constant to all keys changes nothing after "
         "the softmax, so only the trend matters.",
         figures=("key-terms",),
@@ -170,7 +171,7 @@ def focus_sections(rows: str) -> tuple[PageSection, ...]:
             contents="5 Looks at the first token",
             heading="Figure 5. How often heads look at the first token",
             reading="The same for rows whose highest score is at position 0.",
-            caveat="Ranks are joined as in figure 4. The fractions of figures 4 and 5 are not parts of one whole: in "
+            caveat="Lines join heads as in figure 4. The fractions of figures 4 and 5 are not parts of one whole: in "
             f"row 1 the first token is also the previous one. {rows}",
             figures=("first-focus",),
             result="focus",
@@ -182,7 +183,7 @@ def focus_sections(rows: str) -> tuple[PageSection, ...]:
             heading="Figure 6. How concentrated attention is",
             reading="The mean over rows of p(1) − p(2), the highest probability after softmax minus the second "
             "highest: near 1, a head looks at one token at a time; near 0, at several.",
-            caveat=f"Ranks are joined as in figure 4. Rows with few visible keys weigh as much as long ones. {rows}",
+            caveat=f"Lines join heads as in figure 4. Rows with few visible keys weigh as much as long ones. {rows}",
             figures=("concentration",),
             result="focus",
             figure="concentration",

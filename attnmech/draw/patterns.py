@@ -1,7 +1,7 @@
 """What attention views take: patterns with their tokens, checked before anything is drawn."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnmech.errors import InputError
 
-Array = np.ndarray | Tensor
+Array = np.ndarray | Tensor | Sequence[Any]
 
 ROW_SUM: Final = 5e-3
 """How far from 1 the sum of a row may be: float16 probabilities are summed with such errors."""
@@ -69,10 +69,15 @@ def checked_pattern(
 
 
 def as_array(values: Array) -> Float[np.ndarray, "..."]:
-    """As a float32 array in main memory."""
+    """As a float32 array in main memory; of a list, its members stacked."""
     if isinstance(values, Tensor):
-        values = values.detach().float().cpu().numpy()
-    return np.asarray(values, dtype=np.float32)
+        return values.detach().float().cpu().numpy()
+    if not isinstance(values, np.ndarray) and any(isinstance(each, Tensor) for each in values):
+        values = [as_array(each) for each in values]
+    try:
+        return np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"numbers must be a tensor, an array or a list of equal rows; got {error}.") from error
 
 
 def _first_odd(found: Float[np.ndarray, "..."]) -> float:

@@ -16,7 +16,7 @@ views.plotly = (stage, figure) => {
     Object.assign(layout, { width, height, font: { ...layout.font, color: getComputedStyle(stage).color } });
     const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
     if (byFinger) layout.dragmode = false;
-    return Plotly.react(place, data, layout, { displaylogo: false, displayModeBar: byFinger ? false : "hover" });
+    return Plotly.react(place, data, layout, plotlyOptions(byFinger));
   }
   onChange(stage, draw);
   return draw();

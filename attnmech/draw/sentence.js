@@ -174,12 +174,14 @@
       const { lines, share, blank } = counted();
       buttons.query.forEach((button) => button.classList.remove("attnmech-sentence-blank"));
       for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
+      const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
+      const left = hidden.some(Boolean) ? "of what is left" : "of the attention";
       const heads = [`Head ${state.head}`, `All ${data.heads} heads`, `Mean of the ${data.heads} heads`][state.mode];
       const pinned = picker.pinned;
       const what = pinned
         ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
-        : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} of the attention`;
-      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, data)}`;
+        : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} ${left}`;
+      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
     // ---- drawing ----------------------------------------------------------------------------------------------
@@ -285,6 +287,11 @@
           if (!inView) box.scrollTop = (query + 0.5) * ROW - box.clientHeight / 2;
         }
         update();
+      },
+      /** On paper nothing scrolls: all rows at once, drawn before the page is laid out. */
+      print(printing) {
+        box.classList.toggle("attnmech-printing", printing);
+        draw();
       },
       /** The weights shown, [query key] by head; NaN in a row where no key is left. */
       weights() {

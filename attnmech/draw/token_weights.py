@@ -1,7 +1,6 @@
 """What the views with lines between tokens are given: the weights by their logarithms, the tokens, the layers."""
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +8,7 @@ from jaxtyping import Float
 
 from attnmech.draw.embed import MOST_BYTES
 from attnmech.draw.packing import PackedValues, pack_logarithms
-from attnmech.draw.patterns import Array, checked_pattern
+from attnmech.draw.patterns import Array, as_array, checked_pattern
 from attnmech.draw.text import visible_token
 from attnmech.errors import InputError, index_of
 
@@ -32,10 +31,11 @@ def token_weights(
     still takes part in the softmax. It is there only without `sums_to_one`.
     """
     # Logarithms take about a byte or two each when compressed; the exact size is checked once they are.
-    if prod(pattern.shape) > MOST_BYTES:
+    pattern = as_array(pattern)
+    if pattern.size > MOST_BYTES:
         raise InputError(
             f"a view of lines holds up to {MOST_BYTES / 1e6:.0f} million probabilities; the shape "
-            f"{tuple(pattern.shape)} has {prod(pattern.shape) / 1e6:.0f} million. "
+            f"{pattern.shape} has {pattern.size / 1e6:.0f} million. "
             "Choose some layers or heads, or a shorter text."
         )
     found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)

@@ -585,9 +585,10 @@ class SourceDecomposition(Result):
         if pairs.numel() > len(named):
             named.append(f"{pairs.numel() - len(named)} other pairs {rest:+.2f}")
         preference = float(part.preference[:, place][here])
+        others = "; most of the score is of the other terms" if abs(preference) > 2 * abs(total) else ""
         return (
             f"{where} {looks} {words[found]!r} ({found}): score {preference:+.2f} against the mean of the {seen} keys "
-            f"it sees, of which query_key {total:+.2f}: {', '.join(named)}"
+            f"it sees, of which query_key {total:+.2f}: {', '.join(named)}{others}"
         )
 
     def to_frame(self) -> pd.DataFrame:

@@ -476,7 +476,8 @@ class ResidualUpdates(RowMeans):
         smaller = int((first < elsewhere)[both].sum())
         return (
             f"A head's update is {float(self.magnitude.nanmean()):.0%} as long as the stream on average; "
-            f"{smaller} of {int(both.sum())} heads write less on rows that attend the first token most than on others."
+            f"of the {int(both.sum())} heads with rows of both kinds, {smaller} write less where they attend the first "
+            "token most than elsewhere."
         )
 
     def __repr__(self) -> str:

@@ -159,8 +159,8 @@ class Effects(PagedResult):
         known = "" if pd.isna(top.effect_low) else f" ({top.effect_low:+.3g} to {top.effect_high:+.3g})"
         part = "" if self.complete else "; stopped early, this is a part"
         return (
-            f"{self._about}: {self._named(int(top['layer']), int(top[self.PLACE]))} matters most, {top.effect:+.3g} "
-            f"{unit_of(self.metric)}{known}{part}."
+            f"{self._about}: {self._named(int(top['layer']), int(top[self.PLACE]))} has the largest effect, "
+            f"{top.effect:+.3g} {unit_of(self.metric)}{known}{part}."
         )
 
     @property

@@ -115,7 +115,7 @@ def test_a_model_of_another_number_of_layers_is_refused(pattern: np.ndarray) -> 
 
 def test_too_many_probabilities_are_refused_before_anything_is_made() -> None:
     pattern = np.broadcast_to(np.float32(0.005), (40, 32, 200, 200))
-    with pytest.raises(InputError, match=r"up to 30 million .* \(40, 32, 200, 200\) has 51 million.*layers or heads"):
+    with pytest.raises(InputError, match=r"up to 40 million .* \(40, 32, 200, 200\) has 51 million.*layers or heads"):
         model_view(pattern, ["a"] * 200, layers=range(40))
 
 

@@ -45,6 +45,20 @@ def test_heads_of_an_encoder_have_no_mask() -> None:
     assert props(attention_heads(pattern, ["a", "b", "c"]))["maskUpperTri"] is False
 
 
+def test_a_list_of_tensors_is_taken() -> None:
+    pattern = causal()[0]
+    view = attention_heads([torch.from_numpy(head) for head in pattern], TOKENS)
+    assert props(view)["attention"] == props(attention_heads(pattern, TOKENS))["attention"]
+
+
+def test_words_from_right_to_left_keep_their_places() -> None:
+    assert props(colored_tokens(np.ones(3), ["שלום", "سلام", "a"]))["tokens"] == [
+        "\u2068שלום\u2069",
+        "\u2068سلام\u2069",
+        "a",
+    ]
+
+
 def test_raw_scores_reach_as_far_as_the_largest_and_hidden_ones_are_no_numbers() -> None:
     scores = np.array([[-7.0, -3e38], [2.0, 31.5]])
     hidden = np.array([[False, True], [False, False]])
@@ -118,7 +132,7 @@ def test_activations_of_texts_of_different_lengths() -> None:
         (lambda: attention_heads(np.ones((0, 2, 2)), ["a", "b"]), "the selection is empty"),
         (lambda: attention_heads(np.ones((2, 2, 2)), ["a", "b"], heads=["x"]), "name each of the 2 heads; got 1"),
         (lambda: attention_pattern(np.ones((3, 2)), ["a", "b", "c"]), "for cross-attention take"),
-        (lambda: attention_heads(np.ones((16, 512, 512)), ["a"] * 512), "4,194,304 numbers are more than the 600,000"),
+        (lambda: attention_heads(np.ones((16, 512, 512)), ["a"] * 512), "4,194,304 numbers are more than the 200,000"),
         (lambda: colored_tokens(np.ones(3), ["a"]), "one entry for each of the 1 tokens; got 3"),
         (lambda: colored_tokens_multi(np.ones((2, 3)), ["a", "b"], labels=["x"]), "name each of the 3 series; got 1"),
         (
@@ -127,6 +141,16 @@ def test_activations_of_texts_of_different_lengths() -> None:
         ),
         (lambda: token_log_probs(np.ones((1, 3)), [1], ["a"], text_of=str), "nothing to predict"),
         (lambda: token_log_probs(np.ones((2, 3)), [1, 2], ["a", "b"], text_of=str), "`top` must be from 1 to 3"),
+        (lambda: colored_tokens(np.full(2, np.nan), ["a", "b"]), "at least one finite number; got none"),
+        (
+            lambda: token_log_probs(np.ones((2, 3)), [1, 3], ["a", "b"], text_of=str),
+            r"`ids` must be from 0 to 2 .*; got 3",
+        ),
+        (
+            lambda: attention_pattern(np.ones((2, 2)), ["a", "b"], hidden=np.zeros((1, 2), dtype=bool)),
+            r"`hidden` must have the shape \(2, 2\) of `values`; got \(1, 2\)",
+        ),
+        (lambda: colored_tokens([1.0, [2.0]], ["a", "b"]), "a list of equal rows; got"),
         (
             lambda: text_neuron_activations([], [], names=("a", "b"), labels=([], [])),
             "the same texts, at least one; got 0 and 0",

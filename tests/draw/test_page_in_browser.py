@@ -83,6 +83,7 @@ def test_the_ledger_is_that_of_the_chosen_row(opened: Any, view: ScoreView, laye
         assert sentence.endswith("alone: it has no choice.")
     else:
         best, next_best = np.argsort(-pattern[: query + 1], kind="stable")[:2]
+        assert sentence.startswith(f"The score of key {best} “")
         assert f"by {scores[best] - scores[next_best]:+.3f}: " in sentence
         assert f"key bias {terms['key_bias'][best] - terms['key_bias'][next_best]:+.3f}" in sentence
 
@@ -191,6 +192,44 @@ def test_the_address_keeps_the_choice(opened: Any) -> None:
     assert traces(opened, "attention-map") == drawn
     assert [opened.input_value(f"#{name}") for name in ("layer", "head", "rank")] == ["5", "2", "3"]
     assert opened.get_attribute('.token[aria-pressed="true"]', "title").startswith("token 4:")
+
+
+@pytest.mark.parametrize("name", ["constructor", "toString", "__proto__", "valueOf"])
+def test_an_address_of_names_that_every_object_has_is_ignored(
+    chromium: Any, page_html: str, tmp_path: Path, name: str
+) -> None:
+    with opening(chromium, page_html, tmp_path / "page.html", address=f"#{name}=2", ready="html[data-ready]") as page:
+        assert page.evaluate("location.hash") == "#layer=2&head=0&rank=0&query=6"
+
+
+def test_no_figure_can_be_sent_anywhere(opened_full: Any) -> None:
+    opened_full.hover("#concentration .nsewdrag")
+    buttons = opened_full.eval_on_selector_all(".modebar-btn", "all => all.map(one => one.dataset.title)")
+    assert "Reset axes" in buttons
+    assert not [title for title in buttons if "hare" in title or "loud" in title or "dit" in title]
+    contexts = opened_full.eval_on_selector_all(
+        ".js-plotly-plot", "all => all.map(one => one._context.plotlyServerURL)"
+    )
+    assert set(contexts) == {""}
+
+
+def test_the_views_follow_the_chosen_query_back_to_the_first_one(opened: Any) -> None:
+    """The page begins with query 6; the views pin no row before a reader chooses one."""
+
+    def pinned() -> list[str]:
+        read = "all => all.filter(one => one.ariaPressed === 'true').map(one => one.textContent)"
+        return list(opened.eval_on_selector_all(".attnmech-sentence-query button", read))
+
+    assert pinned() == []
+    opened.click(".token >> nth=3")
+    assert [text[0] for text in pinned()] == ["3"]
+    opened.click(".token >> nth=6")
+    assert [text[0] for text in pinned()] == ["6"]
+    opened.keyboard.press("Escape")
+    opened.click(".attnmech-sentence-query button >> nth=6")
+    assert pinned() == []
+    opened.select_option("#head", "2")
+    assert pinned() == []
 
 
 def test_an_address_out_of_range_is_ignored(opened: Any) -> None:

@@ -201,7 +201,7 @@ def test_intervals_and_what_it_says() -> None:
     ]  # fmt: skip
     assert len(frame) == hooked.n_layers * hooked.n_heads
     top = effects.strongest(1).iloc[0]
-    assert f"L{int(top['layer'])}H{int(top['head'])} matters most" in repr(effects)
+    assert f"L{int(top['layer'])}H{int(top['head'])} has the largest effect" in repr(effects)
     one = am.ablate_heads(hooked, ids[:1])
     assert all(end.isnan().all() for end in one.interval())
 
@@ -212,7 +212,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert again.to_frame().equals(effects.to_frame())
     assert repr(again) == repr(effects)
     page = effects.to_html(tmp_path / "effects.html").read_text(encoding="utf-8")
-    assert "matters most" in page
+    assert "has the largest effect" in page
 
 
 @pytest.mark.parametrize(
