@@ -324,7 +324,8 @@ class NullAttention(PagedResult):
             f"{self.least_mass:g} or more, and writes where what that value writes is {self.least_ratio:g} or more of "
             "the other tokens' median. Null: it attends, does not write, and zeroing the value changes the metric by "
             f"{self.delta:g} at most, with the whole interval over texts. Active: it writes, and the whole interval "
-            "lies beyond. Mixed: the two disagree. Beside each layer stands the share of its attention that is null. "
+            "lies beyond. Mixed: little is written and it matters, or much and it does not. Beside each layer stands "
+            "the share of its attention that is null. "
             f"What was done: {done}."
         )
 

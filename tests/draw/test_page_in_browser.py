@@ -150,6 +150,12 @@ def test_figures_out_of_sight_are_drawn_when_they_come_into_sight_or_are_printed
         drawn = page.eval_on_selector_all(".figure", "all => all.filter(one => one.data).length")
         assert drawn == 12
         assert page.is_hidden("nav")
+        box = page.locator(".attnmech-sentence-box")
+        assert box.evaluate("one => one.scrollHeight <= one.clientHeight")
+        assert page.locator(".attnmech-sentence-box canvas").bounding_box()["height"] >= 24 * len(TOKENS)
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.is_visible("nav")
+        assert page.locator(".attnmech-printing").count() == 0
 
 
 def test_what_the_model_expects_is_shown_and_hostile_tokens_are_text(opened_full: Any) -> None:

@@ -119,6 +119,8 @@ def test_hiding_the_first_token_normalises_again(shown: Callable[[View], Any]) -
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0]), rtol=1e-4)
     assert {key for _, key in cells(page)} == set(range(1, COUNT))
     assert "Left out, the softmax taken again: key 0 ‘" in finding(page)
+    assert f"’, with {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% before." in finding(page)
+    assert "of what is left." in finding(page)
     assert finding(page).endswith(f"Blank, with no key left: query 0 ‘{visible_token(TOKENS[0])}’.")
     assert page.locator(".attnmech-sentence-blank").count() == page.locator(".attnmech-sentence-hidden").count() == 1
     page.get_by_label("hide special tokens").check()
