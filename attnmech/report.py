@@ -45,7 +45,7 @@ OTHER_TEXTS: Final = 40
 """With the demo model, as many further texts give the sweeps their intervals."""
 
 MAX_CELLS: Final = 2_250_000
-"""A page holds at most this many scores, about 12 MB; of larger models it shows some layers."""
+"""A page holds at most this many scores, about 20 MB; of larger models it shows some layers."""
 
 
 _STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {

@@ -436,8 +436,8 @@ class AttentionFocus(RowMeans):
         strongest = int(self.first_top.nan_to_num(-1).argmax())
         layer, head = divmod(strongest, self.first_top.shape[1])
         return (
-            f"Averaged over {self.first_top.numel()} heads, a row's highest score is at the first token in "
-            f"{float(self.first_top.nanmean()):.0%} of rows and at the token itself in "
+            f"Averaged over {self.first_top.numel()} heads, the highest score of a row is at the first token in "
+            f"{float(self.first_top.nanmean()):.0%} of rows, at the token itself in "
             f"{float(self.self_top.nanmean()):.0%}; layer {self.layers[layer]}, head {head} looks at the first token "
             f"most often ({float(self.first_top[layer, head]):.0%})."
         )
