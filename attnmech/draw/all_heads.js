@@ -468,7 +468,7 @@
       const news = Object.fromEntries(Object.entries(changes).filter(([name, index]) => state[name] !== index));
       if (!Object.keys(news).length) return;
       choose(news);
-      stage.dispatchEvent(new CustomEvent("attnmech-choose", { detail: news, bubbles: true }));
+      announce(stage, news);
     }
 
     const root = make("div", { className: `attnmech-model ${overview ? "attnmech-model-alone" : ""}` });

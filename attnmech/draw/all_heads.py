@@ -8,9 +8,8 @@ from jaxtyping import Bool, Float, Int32, Integer
 
 from attnmech.draw.embed import View
 from attnmech.draw.packing import pack_keys, pack_probabilities, precision_of
-from attnmech.draw.patterns import Array, as_array, checked_pattern
-from attnmech.draw.text import visible_token
-from attnmech.errors import InputError, index_of
+from attnmech.draw.patterns import Array, as_array, checked_pattern, of_layers
+from attnmech.errors import InputError
 
 MOST_NUMBERS: Final = 40_000_000
 """Probabilities of one view: a browser holds a byte of each, and 24 layers × 16 heads × 256² are 25 million."""
@@ -57,20 +56,9 @@ def model_view(
             f"{pattern.shape} has {size / 1e6:.0f} million. Choose some layers or heads, or a shorter text."
         )
     found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
-    head = index_of("head", head, found.shape[1])
-    if len(layers) != len(found):
-        raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(layers)}.")
     packed = pack_probabilities(found)
-    queries = [visible_token(token) for token in tokens]
-    data = {
-        "layers": list(layers),
-        "heads": found.shape[1],
-        "queries": queries,
-        "keys": queries if keys is None else [visible_token(token) for token in keys],
-        "chosen": {"layer": 0, "head": head},
-        "pattern": packed,
-        **_facts(found, aligned=keys is None),
-    }
+    data = of_layers(found, tokens, layers=layers, keys=keys, head=head)
+    data |= {"pattern": packed, **_facts(found, aligned=keys is None)}
     return View("model", title, READING + precision_of(packed), data)
 
 

@@ -230,6 +230,11 @@ async function attentionWeights({ patterns, pattern, rests, rest, heads, queries
   return { ofHead, ofLayer, ofHidden };
 }
 
+/** Tells the page what the reader chose in a view: indices of layer, head or query. */
+function announce(stage, detail) {
+  stage.dispatchEvent(new CustomEvent("attnmech-choose", { detail, bubbles: true }));
+}
+
 /** A token in a sentence: its position and its text, whose direction stays its own. */
 const named = (tokens, index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
 

@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from attnmech.errors import InputError
+from attnmech.draw.text import visible_token
+from attnmech.errors import InputError, index_of
 
 Array = np.ndarray | Tensor | Sequence[Any]
 
@@ -66,6 +67,27 @@ def checked_pattern(
             f"every row of `pattern` must sum to 1 over the keys; {where} sums to {sums[place]:.4g}.{hint}"
         )
     return found
+
+
+def of_layers(
+    found: Float[np.ndarray, "layer head query key"],
+    tokens: Sequence[str],
+    *,
+    layers: Sequence[int],
+    keys: Sequence[str] | None,
+    head: int,
+) -> dict[str, Any]:
+    """What every view of several layers is given beside its numbers: layers, heads, tokens, and where it begins."""
+    if len(layers) != len(found):
+        raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(layers)}.")
+    queries = [visible_token(token) for token in tokens]
+    return {
+        "layers": list(layers),
+        "heads": found.shape[1],
+        "queries": queries,
+        "keys": queries if keys is None else [visible_token(token) for token in keys],
+        "chosen": {"layer": 0, "head": index_of("head", head, found.shape[1])},
+    }
 
 
 def as_array(values: Array) -> Float[np.ndarray, "..."]:

@@ -71,20 +71,16 @@
       show: (at) => ((place = at), shade(), redraw()),
       pinned(at) {
         tell();
-        if (at?.side === "query") announce({ query: at.index });
+        if (at?.side === "query") announce(stage, { query: at.index });
       },
     });
 
     // ---- what is chosen ---------------------------------------------------------------------------------------
 
-    function announce(detail) {
-      stage.dispatchEvent(new CustomEvent("attnmech-choose", { detail, bubbles: true }));
-    }
-
     function chosen(changes) {
       Object.assign(state, changes);
       update();
-      announce(changes);
+      announce(stage, changes);
     }
 
     function update() {

@@ -8,9 +8,8 @@ from jaxtyping import Float
 
 from attnmech.draw.embed import MOST_BYTES
 from attnmech.draw.packing import PackedValues, pack_logarithms
-from attnmech.draw.patterns import Array, as_array, checked_pattern
-from attnmech.draw.text import visible_token
-from attnmech.errors import InputError, index_of
+from attnmech.draw.patterns import Array, as_array, checked_pattern, of_layers
+from attnmech.errors import InputError
 
 ROUNDING: Final = 1e-6
 """A row of float32 probabilities that is so little short of 1 is taken to sum to 1."""
@@ -39,18 +38,8 @@ def token_weights(
             "Choose some layers or heads, or a shorter text."
         )
     found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
-    if len(layers) != len(found):
-        raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(layers)}.")
     packed = pack_logarithms(found)
-    queries = [visible_token(token) for token in tokens]
-    data = {
-        "layers": list(layers),
-        "heads": found.shape[1],
-        "queries": queries,
-        "keys": queries if keys is None else [visible_token(token) for token in keys],
-        "chosen": {"layer": 0, "head": index_of("head", head, found.shape[1])},
-        "pattern": packed,
-    }
+    data = of_layers(found, tokens, layers=layers, keys=keys, head=head) | {"pattern": packed}
     return (data if sums_to_one else data | {"rest": pack_logarithms(unattended(found))}), packed
 
 
