@@ -118,7 +118,6 @@ class Report:
             brief=self._brief(),
             start=self._start(view),
             expected=self.expected,
-            setup=self.calls["setup"],
         )
 
     def _brief(self) -> dict[str, str]:

@@ -95,7 +95,7 @@ def _attention(
                 f"layer of {name!r}."
             )
         special = [token in keys.batch.special for token in keys.ids]
-        shared: dict[str, Any] = {"keys": keys.tokens} if keys.batch is not queries.batch else {}
+        shared: dict[str, Any] = {"keys": keys.tokens} if keys is not queries else {}
         shared |= {"special": special} if kind == "sentence" else {}
         return OWN_VIEWS[kind](
             values,

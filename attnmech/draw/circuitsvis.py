@@ -20,7 +20,7 @@ from attnmech.draw.text import visible_token
 from attnmech.errors import InputError, index_of
 
 MOST_CELLS: Final = 200_000
-"""CircuitsVis draws every cell of a map by itself; with more than this a browser stands still for 10 seconds."""
+"""CircuitsVis draws every cell of a map by itself; with so many a browser takes 9 seconds (benchmarks/views.py)."""
 
 MOST_NUMBERS: Final = 600_000
 """So many activations, of which it draws some at a time."""

@@ -139,6 +139,8 @@ function pointerBox(stage) {
 
 // ---- plotly ---------------------------------------------------------------------------------------------------
 
+const MOST_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
+
 /** How every plotly figure behaves: few buttons, and none that sends it anywhere. */
 function plotlyOptions(byFinger) {
   return {
@@ -373,4 +375,4 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
 if (!document.getElementById("attnmech-style")) {
   document.head.append(make("style", { id: "attnmech-style", text: STYLE }));
 }
-window.attnmech.kit = { unpack, unpackPatterns, plotlyOptions };
+window.attnmech.kit = { unpack, unpackPatterns, plotlyOptions, MOST_ASPECT };

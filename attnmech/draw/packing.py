@@ -37,13 +37,9 @@ def pack_values(values: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
     >>> packed["low"], [round(step * 65534, 3) for step in packed["step"]]
     ([1.0], [2.0])
     """
-    layers, heads = values.shape[:2]
-    blocks = values.reshape(layers * heads, -1).astype(np.float64)
+    blocks = _by_head(values)
     present = ~np.isnan(blocks)
-    some = present.any(axis=1)
-    low = np.where(some, blocks.min(axis=1, where=present, initial=np.inf), 0.0)
-    high = np.where(some, blocks.max(axis=1, where=present, initial=-np.inf), 0.0)
-    step = (high - low) / (NO_VALUE - 1)
+    low, step = _scale(blocks)
     steps_up = (blocks - low[:, None]) / np.where(step > 0, step, 1.0)[:, None]
     codes = np.where(present, np.rint(np.where(present, steps_up, 0.0)), NO_VALUE)
     return {"low": low.tolist(), "step": step.tolist(), "codes": _planes(codes.astype(np.uint16))}
@@ -91,7 +87,21 @@ def precision_of(packed: PackedValues) -> str:
 
 def rounding_error(values: Float[np.ndarray, "layer head *rest"]) -> float:
     """The largest distance that packing can put between a value and its code, in the values' units."""
-    return max(pack_values(values)["step"]) / 2
+    return float(_scale(_by_head(values))[1].max()) / 2
+
+
+def _by_head(values: Float[np.ndarray, "layer head *rest"]) -> Float[np.ndarray, "block value"]:
+    layers, heads = values.shape[:2]
+    return values.reshape(layers * heads, -1).astype(np.float64)
+
+
+def _scale(blocks: Float[np.ndarray, "block value"]) -> tuple[Float[np.ndarray, " block"], Float[np.ndarray, " block"]]:
+    """The low and the step of each block; 0 where it has no value."""
+    present = ~np.isnan(blocks)
+    some = present.any(axis=1)
+    low = np.where(some, blocks.min(axis=1, where=present, initial=np.inf), 0.0)
+    high = np.where(some, blocks.max(axis=1, where=present, initial=-np.inf), 0.0)
+    return low, (high - low) / (NO_VALUE - 1)
 
 
 def _planes(codes: UInt16[np.ndarray, "..."]) -> str:

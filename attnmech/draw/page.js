@@ -2,7 +2,6 @@
 // of the chosen layer, head, rank, query and side in their place, once a figure is in sight. Text goes into the page by
 // textContent alone; `labels` are already escaped for plotly, `tokens` are not.
 
-const MAX_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
 
 const FADED = 0.4; // attnmech/draw/updates.py: the opacity of heads not chosen
 const MAGNITUDE_BINS_A_DECADE = 20; // attnmech/draw/updates.py
@@ -35,7 +34,7 @@ function range(length) {
 // ---- the numbers of one head ----------------------------------------------------------------------------------
 
 await attnmech.script(page.scripts.attnmech);
-const { unpack, unpackPatterns, plotlyOptions } = attnmech.kit;
+const { unpack, unpackPatterns, plotlyOptions, MOST_ASPECT } = attnmech.kit;
 const plotlyArrives = attnmech.script(page.scripts.plotly);
 const [scores, patterns, rankedKey, keyTerms, rankedShare, terms, focusNumbers, attended, updateSides] =
   await Promise.all([
@@ -366,7 +365,7 @@ function draw(id, numbers) {
 /** As wide as the page. On a narrow screen: less height, and in the map no gaps and marks about as small as a cell. */
 function fitWidth(figure, width) {
   figure.layout.width = width;
-  figure.layout.height = Math.min(figure.layout.height, Math.round(width * MAX_ASPECT));
+  figure.layout.height = Math.min(figure.layout.height, Math.round(width * MOST_ASPECT));
   const cell = (0.7 * width) / tokens.length;
   const largestMark = Math.max(cell + 1, 4);
   for (const trace of figure.data) {

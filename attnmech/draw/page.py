@@ -70,7 +70,6 @@ def render_page(
     expected: View | None = None,
     brief: Mapping[str, str] | None = None,
     start: tuple[int, int, int] | None = None,
-    setup: str = "",
 ) -> str:
     """The whole page as HTML.
 
@@ -82,8 +81,8 @@ def render_page(
         checks: the certificate's checks, with their status.
         provenance: what the numbers came from: model, weights' hash, versions, options.
         calls: the Python calls that make the figures again: of "scores", "ledger" (one row), "view" (the views of
-            attention), "focus" and "updates". Where one holds `{figure}`, `{layer}`, `{head}`, `{rank}`, `{query}`
-            or `{side}`, the page puts the figure's name and what is chosen.
+            attention), "focus" and "updates", and the "setup" that stands before them. Where one holds `{figure}`,
+            `{layer}`, `{head}`, `{rank}`, `{query}` or `{side}`, the page puts the figure's name and what is chosen.
         focus: the numbers of figures 4 to 6, for the layers of `view` and perhaps others; without it, no such figures.
         updates: the numbers of figures 7 to 10, for the tokens and at least the layers of `view`.
         maps: further figures of layers × heads.
@@ -91,7 +90,6 @@ def render_page(
         expected: what the model predicts at each token, a view of CircuitsVis.
         brief: what was found, in a sentence for each question.
         start: the layer, head and query that the page begins with; else the first head and the last token.
-        setup: the Python that stands before all calls.
 
     Returns:
         HTML to be written as UTF-8; it opens from a file without a network.
@@ -100,10 +98,12 @@ def render_page(
     updates = updates and _of_shown_layers(updates, view)
     if focus is not None:
         _require_heads("focus", focus.layers, focus.self_top.shape[1], view)
+    pattern = pack_logarithms(view.pattern)
     sections = _sections(view, focus, updates, maps, expected)
     carried = [scripts.views(), scripts.plotly(), *([] if expected is None else expected.libraries)]
     data = _page_data(view, focus, updates, calls, maps, reasons)
     data |= {
+        "pattern": pattern,
         "scripts": {each.label: each.name for each in carried},
         "expected": None if expected is None else expected.data,
         "start": None if start is None else dict(zip(("layer", "head", "query"), start, strict=True)),
@@ -129,8 +129,8 @@ def render_page(
             ]
         ),
         sections="".join(section_html(section) for section in sections),
-        precision=html_text(_precision_sentence(view, updates)),
-        setup=f"<p>Before the calls of this page:</p><pre><code>{html_text(setup)}</code></pre>" if setup else "",
+        precision=html_text(f"{_precision_sentence(view, updates)} {precision_of(pattern)}"),
+        setup=_setup_html(calls.get("setup", "")),
         facts=_table(facts, empty="No facts were given."),
         checks=_table(checks, empty="No checks were run."),
         provenance=provenance_html(provenance),
@@ -159,7 +159,6 @@ def _page_data(
         "heads": view.scores.shape[1],
         "ranks": view.ranked_key.shape[3],
         "scores": pack_values(view.scores),
-        "pattern": pack_logarithms(view.pattern),
         "special": list(view.special) or [False] * len(view.tokens),
         "terms": {name: pack_values(term) for name, term in view.terms.items()},
         "term_shapes": {name: list(term.shape[2:]) for name, term in view.terms.items()},
@@ -217,8 +216,9 @@ def _ledger_figure(view: ScoreView) -> dict[str, go.Figure]:
     if not view.terms:
         return {}
     last = len(view.tokens) - 1
-    terms = {name: np.broadcast_to(term[0, 0], view.scores.shape[2:])[last] for name, term in view.terms.items()}
-    return {"row-ledger": row_ledger(terms, view.scores[0, 0, last], view.pattern[0, 0, last], view.tokens, query=last)}
+    row = (0, 0, last)
+    terms = view.terms_of_row(*row)
+    return {"row-ledger": row_ledger(terms, view.scores[row], view.pattern[row], view.tokens, query=last)}
 
 
 def _focus_figures(focus: FocusView | None, view: ScoreView) -> dict[str, go.Figure]:
@@ -318,6 +318,10 @@ def _section_of(shown: HeadMap) -> PageSection:
     )
 
 
+def _setup_html(setup: str) -> str:
+    return f"<p>Before the calls of this page:</p><pre><code>{html_text(setup)}</code></pre>" if setup else ""
+
+
 def _rows_in_words(focus: FocusView) -> str:
     rows = f"{focus.rows[:1].upper()}{focus.rows[1:].rstrip('.')}."
     if focus.low:
@@ -327,14 +331,14 @@ def _rows_in_words(focus: FocusView) -> str:
 
 def _precision_sentence(view: ScoreView, updates: UpdateView | None) -> str:
     """How exact the page's numbers are, in the units of the figures."""
+    of_scores = max(rounding_error(values) for values in (view.scores, *view.terms.values()))
     of_updates = ""
     if updates is not None:
         error = max(rounding_error(_log10(updates.magnitude_of(side))) for side in SIDES)
         of_updates = f" Update magnitudes are off by at most {10**error - 1:.1g} of their value."
     return (
-        "The numbers on this page have 16 bits each, scaled within their head: scores are off by at most "
-        f"{rounding_error(view.scores):.1g}, shares by at most 8e-06.{of_updates} "
-        f"{precision_of(pack_logarithms(view.pattern))} "
+        "The numbers on this page have 16 bits each, scaled within their head: scores and their terms are off by at "
+        f"most {of_scores:.1g}, shares by at most 8e-06.{of_updates} "
         "The marks are exact."
     )
 

@@ -2,8 +2,6 @@
 
 // A plotly figure as wide as its place and in its colours.
 
-const MOST_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
-
 views.plotly = (stage, figure) => {
   suitBackground(stage);
   const place = make("div", { className: "attnmech-figure" });

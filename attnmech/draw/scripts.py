@@ -12,6 +12,8 @@ from gzip import compress
 from hashlib import sha256
 from importlib.resources import files
 
+from attnmech.draw.text import json_for_script
+
 VIEWS = ("kit.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js")
 """What attnmech's own script consists of."""
 
@@ -55,7 +57,7 @@ def circuitsvis() -> Script:
 def views() -> Script:
     """attnmech's own views."""
     text = "\n".join(package_text(name).removeprefix('"use strict";\n') for name in VIEWS)
-    style = _json(package_text("view.css"))
+    style = json_for_script(package_text("view.css"))
     return Script("attnmech", f'(() => {{\n"use strict";\nconst STYLE = {style};\n{text}\n}})();\n')
 
 
@@ -82,9 +84,3 @@ def carriers(scripts: Iterable[Script]) -> str:
 def package_text(name: str) -> str:
     """A file that stands beside this one."""
     return files(__package__).joinpath(name).read_text("utf-8")
-
-
-def _json(text: str) -> str:
-    from attnmech.draw.text import json_for_script
-
-    return json_for_script(text)

@@ -60,6 +60,11 @@ class ScoreView:
                     f"`terms[{name!r}]` must broadcast to the shape {(*by_head, count)}; got {term.shape}."
                 )
 
+    def terms_of_row(self, layer: int, head: int, query: int) -> dict[str, Float32[np.ndarray, " key"]]:
+        """Every term at each key of one row; `layer` counts the view's layers."""
+        shape = self.scores.shape[2:]
+        return {name: np.broadcast_to(term[layer, head], shape)[query] for name, term in self.terms.items()}
+
 
 @dataclass(frozen=True)
 class FocusView:

@@ -334,9 +334,8 @@ class ScoreDecomposition(Result):
 
             length = len(view.tokens)
             query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
-            terms = self._row_terms(index, head, query, sequence)
             row = (0, head, query)
-            return row_ledger(terms, view.scores[row], view.pattern[row], view.tokens, query=query)
+            return row_ledger(view.terms_of_row(*row), view.scores[row], view.pattern[row], view.tokens, query=query)
         if figure == "attention_map":
             return draw.attention_map(view.scores[0, head], view.tokens)
         if figure == "key_terms":
@@ -394,14 +393,6 @@ class ScoreDecomposition(Result):
             f"ScoreDecomposition({self.provenance.model!r}, layers {list(self.layers)}, {batch} × {length} tokens: "
             f"{', '.join(self.terms)}; residual {float(self.residual.max()):.1e})"
         )
-
-    def _row_terms(self, index: int, head: int, query: int, sequence: int) -> dict[str, Float[np.ndarray, " key"]]:
-        """The terms of one row of one text, without the mask."""
-        here = self.real[sequence].nonzero()[:, 0]
-        one = self.parts[index].of_text(sequence, here)
-        terms = {name: one.term(name, slice(query, query + 1)) for name in one.names() if name != "mask"}
-        shape = (1, self.residual.shape[1], 1, len(here))
-        return {name: term.expand(shape)[0, head, 0].float().cpu().numpy() for name, term in terms.items()}
 
     def _index(self, layer: int) -> int:
         if layer not in self.layers:
