@@ -8,6 +8,10 @@ The public names stand in `__init__.pyi`, one line each; each is imported when f
 `attnmech --help` need not wait for torch.
 """
 
+from importlib.metadata import version
+
 import lazy_loader  # type: ignore[import-untyped]
+
+__version__ = version("attnmech")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -48,3 +48,5 @@ from .runs.stream import Reducer as Reducer
 from .runs.stream import Run as Run
 from .runs.stream import Source as Source
 from .runs.stream import stream as stream
+
+__version__: str

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from .errors import MissingPointError
+from .errors import InputError, MissingPointError
 from .points import PointKey, PointName, parse
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ class Activations:
     values: Mapping[PointKey, Tensor]
     gradients: "Activations | None" = None
     """The gradient at every captured point, where `gradients_of` was given."""
+    unchecked: tuple[str, ...] = ()
+    """What this run could not compare (`attnmech.model.running`), each with the reason: an edit of `result`, say."""
 
     def __getitem__(self, name: PointName) -> Shaped[Tensor, "..."]:
         key = parse(name)
@@ -112,7 +114,7 @@ class Activations:
     def __contains__(self, name: object) -> bool:
         try:
             self[name]  # type: ignore[index]
-        except (MissingPointError, ValueError):
+        except (MissingPointError, InputError):
             return False
         return True
 

@@ -14,17 +14,37 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from typer.core import TyperGroup
 
-from .errors import AttnmechError, InputError
+from . import __version__
+from .errors import AttnmechError, InputError, JournalError, OutputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from .model.certificate import Certificate
     from .model.hooked import HookedModel
+    from .results import PagedResult
+
+
+class _Commands(TyperGroup):
+    """Lets Ctrl-C through to `main`, which says how to resume; click would only exit."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Interrupted(*stop.args) from stop
+
+
+class Interrupted(BaseException):
+    """Ctrl-C, with what a user should know of it."""
+
 
 app = typer.Typer(
     name="attnmech",
+    cls=_Commands,
     help="Where each attention head looks, why it looks there, what it writes, and whether that matters.",
     no_args_is_help=True,
     add_completion=False,
@@ -37,7 +57,7 @@ ModelOption = Annotated[
 ]
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to look at.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file that holds the text.")]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the page goes; an earlier page there is replaced.")]
 CorpusOption = Annotated[
     Path | None,
     typer.Option(
@@ -47,11 +67,23 @@ CorpusOption = Annotated[
 TableOption = Annotated[
     Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
 ]
+OverwriteOption = Annotated[bool, typer.Option(help="Replace a table and a page that are there already.")]
 MemoryOption = Annotated[float, typer.Option(help="By how many GB the sweep may grow.")]
 
 
+def _print_version(asked: bool) -> bool:
+    if asked:
+        print(f"attnmech {__version__}")
+        raise typer.Exit
+    return asked
+
+
 @app.callback()
-def about() -> None:
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
     """Where each attention head looks, why it looks there, what it writes, and whether that matters."""
 
 
@@ -67,6 +99,7 @@ def report(
     from .files import check_writable
 
     check_writable(out)
+    _check_apart(file, out)
     wanted = _text(text, file)
     with _stages("importing torch and transformers", total=4) as step:
         from .model.load import load
@@ -88,39 +121,35 @@ def focus(
     text: TextOption = None,
     file: CorpusOption = None,
     out: TableOption = Path("focus.csv"),
+    overwrite: OverwriteOption = False,
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
 ) -> None:
     """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
 
-    Of a corpus a journal stands beside the table until the end: the same command goes on after an interruption.
+    Of a corpus a journal stands beside the table until the end: the same command resumes if interrupted.
     """
     console = Console()
-    from .runs.tables import check_table, write_table
+    with _outputs(text, file, out, overwrite) as outputs:
+        if file is None:
+            outputs.require_no_journal()
+        with _stages("importing torch and transformers", total=2) as step:
+            from .methods.focus import attention_focus
+            from .model.load import load
+            from .runs.corpus import Corpus
 
-    page = out.with_suffix(".html")
-    check_table(out)
-    if text is not None and file is not None:
-        raise InputError("give either --text or --file, not both.")
-    with _stages("importing torch and transformers", total=2) as step:
-        from .methods.focus import attention_focus
-        from .model.load import load
-        from .runs.corpus import Corpus
-
-        step("loading and certifying the model")
-        corpus = None if file is None else Corpus(file)
-        hooked = load(model)
-    if corpus is None:
-        found = attention_focus(hooked, text if text is not None else _own_paragraph())
-    else:
-        journal = out.with_name(f"{out.name}.journal")
-        found = attention_focus(hooked, corpus, truncate=truncate, journal=journal, progress=True)
-    write_table(found.to_frame(), out)
-    found.to_html(page)
+            step("loading and certifying the model")
+            corpus = None if file is None else Corpus(file)
+            hooked = load(model)
+        if corpus is None:
+            found = attention_focus(hooked, text if text is not None else _own_paragraph())
+        else:
+            found = attention_focus(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True)
+        outputs.write(found)
     console.print(_plain(repr(hooked)), soft_wrap=True, highlight=False)
     console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
     if found.truncated:
         console.print(f"{found.truncated} of {found.documents} texts were cut to the model's length.")
-    console.print(f"\n[bold]{out.resolve()}[/bold] and [bold]{page.name}[/bold]", soft_wrap=True)
+    outputs.print(console)
 
 
 @app.command()
@@ -129,23 +158,26 @@ def ablate(
     text: TextOption = None,
     file: CorpusOption = None,
     out: TableOption = Path("ablation.csv"),
+    overwrite: OverwriteOption = False,
     method: Annotated[str, typer.Option(help="zero, mean (over the texts themselves) or resample.")] = "zero",
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
     memory: MemoryOption = 1.0,
 ) -> None:
     """Writes by how much the loss changes when each head is ablated, as a table and a page.
 
-    A journal stands beside the table until the end: the same command goes on after an interruption. Without a text,
-    64 documents of the demo model's language are taken.
+    A journal stands beside the table until the end: the same command resumes if interrupted. Without a text, 64
+    documents of the demo model's language are taken.
     """
-    hooked, texts, journal = _sweep_inputs(model, text, file, out)
-    from .methods.ablation import ablate_heads
+    with _outputs(text, file, out, overwrite) as outputs:
+        hooked, texts = _sweep_inputs(model, text, file)
+        from .methods.ablation import ablate_heads
 
-    reference = texts if method == "mean" else None
-    found = ablate_heads(
-        hooked, texts, method=method, metric=metric, reference=reference, memory=memory, journal=journal, progress=True
-    )
-    _write_sweep(hooked, found, out, found.strongest(10), "Heads that matter most")
+        found = ablate_heads(
+            hooked, texts, method=method, metric=metric, reference=texts if method == "mean" else None, memory=memory,
+            journal=outputs.journal, progress=True,
+        )  # fmt: skip
+        outputs.write(found)
+    _print_sweep(hooked, found, outputs, found.strongest(10), "Heads that matter most")
 
 
 @app.command()
@@ -154,6 +186,7 @@ def null(
     text: TextOption = None,
     file: CorpusOption = None,
     out: TableOption = Path("null.csv"),
+    overwrite: OverwriteOption = False,
     target: Annotated[str, typer.Option(help="Where heads may rest: first, most_attended or special.")] = "first",
     delta: Annotated[float, typer.Option(help="Effects within ±delta nats count as none.")] = 0.01,
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
@@ -163,29 +196,25 @@ def null(
 
     A verdict is called "null", which pandas reads from a .csv as missing: pd.read_csv(path, keep_default_na=False).
 
-    A journal stands beside the table until the end: the same command goes on after an interruption. Without a text,
-    64 documents of the demo model's language are taken.
+    A journal stands beside the table until the end: the same command resumes if interrupted. Without a text, 64
+    documents of the demo model's language are taken.
     """
-    hooked, texts, journal = _sweep_inputs(model, text, file, out)
-    from .methods.null_attention import null_attention
+    with _outputs(text, file, out, overwrite) as outputs:
+        hooked, texts = _sweep_inputs(model, text, file)
+        from .methods.null_attention import null_attention
 
-    found = null_attention(
-        hooked, texts, target=target, delta=delta, metric=metric, memory=memory, journal=journal, progress=True
-    )
+        found = null_attention(
+            hooked, texts, target=target, delta=delta, metric=metric, memory=memory, journal=outputs.journal,
+            progress=True,
+        )  # fmt: skip
+        outputs.write(found)
     columns = ["layer", "head", "sink_mass", "value_ratio", "remove", "zero_value", "verdict"]
     shown = found.to_frame().nlargest(10, "sink_mass")[columns]
-    _write_sweep(hooked, found, out, shown, "Heads that rest there most")
+    _print_sweep(hooked, found, outputs, shown, "Heads that rest there most")
 
 
-def _sweep_inputs(
-    model: str | None, text: str | None, file: Path | None, out: Path
-) -> tuple["HookedModel", list[str], Path]:
-    """The model, the texts and the journal of a sweep; what cannot be written is refused before the model is loaded."""
-    if text is not None and file is not None:
-        raise InputError("give either --text or --file, not both.")
-    from .runs.tables import check_table
-
-    check_table(out)
+def _sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tuple["HookedModel", list[str]]:
+    """The model and the texts of a sweep."""
     with _stages("importing torch and transformers", total=2) as step:
         from .demo.text import documents
         from .model.load import load
@@ -193,17 +222,13 @@ def _sweep_inputs(
 
         texts = list(Corpus(file)) if file is not None else [text] if text is not None else documents(64)
         step("loading and certifying the model")
-        hooked = load(model)
-    return hooked, texts, out.with_name(f"{out.name}.journal")
+        return load(model), texts
 
 
-def _write_sweep(model: "HookedModel", found: Any, out: Path, shown: "pd.DataFrame", title: str) -> None:
-    from .runs.tables import write_table
-
+def _print_sweep(
+    model: "HookedModel", found: "PagedResult", outputs: "Outputs", shown: "pd.DataFrame", title: str
+) -> None:
     console = Console()
-    page = out.with_suffix(".html")
-    write_table(found.to_frame(), out)
-    found.to_html(page)
     console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
     console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
     table = Table(title=title, title_justify="left")
@@ -212,7 +237,75 @@ def _write_sweep(model: "HookedModel", found: Any, out: Path, shown: "pd.DataFra
     for row in shown.itertuples(index=False):
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else _plain(str(value)) for value in row))
     console.print(table)
-    console.print(f"\n[bold]{out.resolve()}[/bold] and [bold]{page.name}[/bold]", soft_wrap=True)
+    outputs.print(console)
+
+
+class Outputs:
+    """Where a command's table, its page and, until they stand, its journal go."""
+
+    def __init__(self, table: Path) -> None:
+        self.table, self.page = table, table.with_suffix(".html")
+        self.journal = table.with_name(f"{table.name}.journal")
+
+    def check(self, overwrite: bool) -> None:
+        """Raises `OutputError` for what cannot be written, and for what an earlier run wrote.
+
+        Where there is a journal, this run resumes the one that was to write them.
+        """
+        from .files import check_writable
+        from .runs.tables import check_table
+
+        check_table(self.table)
+        check_writable(self.page)
+        there = [path for path in (self.table, self.page) if path.exists()]
+        if there and not overwrite and not self.journal.exists():
+            raise OutputError(f"{there[0]} exists; give --overwrite to replace it, or name another --out.")
+
+    def require_no_journal(self) -> None:
+        """Raises `JournalError` where an unfinished run of another kind was to write the same files."""
+        if self.journal.exists():
+            raise JournalError(
+                f"{self.journal} holds an unfinished run that is to write {self.table}. Finish it with its own "
+                "command, delete it, or name another --out."
+            )
+
+    def write(self, found: "PagedResult") -> None:
+        """Writes table and page."""
+        from .runs.tables import write_table_and_page
+
+        write_table_and_page(found, self.table, self.page)
+
+    def print(self, console: Console) -> None:
+        """Says where they are."""
+        where = f"\n[bold]{_plain(str(self.table.resolve()))}[/bold] and [bold]{_plain(self.page.name)}[/bold]"
+        console.print(where, soft_wrap=True)
+
+
+@contextmanager
+def _outputs(text: str | None, file: Path | None, out: Path, overwrite: bool) -> Iterator[Outputs]:
+    """The outputs of a command, checked before any work; its journal stays until the block has ended well."""
+    if text is not None and file is not None:
+        raise InputError("give either --text or --file, not both.")
+    outputs = Outputs(out)
+    outputs.check(overwrite)
+    for path in (outputs.table, outputs.page, outputs.journal):
+        _check_apart(file, path)
+    try:
+        with _stages("importing torch and transformers", total=1):
+            from .runs.journal import kept
+
+        with kept(outputs.journal):
+            yield outputs
+    except KeyboardInterrupt:
+        if outputs.journal.exists():
+            raise KeyboardInterrupt(f"run the same command again to resume from {outputs.journal}") from None
+        raise
+
+
+def _check_apart(file: Path | None, out: Path) -> None:
+    """Raises `OutputError` where a command would write over what it reads."""
+    if file is not None and file.exists() and out.exists() and file.samefile(out):
+        raise OutputError(f"cannot write {out}: it is what --file reads; name another --out.")
 
 
 @app.command()
@@ -231,7 +324,7 @@ def check(
 
 
 def main() -> None:
-    """The entry point: a user's mistake is one line on stderr and exit status 2."""
+    """The entry point: a user's mistake is one line on stderr and exit status 2, Ctrl-C one line and 130."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a user must know is in the output
@@ -239,8 +332,9 @@ def main() -> None:
     except AttnmechError as error:
         Console(stderr=True).print(f"[red]error:[/red] {_plain(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; the same command goes on from the journal, if one stands beside --out.")
+    except (Interrupted, KeyboardInterrupt) as stop:
+        said = "; ".join(("interrupted", *map(str, stop.args)))
+        Console(stderr=True).print(_plain(said), soft_wrap=True, highlight=False)
         sys.exit(130)
 
 

@@ -5,6 +5,7 @@ The classes derive from the built-in that a caller would expect (`ValueError`, `
 """
 
 import operator
+from typing import Any
 
 
 class AttnmechError(Exception):
@@ -47,7 +48,7 @@ class OutputError(AttnmechError, OSError):
 
 
 class JournalError(AttnmechError, ValueError):
-    """A journal that a run cannot go on from: that of another run, or no whole journal."""
+    """A journal that a run cannot resume from: that of another run or of one under way, or no whole journal."""
 
 
 class ReducerError(AttnmechError, ValueError):
@@ -66,6 +67,21 @@ def first_line(error: BaseException) -> str:
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
+def integer(value: Any) -> int:
+    """A whole number of any type as an int, numpy's and torch's too; `TypeError` for anything else, bools included.
+
+    >>> integer(3)
+    3
+    """
+    # Of torch's bools Python thinks that they are ints, as of its own; numpy's are none.
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
+        raise TypeError(f"expected an int; got {value!r}")
+    try:
+        return operator.index(value)
+    except RuntimeError as error:  # torch's, of a tensor without data
+        raise TypeError(str(error)) from error
+
+
 def index_of(name: str, value: object, count: int, owner: str = "") -> int:
     """A whole number from 0 to count − 1, whatever its type; `InputError` for anything else.
 
@@ -73,9 +89,7 @@ def index_of(name: str, value: object, count: int, owner: str = "") -> int:
     3
     """
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        found = operator.index(value)  # type: ignore[arg-type]
+        found = integer(value)
     except TypeError:
         found = -1
     if not 0 <= found < count:

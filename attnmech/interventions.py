@@ -11,8 +11,6 @@ It touches nothing by itself: `model.intervene(...)` puts it in force for a `wit
 
 import hashlib
 import json
-import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +22,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .errors import InputError
-from .files import writing
+from .arguments import dense, finite_number, option, shown, string
+from .errors import InputError, OutputError, integer
+from .files import path_of, writing
 
 Head: TypeAlias = tuple[int, int]
 """(layer, head)."""
@@ -73,9 +72,17 @@ class Values:
         if (
             not isinstance(given, Mapping)
             or not given
-            or not all(isinstance(layer, int) and isinstance(value, torch.Tensor) for layer, value in given.items())
+            or not all(_is_layer(layer) and isinstance(value, torch.Tensor) for layer, value in given.items())
         ):
             raise InputError(f"values must be tensors by layer, such as {{3: acts['z', 3]}}; got {_kind(given)}.")
+        for layer, value in given.items():
+            if dense(f"the values of layer {layer}", value).is_complex() or not bool(torch.isfinite(value).all()):
+                raise InputError(
+                    f"the values of layer {layer} must be finite real numbers; got {shown(value)}"
+                    f"{'' if value.is_complex() else ' with NaN or infinity in it'}."
+                )
+            if not value.numel():
+                raise InputError(f"the values of layer {layer} must hold a number; got a tensor {list(value.shape)}.")
 
     @cached_property
     def digest(self) -> str:
@@ -122,6 +129,7 @@ class Intervention:
     """The stack that is meant, of a model with several."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.edit not in EDITS.get(self.point, ()):
             known = "; ".join(f"{point}: {', '.join(edits)}" for point, edits in EDITS.items())
             raise InputError(f"there is no edit {self.edit!r} at {self.point!r}; there are {known}.")
@@ -139,6 +147,23 @@ class Intervention:
                 f"heads are chosen at {', '.join(HEAD_POINTS)}, whole layers elsewhere; got {self._point_and_edit} "
                 f"with heads {self.heads!r} and layers {self.layers!r}."
             )
+
+    def _check_types(self) -> None:
+        """Puts numbers of other types into ours; raises `InputError` for what no field may hold, whatever the edit."""
+        for name in ("point", "edit", "stack"):
+            string(name, getattr(self, name))
+        found: dict[str, Any] = {name: _numbers(name, getattr(self, name)) for name in ("layers", "positions")}
+        found["factor"] = finite_number("factor", self.factor)
+        if not isinstance(self.heads, tuple) or self.heads:
+            found["heads"] = checked_heads(self.heads)
+        if self.keys is not None and not isinstance(self.keys, Values):
+            found["keys"] = _keys(self.keys)
+        if self.values is not None and not isinstance(self.values, Values):
+            raise InputError(f"`values` must be am.Values; got {shown(self.values)}.")
+        if self.term is not None:
+            option("term", self.term, TERMS)
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     @property
     def _point_and_edit(self) -> str:
@@ -207,11 +232,10 @@ class Intervention:
         >>> print(Intervention.scale("key_bias", 0.5, [(0, 1)]))
         key_bias in the scores of L0H1 is multiplied by 0.5
         """
-        if term not in TERMS:
-            raise InputError(f"`term` must be one of {', '.join(TERMS)}; got {term!r}.")
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
-            raise InputError(f"`factor` must be a finite number; got {factor!r}.")
-        return cls("scores", "scale", checked_heads(heads), term=term, factor=float(factor), stack=_stack(stack))
+        return cls(
+            "scores", "scale", checked_heads(heads), term=option("term", term, TERMS), factor=factor,
+            stack=_stack(stack),
+        )  # fmt: skip
 
     @classmethod
     def zero_values(cls, heads: Heads, keys: Keys, *, stack: str = "") -> Self:
@@ -288,7 +312,7 @@ class Intervention:
 
     def save(self, path: str | Path) -> Path:
         """Writes it to a safetensors file."""
-        target = Path(path)
+        target = path_of(path, OutputError)
         tensors = {f"values {layer}": x for layer, x in (self.values.by_layer if self.values else {}).items()}
         if isinstance(self.keys, Values):
             tensors["keys 0"] = self.keys.by_layer[0]
@@ -304,7 +328,7 @@ class Intervention:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Reads what `save` wrote."""
-        source = Path(path)
+        source = path_of(path)
         if not source.is_file():
             raise InputError(f"there is no file {source}.")
         try:
@@ -348,9 +372,9 @@ def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
     if isinstance(heads, str) and heads == "all":
         return "all"
     try:
-        pairs = {(_number(layer), _number(head)) for layer, head in heads}
+        pairs = {(integer(layer), integer(head)) for layer, head in heads}
     except (TypeError, ValueError):
-        raise InputError(f'`heads` must be "all" or a list of (layer, head); got {heads!r}.') from None
+        raise InputError(f'`heads` must be "all" or a list of (layer, head); got {shown(heads)}.') from None
     if not pairs:
         raise InputError("`heads` must name at least one head; got an empty list.")
     return tuple(sorted(pairs))
@@ -361,31 +385,25 @@ def _numbers(name: str, numbers: Any) -> tuple[int, ...] | None:
     if numbers is None:
         return None
     try:
-        found = {_number(each) for each in numbers}
+        found = {integer(each) for each in numbers}
         if not found or min(found) < 0:
             raise ValueError
     except (TypeError, ValueError):
-        raise InputError(f"`{name}` must be a list of numbers from 0 on; got {numbers!r}.") from None
+        raise InputError(f"`{name}` must be a list of numbers from 0 on; got {shown(numbers)}.") from None
     return tuple(sorted(found))
-
-
-def _number(given: Any) -> int:
-    """A whole number of any type, as an int; `TypeError` for anything else."""
-    if isinstance(given, bool):
-        raise TypeError
-    return operator.index(given)
 
 
 def _keys(keys: Any) -> tuple[int, ...] | Literal["first", "special"] | Values:
     if isinstance(keys, torch.Tensor):
         if keys.dtype != torch.bool or keys.ndim != 2:
             raise InputError(f"a tensor of `keys` must be a mask [batch key]; got {keys.dtype} {list(keys.shape)}.")
+        dense("a mask of keys", keys)
         return Values({0: keys}, f"a mask of {int(keys.sum())} keys in {len(keys)} texts")
     if isinstance(keys, str) and keys in ("first", "special"):
         return keys  # type: ignore[return-value]
     numbers = None if isinstance(keys, str) else _numbers("keys", keys)
     if numbers is None:
-        raise InputError(f'`keys` must be "first", "special", positions, or a mask [batch key]; got {keys!r}.')
+        raise InputError(f'`keys` must be "first", "special", positions, or a mask [batch key]; got {shown(keys)}.')
     return numbers
 
 
@@ -393,12 +411,19 @@ def _values(values: Any) -> Values:
     return values if isinstance(values, Values) else Values(dict(values) if isinstance(values, Mapping) else values)
 
 
-def _stack(stack: str) -> str:
-    return "" if stack == "self" else stack
+def _stack(stack: Any) -> str:
+    return "" if string("stack", stack) == "self" else stack
 
 
 def _shown(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
+
+
+def _is_layer(given: object) -> bool:
+    try:
+        return integer(given) >= 0
+    except TypeError:
+        return False
 
 
 def _kind(given: object) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, TypeAlias
 
-from .errors import InputError
+from .errors import InputError, integer
 
 PointName: TypeAlias = str | tuple[str, int]
 """How a user names a point: "pattern" (every layer), ("pattern", 3), or "blocks.3.attn.hook_pattern"."""
@@ -139,8 +139,10 @@ def parse(name: PointName) -> PointKey:
         point = POINTS.get(base)
         if point is None:
             raise InputError(_unknown(full))
-        if not hasattr(layer, "__index__"):
-            raise InputError(f"the layer of point {base!r} must be an int; got {layer!r}.")
+        try:
+            layer = integer(layer)
+        except TypeError:
+            raise InputError(f"the layer of point {base!r} must be an int; got {layer!r}.") from None
         if not point.per_layer:
             raise InputError(f"point {base!r} stands outside the layers: ask for {base!r} alone; got {name!r}.")
         return full_name(stack, base), layer

@@ -7,6 +7,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from .activations import Batch
 from .axes import spread
@@ -16,8 +19,8 @@ from .draw.embed import View
 from .draw.page import render_page
 from .draw.text import html_text
 from .draw.view import Fact, HeadMap, ScoreView
-from .errors import ExactnessError, InputError, UnsupportedModelError, first_line
-from .files import check_writable, writing
+from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line
+from .files import check_writable, path_of, writing
 from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition, decompose_by_source
@@ -26,8 +29,9 @@ from .methods.null_attention import INTERVENTIONS, NullAttention, null_attention
 from .methods.updates import ResidualUpdates
 from .model.certificate import Certificate
 from .model.certify import certify
-from .model.hooked import HookedModel
+from .model.hooked import HookedModel, require_model
 from .model.inputs import Inputs
+from .model.stack import Stack
 from .points import full_name
 from .runs.effects import HeadEffects
 from .runs.stream import stream
@@ -79,6 +83,11 @@ class Report:
     """What the model predicts at each token."""
     calls: Mapping[str, str]
     """The Python that makes the page's numbers again, by the method."""
+    pattern: Float[Tensor, "layer head query key"]
+    """The attention of the layers shown, as the model used it: after the hooks in force."""
+
+    def __sub__(self, other: object) -> "Report":
+        raise InputError("two reports have no difference; subtract results that they hold: one.focus - other.focus.")
 
     def to_frame(self) -> pd.DataFrame:
         """A row a layer: the largest residual and score of its heads, and the heads' mean share of each term."""
@@ -92,7 +101,7 @@ class Report:
 
     def to_html(self) -> str:
         """The page: one file that opens without a network."""
-        view = self.scores.view()
+        view = self.scores.view(pattern=self.pattern)
         view = replace(view, notes=(*self.notes, *view.notes), special=self.special)
         provenance = self.scores.provenance
         return render_page(
@@ -136,7 +145,7 @@ class Report:
         """The head without which the loss changes most, and the row in which it looks hardest at another token."""
         if self.effects is None:
             return None
-        effect = self.effects.effect[[self.effects.layers.index(layer) for layer in view.layers]].abs().nan_to_num()
+        effect = self.effects.effect[list(view.layers)].abs().nan_to_num()
         layer, head = divmod(int(effect.argmax()), effect.shape[1])
         elsewhere = view.pattern[layer, head].copy()
         elsewhere[:, 0] = 0
@@ -196,7 +205,7 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Writes the page, whole or not at all."""
-        target = Path(path)
+        target = path_of(path, OutputError)
         check_writable(target)
         with writing(target) as draft:
             draft.write_text(self.to_html(), encoding="utf-8")
@@ -227,8 +236,8 @@ class Report:
         return f'<iframe srcdoc="{page}" title="attnmech report" style="width:100%;height:85vh;border:0"></iframe>'
 
     def _facts(self, view: ScoreView) -> list[Fact]:
-        largest = float(self.scores.largest.max())
-        residual = float(self.scores.residual.max())
+        shown = list(self.scores.layers)
+        largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")
         return [
             Fact("tokens", str(len(view.tokens))),
@@ -267,7 +276,11 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
 
     Of a text longer than 192 tokens (it must fit the model's positions) the beginning is run and shown; of a model
     with very many heads, some layers. The page says so.
+
+    Under hooks and interventions the page shows what the model then does. Raises `ExactnessError` under one that
+    changes the scores themselves, since they are no longer the sum of their terms.
     """
+    require_model(model)
     batch = model.encode(inputs, bos=bos)
     if len(batch.ids) > 1:
         raise InputError(f"a report shows one text; got {len(batch.ids)}. Make one for each.")
@@ -302,15 +315,23 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     calls = _calls(model, inputs, shown.label, bos)
     shown_tokens = batch.queries(shown.label)
     special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
-    expected = _expected(model, batch)
-    return Report(scores, focus, updates, certificate, tuple(notes), effects, null, sources, special, expected, calls)
+    pattern, expected = _last_pass(model, batch, shown, layers)
+    return Report(
+        scores, focus, updates, certificate, tuple(notes), effects, null, sources, special, expected, calls, pattern
+    )
 
 
-def _expected(model: HookedModel, batch: Batch) -> View | None:
-    """What the model predicts, where it predicts each next token."""
-    if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1:
-        return None
-    return None if batch.ids.shape[1] < 2 else model.run(batch).show("logits")
+def _last_pass(
+    model: HookedModel, batch: Batch, stack: Stack, layers: list[int]
+) -> tuple[Float[Tensor, "layer head query key"], View | None]:
+    """The attention between the text's real tokens; and what the model predicts, if it predicts each next token."""
+    predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
+    predicts = predicts and batch.ids.shape[1] > 1
+    point = stack.point("pattern")
+    ran = model.run(batch, [point, *(["logits"] if predicts else [])], layers=layers)
+    real = batch.queries(stack.label).mask[0]
+    pattern = torch.stack([ran[point, layer][0][:, real][:, :, real] for layer in layers])
+    return pattern, ran.show("logits") if predicts else None
 
 
 def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[HeadEffects | None, NullAttention | None]:

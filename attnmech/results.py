@@ -2,26 +2,38 @@
 
 import json
 import platform
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
+import torch
+from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .arguments import string
 from .draw.text import html_text
-from .errors import InputError
-from .files import writing
+from .errors import InputError, OutputError, first_line
+from .fields import check_fields
+from .files import path_of, writing
 
 if TYPE_CHECKING:
     from .draw.figure_page import Section
 
 _PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
+
+_OF_CORPUS = ("corpus", "shard")
+"""The options that say which documents a result is of."""
+
+_OF_SELECTION = ("heads", "layers", "reducers")
+"""The options that say what was measured, or together with what."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,59 @@ class Provenance:
             **self.versions,
         }
 
+    def same_texts(self, other: "Provenance") -> bool:
+        """Whether both are of the same texts: of the same token ids, or of the same shards of one corpus."""
+        if self.inputs == other.inputs:
+            return True
+        corpora = [each.options.get("corpus") for each in (self, other)]
+        return corpora[0] is not None and corpora[0] == corpora[1] and self._documents == other._documents
+
+    @property
+    def _documents(self) -> list[tuple[int, int]]:
+        """The shards (k, n) of its corpus; those that together are the corpus as one."""
+        shards = sorted(self.shards)
+        return [(0, 1)] if sum(Fraction(1, n) for _, n in shards) == 1 else shards
+
+    @property
+    def shards(self) -> list[tuple[int, int]]:
+        """The shards (k, n) of a corpus that a result covers, which share no document."""
+        given = self.options["shard"]
+        return [(int(k), int(n)) for k, n in (given if isinstance(given[0], list | tuple) else [given])]
+
+    def minus(self, other: "Provenance") -> "Provenance":
+        """Where a difference comes from: what both share, and "one − other" of what they do not."""
+
+        def both(one: Any, two: Any) -> Any:
+            return one if one == two else f"{one} − {two}"
+
+        edits, others = (", ".join(each.edits) or "none" for each in (self, other))
+        names = dict.fromkeys((*self.options, *other.options))
+        return Provenance(
+            both(self.model, other.model),
+            both(self.weights, other.weights),
+            both(self.inputs, other.inputs),
+            self.edits if edits == others else (both(edits, others),),
+            self.tokens if self.tokens == other.tokens else (),
+            {name: both(self.options.get(name), other.options.get(name)) for name in names},
+        )
+
+    def versus(self, other: "Provenance") -> str:
+        """What tells two results apart, in a few words: "model demo − gpt2, inputs 1f3a… − 77b0…"."""
+        told: dict[str, tuple[Any, Any]] = {
+            "model": (self.model, other.model),
+            "weights": (self.weights, other.weights),
+            "inputs": (self.inputs, other.inputs),
+            "hooks": (", ".join(self.edits) or "none", ", ".join(other.edits) or "none"),
+        }
+        if self.model != other.model:
+            del told["weights"]
+        if self.same_texts(other):
+            del told["inputs"]
+        names = [name for name in (*self.options, *other.options) if name not in (*_OF_CORPUS, *_OF_SELECTION)]
+        told |= {name: (self.options.get(name), other.options.get(name)) for name in names}
+        found = [f"{name} {_short(one)} − {_short(two)}" for name, (one, two) in told.items() if one != two]
+        return ", ".join(found) or "of the same model and inputs"
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The reverse of `to_dict`."""
@@ -81,10 +146,22 @@ class Provenance:
         )
 
 
+def _short(value: Any) -> str:
+    """A value in words; of a hash its beginning."""
+    text = str(value)
+    return f"{text[:8]}…" if re.fullmatch("[0-9a-f]{64}", text) else text
+
+
 class Result(ABC):
     """Base of all results. A subclass gives `to_frame`, and its tensors and facts for `save`."""
 
     provenance: Provenance
+
+    SUBTRACT: ClassVar[str]
+    """What may be subtracted where a difference of two such results has no meaning."""
+
+    def __sub__(self, other: Any) -> Self:
+        raise InputError(f"two results of the kind {type(self).__name__} have no difference; {self.SUBTRACT}.")
 
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
@@ -105,34 +182,64 @@ class Result(ABC):
 
     def save(self, path: str | Path) -> Path:
         """Writes the result to one safetensors file (tensors, and JSON in its header); never pickle."""
-        tensors, same_as = _without_repeats(self._tensors())
-        header = {
-            "kind": type(self).__name__,
-            "facts": self._facts(),
-            "provenance": self.provenance.to_dict(),
-            "same_as": same_as,
-        }
-        target = Path(path)
+        everything, about = self._written()
+        tensors, same_as = _without_repeats(everything)
+        header = {"kind": type(self).__name__, **about, "same_as": same_as}
+        target = path_of(path, OutputError)
         with writing(target) as draft:
             save_file(tensors, draft, metadata={"attnmech": json.dumps(header)})
         return target
 
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that labels give, such as the layers; `load` compares the tensors with them."""
+        return {}
+
+    def _measured(self) -> "Sequence[Self]":
+        """The results that were measured: itself, or the two of a difference."""
+        return (self,)
+
+    def _check(self) -> None:
+        """Raises any exception where what was read is not what `save` wrote."""
+        check_fields(self, self.axis_lengths)
+
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a result that `save` wrote; needs no model."""
-        source = Path(path)
+        """Reads a result that `save` wrote; needs no model.
+
+        Raises `InputError` for a file of something else, and for one that was damaged or edited so that its numbers
+        and labels do not fit together.
+        """
+        source = path_of(path)
         if not source.is_file():
             raise InputError(f"there is no file {source}.")
         try:
             with safe_open(source, framework="pt") as file:
                 header = json.loads((file.metadata() or {})["attnmech"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
+            kind = string("kind", header["kind"])
         except Exception as error:
-            raise InputError(f"{source} is not a result that attnmech saved ({error}).") from error
-        if header["kind"] != cls.__name__:
-            raise InputError(f"{source} holds a {header['kind']}; load it with {header['kind']}.load.")
-        tensors |= {name: tensors[first] for name, first in header["same_as"].items()}
-        return cls._from_saved(tensors, header["facts"], Provenance.from_dict(header["provenance"]))
+            raise InputError(f"{source} is not a result that attnmech saved ({first_line(error)}).") from error
+        if kind != cls.__name__:
+            raise InputError(f"{source} holds a {kind}; load it with {kind}.load.")
+        try:
+            tensors |= {name: tensors[first] for name, first in header["same_as"].items()}
+            found = cls._read(tensors, header)
+            for each in found._measured():
+                each._check()
+        except Exception as error:  # anybody may have written into the file
+            what = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+            raise InputError(f"{source} holds no whole {kind}: {what}. Save the result anew.") from error
+        return found
+
+    def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a file holds: tensors, and the rest as JSON values."""
+        return self._tensors(), {"facts": self._facts(), "provenance": self.provenance.to_dict()}
+
+    @classmethod
+    def _read(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
+        """The reverse of `_written`."""
+        return cls._from_saved(tensors, about["facts"], Provenance.from_dict(about["provenance"]))
 
     def _repr_html_(self) -> str:
         from .draw.figure_page import table_html
@@ -158,6 +265,11 @@ class PagedResult(Result):
         """The figures of the page."""
 
     @property
+    def _heading(self) -> str:
+        """The heading as the page has it."""
+        return self._title
+
+    @property
     def _origin(self) -> dict[str, str]:
         """What the numbers came from, as the page says it."""
         return self.provenance.entries
@@ -166,9 +278,9 @@ class PagedResult(Result):
         """Writes the figures and the table as one page that opens without a network."""
         from .draw.figure_page import render_figures
 
-        target = Path(path)
+        target = path_of(path, OutputError)
         html = render_figures(
-            title=self._title,
+            title=self._heading,
             lead=self.lead,
             sections=self._sections(),
             frame=self.to_frame(),
@@ -181,10 +293,135 @@ class PagedResult(Result):
     def _repr_html_(self) -> str:
         from .draw.figure_page import in_notebook_output
 
-        return in_notebook_output(title=self._title, lead=self.lead, sections=self._sections(), frame=self.to_frame())
+        return in_notebook_output(title=self._heading, lead=self.lead, sections=self._sections(), frame=self.to_frame())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.lead})"
+
+
+@dataclass(frozen=True, repr=False)
+class TextResult(PagedResult):
+    """A result measured over texts; two of a kind can be subtracted."""
+
+    parts: "tuple[Self, Self] | None" = field(default=None, kw_only=True)
+    """Of a difference `one - other`, the two results; None of what was measured."""
+
+    def _measured(self) -> "Sequence[Self]":
+        return (self,) if self.parts is None else self.parts
+
+    def __sub__(self, other: Any) -> Self:
+        """By how much this result is above another of its kind: of another model, checkpoint or text, or under hooks.
+
+        >>> change = am.ablate_heads(tuned, texts) - am.ablate_heads(base, texts)       # doctest: +SKIP
+        >>> change.effect, change.interval()                                            # doctest: +SKIP
+
+        The difference is a result of the same kind: its numbers are those of the first minus those of the second, head
+        by head, NaN where only one of them has a number. Where both are of the same texts (the same token ids, or the
+        same shards of a corpus), these are paired: differences are taken text by text, over the texts that both have,
+        and intervals are those of the paired differences. Of other texts intervals are NaN. `parts` keeps the two.
+
+        Raises `InputError` where the two do not measure one thing: for another kind, metric, method or option, for
+        models with other numbers of layers or heads, and for differences.
+        """
+        kind = type(self).__name__
+        if type(other) is not type(self):
+            raise InputError(
+                f"from a result of the kind {kind} another {kind} can be subtracted; got {type(other).__name__}."
+            )
+        if self.parts is not None or other.parts is not None:
+            raise InputError("a difference cannot be subtracted again; subtract two results that were measured.")
+        for name, mine in self._comparable().items():
+            yours = other._comparable().get(name)
+            if mine != yours:
+                raise InputError(
+                    f"two results can be subtracted that have the same {name}; got {mine!r} and {yours!r}. Measure "
+                    "both in one way."
+                )
+        found = self._minus(other, self.provenance.same_texts(other.provenance))
+        origin: dict[str, Any] = {"provenance": self.provenance.minus(other.provenance)}
+        return replace(found, parts=(self, other), **origin)
+
+    @property
+    def _two(self) -> tuple[Self, Self]:
+        """The two results of a difference."""
+        assert self.parts is not None
+        return self.parts
+
+    @property
+    def paired(self) -> bool:
+        """Whether this is a difference text by text, as of two results of the same texts."""
+        return self.parts is not None and self.parts[0].provenance.same_texts(self.parts[1].provenance)
+
+    @abstractmethod
+    def _comparable(self) -> dict[str, Any]:
+        """What another result must share with this one to be subtracted, by name."""
+
+    @abstractmethod
+    def _minus(self, other: Self, paired: bool) -> Self:
+        """The numbers of the difference."""
+
+    @property
+    @abstractmethod
+    def _n_texts(self) -> int:
+        """How many texts it was measured on."""
+
+    @property
+    def _texts(self) -> str:
+        """How many texts, in words."""
+        counted = (self,) if self.parts is None or self.paired else self.parts
+        return " against ".join("1 text" if each._n_texts == 1 else f"{each._n_texts} texts" for each in counted)
+
+    @property
+    def _opening(self) -> str:
+        """How a sentence about a difference begins; nothing for what was measured."""
+        if self.parts is None:
+            return ""
+        one, other = (part.provenance for part in self.parts)
+        return f"Difference of two results ({one.versus(other)}): "
+
+    @property
+    def _heading(self) -> str:
+        return self._title if self.parts is None else f"Difference: {self._title}"
+
+    def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if self.parts is None:
+            return super()._written()
+        written = [part._written() for part in self.parts]
+        tensors = {f"{place} {name}": x for place, (own, _) in enumerate(written) for name, x in own.items()}
+        return tensors, {"difference": [about for _, about in written]}
+
+    @classmethod
+    def _read(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
+        if "difference" not in about:
+            return super()._read(tensors, about)
+        parts = []
+        for place, own in enumerate(about["difference"]):
+            beginning = f"{place} "
+            named = {name.removeprefix(beginning): x for name, x in tensors.items() if name.startswith(beginning)}
+            parts.append(cls._read(named, own))
+        return parts[0] - parts[1]
+
+
+def subtracted(
+    one: Float[Tensor, "*places text"], other: Float[Tensor, "*places other_text"], paired: bool
+) -> Float[Tensor, "*places either_text"]:
+    """Text by text where texts are paired; else the difference of the means, as the one entry of the axis `text`.
+
+    So the mean over that axis is the difference in both cases, and one entry has no interval.
+    """
+    return one - other if paired else one.nanmean(dim=-1, keepdim=True) - other.nanmean(dim=-1, keepdim=True)
+
+
+def by_layer(measured: Tensor, layers: Sequence[int], n_layers: int, axis: int = 0) -> Tensor:
+    """Numbers of some layers, with a place for every layer of the model along that axis: NaN where none was measured.
+
+    >>> by_layer(torch.tensor([0.5, 0.2]), [3, 1], 5)
+    tensor([   nan, 0.2000,    nan, 0.5000,    nan])
+    """
+    shape = list(measured.shape)
+    shape[axis] = n_layers
+    places = torch.tensor(layers, dtype=torch.long, device=measured.device)
+    return measured.new_full(shape, torch.nan).index_copy(axis, places, measured)
 
 
 def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

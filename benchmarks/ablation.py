@@ -116,8 +116,8 @@ def attnmech(model: "PreTrainedModel") -> Sweep:
         import torch
 
         effects = am.ablate_heads(hooked, ids, heads, memory=BUDGET)
-        places = torch.tensor([(effects.layers.index(layer), head) for layer, head in heads]).T
-        return effects.per_text[places[0], places[1]]
+        layers, places = torch.tensor(heads).T
+        return effects.per_text[layers, places]
 
     return sweep
 

@@ -1,8 +1,11 @@
 """The command line: what it prints, what it writes, and what it says of a mistake."""
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,7 +54,7 @@ def test_focus_of_a_text_and_of_a_corpus(
     assert run(monkeypatch, "focus", "--text", "Anna painted a small boat.", "--out", str(out)) == 0
     one = pd.read_csv(out)
     assert len(one) == 32 and "first_top_low" not in one
-    corpus, table = tmp_path / "corpus.jsonl", tmp_path / "heads.parquet"
+    corpus, table = tmp_path / "corpus.jsonl", tmp_path / "corpus.parquet"
     texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
     corpus.write_text("".join(f'{{"text": "{text}"}}\n' for text in texts), encoding="utf-8")
     assert run(monkeypatch, "focus", "--file", str(corpus), "--out", str(table)) == 0
@@ -65,7 +68,7 @@ def test_focus_of_a_text_and_of_a_corpus(
         several.first_mass <= several.first_mass_high
     ).all()
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["corpus.jsonl", "heads.csv", "heads.html", "heads.parquet"]
+    assert names == ["corpus.html", "corpus.jsonl", "corpus.parquet", "heads.csv", "heads.html"]
     page = table.with_suffix(".html").read_text(encoding="utf-8")
     assert "Figure 5. How often heads look at the first token" in page
 
@@ -105,6 +108,163 @@ def test_ablate_and_null_write_what_the_methods_find(
         assert shown in out.with_suffix(".html").read_text(encoding="utf-8")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["ablate.csv", "ablate.html", "corpus.txt", "null.csv", "null.html"]
+
+
+TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+
+
+@pytest.mark.parametrize("command", ["focus", "ablate", "null"])
+def test_what_an_earlier_run_wrote_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
+    arguments = [command, "--text", "Anna sang of shells.", "--out", str(table)]
+
+    def refused(*more: str) -> str:
+        with monkeypatch.context() as patched:
+            patched.setattr("attnmech.model.load.load", None)  # no work begins
+            assert run(patched, *arguments, *more) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    for there in (table, page):
+        there.write_text("of an earlier run")
+        assert f"{there} exists; give --overwrite to replace it, or name another --out." in refused()
+        assert "exists; give --overwrite" in refused("--no-overwrite")
+        assert [there.read_text() for there in tmp_path.iterdir()] == ["of an earlier run"]
+        there.unlink()
+    page.mkdir()
+    assert f"cannot write {page}: it is a folder" in refused("--overwrite")
+    page.rmdir()
+    table.write_text("of an earlier run")
+    assert run(monkeypatch, *arguments, "--overwrite") == 0
+    assert len(pd.read_csv(table)) == 32 and sorted(tmp_path.iterdir()) == [table, page]
+
+
+@pytest.mark.parametrize("command", ["report", "focus", "ablate", "null"])
+def test_what_is_read_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    names = {"report": ["text.html"], "focus": ["a.csv", "a.html", "a.csv.journal"]}.get(command, ["a.csv", "a.html"])
+    for name in names:
+        file = tmp_path / name
+        file.write_text("\n".join(TEXTS))
+        out = tmp_path / names[0]
+        more = [] if command == "report" else ["--overwrite"]
+        assert run(monkeypatch, command, "--file", str(file), "--out", str(out), *more) == 2
+        assert "it is what --file reads; name another --out." in " ".join(capsys.readouterr().err.split())
+        assert file.read_text() == "\n".join(TEXTS)
+        file.unlink()
+
+
+def test_a_journal_of_something_else_stops_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, journal = tmp_path / "heads.csv", tmp_path / "heads.csv.journal"
+    journal.write_text("of another run")
+    for arguments, said in (
+        (["focus", "--text", "Anna sang."], "holds an unfinished run that is to write"),
+        (["ablate", "--text", "Anna sang."], "is not a whole journal"),
+    ):
+        assert run(monkeypatch, *arguments, "--out", str(table), "--overwrite") == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert journal.read_text() == "of another run" and list(tmp_path.iterdir()) == [journal]
+
+
+def test_the_journal_stays_until_table_and_page_stand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    corpus, journal = tmp_path / "corpus.txt", tmp_path / "heads.csv.journal"
+    corpus.write_text("\n".join(TEXTS))
+
+    def full(*_: Any, **__: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    from attnmech.runs import engine, stream
+
+    measured: list[str] = []
+
+    def counted(owner: Any, name: str) -> Any:
+        real = getattr(owner, name)
+
+        def counting(*arguments: Any) -> Any:
+            measured.append(name)
+            return real(*arguments)
+
+        return counting
+
+    for command in ("focus", "ablate", "null"):
+        arguments = [command, "--file", str(corpus), "--out", str(tmp_path / "heads.csv")]
+        with monkeypatch.context() as patched:
+            patched.setattr("attnmech.draw.figure_page.render_figures", full)
+            assert run(patched, *arguments) == 2
+        assert "No space left on device" in capsys.readouterr().err
+        assert sorted(tmp_path.iterdir()) == [corpus, journal]
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.Texts, "after", counted(engine.Texts, "after"))
+            patched.setattr(stream._Work, "_reduced", counted(stream._Work, "_reduced"))
+            assert run(patched, *arguments) == 0
+        # A sweep compares its first changes with the journal; the sinks of null are no part of it.
+        assert measured == {"focus": [], "ablate": ["after"], "null": ["_reduced", "after"]}[command]
+        measured.clear()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "heads.csv", "heads.html"]
+        for path in tmp_path.glob("heads.*"):
+            path.unlink()
+
+
+STOPS = """
+import signal, sys
+from pathlib import Path
+from attnmech import cli
+from attnmech.runs import engine, stream
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ready, command = Path(sys.argv[1]), sys.argv[2]
+owner, name = (stream._Work, "_reduced") if command == "focus" else (engine.Texts, "after")
+real, calls = getattr(owner, name), []
+def waiting(self, *arguments):
+    calls.append(1)
+    if len(calls) == 2:
+        ready.touch()
+        signal.pause()
+    return real(self, *arguments)
+setattr(owner, name, waiting)
+sys.argv = ["attnmech", *sys.argv[2:]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("command", ["report", "focus", "ablate", "null"])
+def test_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    corpus, out, ready = tmp_path / "corpus.txt", tmp_path / "heads.csv", tmp_path / "ready"
+    corpus.write_text("\n".join(TEXTS * 100 if command == "focus" else TEXTS))
+    arguments = [command, "--file", str(corpus), "--out", str(out)]
+    if command != "report":
+        arguments.append("--overwrite")
+    out.write_text("of an earlier run")
+    process = subprocess.Popen([sys.executable, "-c", STOPS, str(ready), *arguments], stderr=subprocess.PIPE, text=True)
+    while not ready.exists() and process.poll() is None:
+        time.sleep(0.02)
+    if command == "ablate":
+        assert run(monkeypatch, *arguments) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"error: {out}.journal belongs to another run that is under way." in said
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130 and out.read_text() == "of an earlier run"
+    journal = out.with_name("heads.csv.journal")
+    kept = {corpus, out, ready} | (set() if command == "report" else {journal})
+    assert set(tmp_path.iterdir()) == kept
+    resume = "" if command == "report" else f"; run the same command again to resume from {journal}"
+    assert [line for line in said.splitlines() if line.strip()] == [f"interrupted{resume}"]
+    if command == "report":
+        return
+    assert run(monkeypatch, *arguments) == 0
+    whole = tmp_path / "whole.csv"
+    assert run(monkeypatch, command, "--file", str(corpus), "--out", str(whole)) == 0
+    found, expected = (pd.read_csv(path).select_dtypes("number") for path in (out, whole))
+    pd.testing.assert_frame_equal(found, expected, atol=1e-6, rtol=1e-5)
+    assert not journal.exists() and out.with_suffix(".html").exists()
 
 
 @pytest.mark.parametrize("command", ["ablate", "null"])

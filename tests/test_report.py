@@ -3,11 +3,19 @@
 import importlib
 import json
 import re
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from gzip import decompress
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import models
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.about import ABOUT
@@ -122,6 +130,91 @@ def test_hooks_in_force_are_told(demo: am.HookedModel) -> None:
     assert report.scores.provenance != am.report(demo, "Anna sang.").scores.provenance
 
 
+def page_data(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def attention_of(data: Any) -> np.ndarray:
+    """The attention that a page carries, [layer head query key]: each weight by its logarithm in 16 bits."""
+    packed, tokens = data["pattern"], len(data["tokens"])
+    planes = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(np.int64)
+    code = (planes[0] * 256 + planes[1]).reshape(len(packed["low"]), -1)
+    logarithms = np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * code
+    return np.where(code == 65535, 0, np.exp(logarithms)).reshape(-1, data["heads"], tokens, tokens)
+
+
+def turned(pattern: Tensor) -> Tensor:
+    """Every row the other way round, from its first key to itself: what no softmax of the scores is."""
+    rows = [pattern[:, :, i, : i + 1].flip(-1) for i in range(pattern.shape[2])]
+    return torch.stack([torch.nn.functional.pad(row, (0, pattern.shape[3] - row.shape[-1])) for row in rows], dim=2)
+
+
+EDITS: dict[str, Callable[[am.HookedModel], AbstractContextManager[Any]]] = {
+    "pattern": lambda model: model.hooks({("pattern", 1): turned}),
+    "pattern of all layers": lambda model: model.hooks({"pattern": turned}),
+    "z": lambda model: model.hooks({("z", 0): lambda z: z.roll(1, dims=2)}),
+    "half of the pattern": lambda model: model.hooks({("pattern", 0): lambda pattern: pattern / 2}),
+    "an intervention": lambda model: model.intervene(am.Intervention.attend([(1, 2)], "self")),
+}
+
+
+# Rows of an encoder see later keys, too, which `turned` would hide.
+@pytest.mark.parametrize(("name", "edit"), [*product(["bloom", "gpt2"], EDITS), ("bert", "z")])
+def test_the_page_shows_the_attention_that_the_model_used(name: str, edit: str) -> None:
+    model, ids = models.hooked(name), models.token_ids(name)[:1]
+    with EDITS[edit](model):
+        report = am.report(model, ids)
+        used = model.run(ids, points=["pattern"])["pattern"][:, 0].numpy()
+    data = page_data(report.to_html())
+    np.testing.assert_allclose(attention_of(data), used, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(report.pattern.numpy(), used, rtol=1e-5, atol=1e-7)
+    softmax = report.scores.view().pattern
+    if edit == "z":
+        np.testing.assert_allclose(softmax, used, rtol=1e-3, atol=1e-5)
+        assert not np.allclose(used, model.run(ids, points=["pattern"])["pattern"][:, 0].numpy(), atol=1e-3)
+    else:
+        assert not np.allclose(softmax, used, atol=1e-2)
+    if "row-ledger" in data["figures"]:
+        shown = next(trace for trace in data["figures"]["row-ledger"]["data"] if trace["meta"] == "probability")
+        x = shown["x"]
+        weights = x if isinstance(x, list) else np.frombuffer(b64decode(x["bdata"]), x["dtype"])
+        np.testing.assert_allclose(np.sort(weights), np.sort(used[0, 0, -1])[-len(weights) :], rtol=1e-4, atol=1e-6)
+    (note,) = [each for each in report.scores.view().notes if "softmax of these scores" in each]
+    assert note not in report.to_html() and "Hooks were in force" in report.to_html()
+
+
+def test_what_a_sink_takes_is_shown_under_a_hook_too() -> None:
+    model, ids = models.hooked("bloom"), models.token_ids("bloom")[:1]
+    with EDITS["half of the pattern"](model):
+        data = page_data(am.report(model, ids).to_html())
+    assert "rest" in data and "rest" not in page_data(am.report(model, ids).to_html())
+
+
+def test_the_attention_of_a_padded_text_in_some_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CELLS", 2 * 5 * 6**2)
+    monkeypatch.setattr(module, "MAX_REASONS", 0)
+    model = models.hooked("gpt2")
+    given = {"input_ids": torch.tensor([[0, 5, 9, 11, 3, 8]]), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}
+    report = am.report(model, given)
+    used = model.run(given, points=["pattern"])["pattern"][:, 0, :, 1:, 1:]
+    assert report.scores.layers == (0, 2)
+    np.testing.assert_allclose(report.pattern, used[[0, 2]], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(attention_of(page_data(report.to_html())), report.pattern, rtol=1e-3, atol=1e-6)
+
+
+def test_there_is_no_page_under_what_changes_the_scores() -> None:
+    model, ids = models.hooked("bloom"), models.token_ids("bloom")[:1]
+    for edit in (
+        model.hooks({("scores", 1): lambda scores: scores * 0.5}),
+        model.intervene(am.Intervention.remove_keys([(1, 2)], "first")),
+    ):
+        said = r"layer 1, head \d: the terms of its scores differ .* Is a hook active .* q, k or the scores"
+        with edit, pytest.raises(am.ExactnessError, match=said):
+            am.report(model, ids)
+
+
 def test_the_certificate_on_the_page_is_that_of_the_weights_as_they_are() -> None:
     source = models.fresh("gpt2")
     model = am.load(source)
@@ -166,6 +259,22 @@ def test_of_many_heads_some_layers_are_shown(monkeypatch: pytest.MonkeyPatch) ->
 def test_one_text_at_a_time(demo: am.HookedModel) -> None:
     with pytest.raises(am.InputError, match="a report shows one text; got 2"):
         am.report(demo, ["Anna sang.", "Tom sang."])
+
+
+def test_ctrl_c_reaches_the_caller(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs.engine import Texts
+
+    real, calls = Texts.after, []
+
+    def after(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Texts, "after", after)
+    with pytest.raises(KeyboardInterrupt):
+        am.report(demo, "Anna sang of shells.")
 
 
 def test_nothing_half_written_is_left(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from unicodedata import bidirectional
 import numpy as np
 from jaxtyping import Bool, Float
 
+from attnmech.arguments import listed, shown, string, strings, whole_number
 from attnmech.draw import scripts
 from attnmech.draw.effects import SIGNED_COLOURS
 from attnmech.draw.embed import View
@@ -62,11 +63,12 @@ def attention_heads(
     _require_square(found, tokens, "head query key")
     _require_few(found.size, title, MOST_CELLS)
     _require_hidden(hidden, found.shape)
-    if heads and len(heads) != len(found):
-        raise InputError(f"`heads` must name each of the {len(found)} heads; got {len(heads)} names.")
+    names = strings("heads", heads)
+    if names and len(names) != len(found):
+        raise InputError(f"`heads` must name each of the {len(found)} heads; got {len(names)} names.")
     props = {
         "attention": _cells(found, hidden),
-        "attentionHeadNames": [_text(name) for name in heads] or [f"Head {head}" for head in range(len(found))],
+        "attentionHeadNames": [_text(name) for name in names] or [f"Head {head}" for head in range(len(found))],
         **_map_props(found, hidden, tokens),
     }
     return _view("AttentionHeads", props, title, f"Point at a head to see it in full size, click to keep it. {_MAP}")
@@ -109,9 +111,10 @@ def colored_tokens_multi(
     found = as_array(values)
     _require_positions(found, tokens, "position series")
     _require_few(found.size, title)
-    if len(labels) != found.shape[1]:
-        raise InputError(f"`labels` must name each of the {found.shape[1]} series; got {len(labels)} names.")
-    props = {"tokens": _texts(tokens), "values": _numbers(found), "labels": [_text(label) for label in labels]}
+    series = strings("labels", labels)
+    if len(series) != found.shape[1]:
+        raise InputError(f"`labels` must name each of the {found.shape[1]} series; got {len(series)} names.")
+    props = {"tokens": _texts(tokens), "values": _numbers(found), "labels": [_text(label) for label in series]}
     return _view(
         "ColoredTokensMulti",
         props,
@@ -142,24 +145,31 @@ def token_log_probs(
     """
     found = as_array(logits)
     _require_positions(found, tokens, "position vocab")
-    if len(ids) != len(tokens):
-        raise InputError(f"`ids` must hold one id for each of the {len(tokens)} tokens; got {len(ids)}.")
-    for token in ids:
-        index_of("ids", token, found.shape[1], "the vocabulary")
+    given = listed("ids", ids, "a list of token ids")
+    if len(given) != len(tokens):
+        raise InputError(f"`ids` must hold one id for each of the {len(tokens)} tokens; got {len(given)}.")
+    given = [index_of("ids", token, found.shape[1], "the vocabulary") for token in given]
+    if np.isnan(found).any() or np.isposinf(found).any():
+        raise InputError("`logits` must hold numbers, or minus infinity for what cannot come; got NaN or infinity.")
+    if not callable(text_of):
+        raise InputError(f"`text_of` must be a function of a token id; got {shown(text_of)}.")
+
+    def said(token: int) -> str:
+        return string("text_of", text_of(token), "return strings")
+
     if len(tokens) < 2:
         raise InputError("a text of one token has nothing to predict; give at least two.")
-    if not 1 <= top <= found.shape[1]:
-        raise InputError(f"`top` must be from 1 to {found.shape[1]} (the vocabulary); got {top}.")
+    top = whole_number("top", top, least=1, most=found.shape[1], about="the vocabulary")
     shifted = found[:-1].astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    answers = np.asarray(ids[1:])
+    answers = np.asarray(given[1:])
     own = log_probs[np.arange(len(answers)), answers]
     best = np.argsort(-log_probs, axis=1, kind="stable")[:, :top]
     props = {
         "prompt": _texts(tokens),
         "topKLogProbs": _numbers(np.take_along_axis(log_probs, best, axis=1)),
-        "topKTokens": [[_text(visible_token(text_of(int(token)))) for token in row] for row in best],
+        "topKTokens": [[_text(visible_token(said(int(token)))) for token in row] for row in best],
         "correctTokenRank": (log_probs > own[:, None]).sum(axis=1).tolist(),
         "correctTokenLogProb": _numbers(own),
     }
@@ -193,29 +203,33 @@ def text_neuron_activations(
         title: the view's heading.
 
     """
-    if not len(values) or len(values) != len(tokens):
+    found = [as_array(each) for each in listed("values", values, "a list of arrays, one a text")]
+    rows = [strings("tokens", row) for row in listed("tokens", tokens, "a list of texts' tokens")]
+    if not found or len(found) != len(rows):
         raise InputError(
-            f"`values` and `tokens` must hold the same texts, at least one; got {len(values)} and {len(tokens)}."
+            f"`values` and `tokens` must hold the same texts, at least one; got {len(found)} and {len(rows)}."
         )
-    found = [as_array(each) for each in values]
-    for each, row in zip(found, tokens, strict=True):
+    first, second = _two("names", names)
+    string("names", first), string("names", second)
+    firsts, seconds = (strings("labels", each) for each in _two("labels", labels))
+    for each, row in zip(found, rows, strict=True):
         _require_positions(each, row, "position first second")
-        if each.shape[1:] != (len(labels[0]), len(labels[1])):
+        if each.shape[1:] != (len(firsts), len(seconds)):
             raise InputError(
                 f"`labels` must name each of the {each.shape[1]} × {each.shape[2]} entries; "
-                f"got {len(labels[0])} × {len(labels[1])} names."
+                f"got {len(firsts)} × {len(seconds)} names."
             )
     _require_few(sum(each.size for each in found), title)
     props = {
-        "tokens": [_texts(row) for row in tokens],
+        "tokens": [_texts(row) for row in rows],
         "activations": [_numbers(each) for each in found],
-        "firstDimensionName": _text(names[0]),
-        "secondDimensionName": _text(names[1]),
-        "firstDimensionLabels": [_text(label) for label in labels[0]],
-        "secondDimensionLabels": [_text(label) for label in labels[1]],
+        "firstDimensionName": _text(first),
+        "secondDimensionName": _text(second),
+        "firstDimensionLabels": [_text(label) for label in firsts],
+        "secondDimensionLabels": [_text(label) for label in seconds],
     }
     reading = (
-        f"Choose {names[0]} and {names[1]}. Blue above zero, red below, white at zero. Point at a token for its number."
+        f"Choose {first} and {second}. Blue above zero, red below, white at zero. Point at a token for its number."
     )
     return _view("TextNeuronActivations", props, title, reading)
 
@@ -280,7 +294,15 @@ def _view(element: str, props: dict[str, Any], title: str, reading: str, finding
     return View("circuitsvis", title, reading, {"element": element, "props": props}, (scripts.circuitsvis(),), finding)
 
 
+def _two(name: str, given: Any) -> tuple[Any, Any]:
+    found = listed(name, given, "a pair")
+    if len(found) != 2:
+        raise InputError(f"`{name}` must be a pair; got {shown(given)}.")
+    return found[0], found[1]
+
+
 def _require_square(values: Float[np.ndarray, "..."], tokens: Sequence[str], axes: str) -> None:
+    strings("tokens", tokens)
     _require_axes(values, axes)
     if values.shape[-2:] != (len(tokens), len(tokens)):
         raise InputError(
@@ -291,6 +313,7 @@ def _require_square(values: Float[np.ndarray, "..."], tokens: Sequence[str], axe
 
 
 def _require_positions(values: Float[np.ndarray, "..."], tokens: Sequence[str], axes: str) -> None:
+    strings("tokens", tokens)
     _require_axes(values, axes)
     if len(values) != len(tokens):
         raise InputError(f"`values` must have one entry for each of the {len(tokens)} tokens; got {len(values)}.")
@@ -313,5 +336,8 @@ def _require_few(count: int, title: str, most: int = MOST_NUMBERS) -> None:
 
 
 def _require_hidden(hidden: np.ndarray | None, shape: tuple[int, ...]) -> None:
-    if hidden is not None and hidden.shape != shape:
-        raise InputError(f"`hidden` must have the shape {shape} of `values`; got {hidden.shape}.")
+    if hidden is None:
+        return
+    if not isinstance(hidden, np.ndarray) or hidden.dtype != bool or hidden.shape != shape:
+        got = hidden.shape if isinstance(hidden, np.ndarray) and hidden.dtype == bool else shown(hidden)
+        raise InputError(f"`hidden` must be an array of bools with the shape {shape} of `values`; got {got}.")

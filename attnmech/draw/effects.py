@@ -7,9 +7,12 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from attnmech.arguments import listed, string
 from attnmech.draw.figure import Figure
+from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE
 from attnmech.draw.text import token_labels
+from attnmech.errors import InputError
 
 SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
 """Below zero brown, above zero blue, zero light grey: told apart by colour-blind readers, and by lightness."""
@@ -30,6 +33,14 @@ def effect_map(
     `effect`, `low`, `high` are `[layer head]`; intervals that are NaN are not shown in the hover. `tokens`
     stand at the columns where these are positions.
     """
+    effect, low, high = (as_array(each, np.float64) for each in (effect, low, high))
+    rows = listed("layers", layers, "a list of ints")
+    if effect.ndim != 2 or low.shape != effect.shape or high.shape != effect.shape or len(rows) != len(effect):
+        raise InputError(
+            f"`effect`, `low` and `high` must be [layer {columns}] of {len(rows)} layers; got the shapes "
+            f"{effect.shape}, {low.shape} and {high.shape}."
+        )
+    string("label", label)
     known = np.abs(effect[np.isfinite(effect)])
     reach = float(known.max()) if known.size and known.max() > 0 else 1.0
     names = token_labels(tokens) if tokens else [str(column) for column in range(effect.shape[1])]

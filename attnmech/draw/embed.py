@@ -15,11 +15,12 @@ from uuid import uuid4
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+from attnmech.arguments import string
 from attnmech.draw import scripts
 from attnmech.draw.scripts import Script
 from attnmech.draw.text import html_text, json_for_script
-from attnmech.errors import InputError
-from attnmech.files import writing
+from attnmech.errors import InputError, OutputError
+from attnmech.files import path_of, writing
 
 MOST_BYTES: Final = 40_000_000
 """A view's numbers take at most so much of a page."""
@@ -40,6 +41,9 @@ class View:
     """The scripts that it needs beside attnmech's own."""
     finding: str = ""
     """The one sentence that its numbers support, where it does not depend on what is chosen in the view."""
+
+    def __post_init__(self) -> None:
+        string("title", self.title)
 
     @cached_property
     def json(self) -> str:
@@ -74,7 +78,7 @@ class View:
         from attnmech.draw.figure_page import Section, render_figures
 
         html = render_figures(title=self.title, lead=self.finding, sections=[Section("", self.reading, self)])
-        target = Path(path)
+        target = path_of(path, OutputError)
         with writing(target) as draft:
             draft.write_text(html, encoding="utf-8")
         return target

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from attnmech.arguments import finite_number
 from attnmech.draw.embed import View
 from attnmech.draw.packing import precision_of
 from attnmech.draw.patterns import Array
@@ -53,6 +54,7 @@ def token_graph(
         title: stands above the view.
 
     """
+    threshold = finite_number("threshold", threshold)
     if not 0 < threshold <= 1:
         raise InputError(f"`threshold` must be above 0 and up to 1, as weights are; got {threshold:g}. Try 0.1.")
     data, packed = token_weights(pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one)

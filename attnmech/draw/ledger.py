@@ -7,8 +7,10 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Integer
 
+from attnmech.arguments import shown, strings, whole_number
 from attnmech.axes import KEY, axis_label
 from attnmech.draw.figure import Figure
+from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, term_order, term_style
 from attnmech.draw.text import token_labels
 from attnmech.errors import InputError, index_of
@@ -47,7 +49,13 @@ def row_ledger(
         A stacked bar trace a term, the marks of the scores ("score") and the bars of "probability", by their `meta`.
 
     """
-    _require_row(terms, score, pattern, tokens, top)
+    strings("tokens", tokens)
+    if not isinstance(terms, Mapping):
+        raise InputError(f"`terms` must be arrays by the names of the terms; got {shown(terms)}.")
+    terms = {name: as_array(term, np.float64) for name, term in terms.items()}
+    score, pattern = as_array(score, np.float64), as_array(pattern, np.float64)
+    top = whole_number("top", top, least=1)
+    _require_row(terms, score, pattern, tokens)
     query = index_of("query", query, len(tokens), f"the text has {len(tokens)} tokens")
     keys = _likeliest(score, pattern, top)
     labels = token_labels(tokens)
@@ -183,17 +191,14 @@ def _require_row(
     score: Float[np.ndarray, " key"],
     pattern: Float[np.ndarray, " key"],
     tokens: Sequence[str],
-    top: int,
 ) -> None:
     if not terms:
         raise InputError("`terms` must hold at least one term, such as 'query_key'; got none.")
     for name, values in {"score": score, "pattern": pattern, **terms}.items():
-        if len(values) != len(tokens):
+        if values.shape != (len(tokens),):
             raise InputError(
-                f"`{name}` must have one number for each of the {len(tokens)} tokens; got {len(values)}. "
+                f"`{name}` must have one number for each of the {len(tokens)} tokens; got {values.shape}. "
                 "Give the tokens of the text that the numbers come from."
             )
-    if top < 1:
-        raise InputError(f"`top` must be at least 1; got {top}.")
     if not np.isfinite(score).any():
         raise InputError("`score` must be a number at one key at least; it is NaN (hidden) at all of them.")

@@ -93,7 +93,7 @@ SCORES: Final = (
         contents="One row as a sum",
         heading="One row as a sum",
         reading="The keys that the chosen query attends most. Left: the terms of each score, stacked from 0, and their "
-        "sum, the score, as a ring. Right: what the softmax makes of it.",
+        "sum, the score, as a ring. Right: the attention that the key gets.",
         caveat="The terms are as the model computes them; one that is the same at every key of the row changes no "
         "probability, however long its bar.",
         figures=("row-ledger",),

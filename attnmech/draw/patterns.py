@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from attnmech.arguments import dense, flag, listed, shown, strings, whole_number
 from attnmech.draw.text import visible_token
-from attnmech.errors import InputError, index_of
+from attnmech.errors import InputError, first_line, index_of
 
 Array = np.ndarray | Tensor | Sequence[Any]
 
@@ -34,6 +35,10 @@ def checked_pattern(
         sums_to_one: whether each row must sum to 1; without, to at most 1, as where a sink takes the rest.
 
     """
+    flag("sums_to_one", sums_to_one)
+    strings("tokens", tokens)
+    if keys is not None:
+        strings("keys", keys)
     found = as_array(pattern)
     names = axes.split()
     if found.ndim != len(names):
@@ -78,11 +83,12 @@ def of_layers(
     head: int,
 ) -> dict[str, Any]:
     """What every view of several layers is given beside its numbers: layers, heads, tokens, and where it begins."""
-    if len(layers) != len(found):
-        raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(layers)}.")
+    given = listed("layers", layers, "a list of ints")
+    if len(given) != len(found):
+        raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(given)}.")
     queries = [visible_token(token) for token in tokens]
     return {
-        "layers": list(layers),
+        "layers": [whole_number("layers", layer) for layer in given],
         "heads": found.shape[1],
         "queries": queries,
         "keys": queries if keys is None else [visible_token(token) for token in keys],
@@ -90,16 +96,22 @@ def of_layers(
     }
 
 
-def as_array(values: Array) -> Float[np.ndarray, "..."]:
-    """As a float32 array in main memory; of a list, its members stacked."""
-    if isinstance(values, Tensor):
-        return values.detach().float().cpu().numpy()
-    if not isinstance(values, np.ndarray) and any(isinstance(each, Tensor) for each in values):
-        values = [as_array(each) for each in values]
+def as_array(values: Array, dtype: type[np.floating] = np.float32) -> Float[np.ndarray, "..."]:
+    """As an array of floats in main memory; of a list, its members stacked."""
+    found: Any = values
+    if isinstance(found, Tensor):
+        found = dense("what is drawn", found).detach().cpu()
+        found = (found if found.is_complex() else found.double()).numpy()
+    elif isinstance(found, list | tuple) and any(isinstance(each, Tensor) for each in found):
+        found = [as_array(each, dtype) for each in found]
     try:
-        return np.asarray(values, dtype=np.float32)
+        given = np.asarray(found)
+        if np.iscomplexobj(given):
+            raise TypeError("numbers that are complex")
+        return given.astype(dtype, copy=False)
     except (TypeError, ValueError) as error:
-        raise InputError(f"numbers must be a tensor, an array or a list of equal rows; got {error}.") from error
+        wanted = "what is drawn must be a tensor, an array or a list of equal rows of real numbers"
+        raise InputError(f"{wanted}; got {shown(values)} ({first_line(error)}).") from error
 
 
 def _first_odd(found: Float[np.ndarray, "..."]) -> float:

@@ -11,8 +11,10 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Bool, Float, Integer
 
+from attnmech.arguments import strings
 from attnmech.axes import KEY, QUERY, axis_label
 from attnmech.draw.figure import Figure
+from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, TERMS, term_order, term_style
 from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
@@ -55,6 +57,10 @@ def attention_map(
         fewer than two visible keys has no choice and gets no mark.
 
     """
+    strings("tokens", tokens)
+    scores = as_array(scores, np.float64)
+    if scores.ndim != 2:
+        raise InputError(f"`scores` must have the axes [query key]; got the shape {scores.shape}.")
     _require_length(scores.shape[0], tokens, "scores")
     _require_length(scores.shape[1], tokens, "scores")
     labels = token_labels(tokens)

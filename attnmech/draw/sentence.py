@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from attnmech.arguments import listed
 from attnmech.draw.embed import View
 from attnmech.draw.packing import precision_of
 from attnmech.draw.patterns import Array
@@ -52,9 +53,10 @@ def sentence_view(
     """
     data, packed = token_weights(pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one)
     count = len(data["keys"])
-    if special is not None and len(special) != count:
+    marks = [False] * count if special is None else listed("special", special, "a list of bools")
+    if len(marks) != count:
         raise InputError(
-            f"`special` must say of each of the {count} key tokens whether it is special; got {len(special)}."
+            f"`special` must say of each of the {count} key tokens whether it is special; got {len(marks)}."
         )
-    data["special"] = [False] * count if special is None else [bool(each) for each in special]
+    data["special"] = [bool(each) for each in marks]
     return View("sentence", title, READING + precision_of(packed), data)

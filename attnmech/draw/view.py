@@ -22,7 +22,7 @@ class ScoreView:
     scores: Float32[np.ndarray, "layer head query key"]
     """Score before softmax; hidden cells are NaN."""
     pattern: Float32[np.ndarray, "layer head query key"]
-    """Probability after softmax; 0 in hidden cells."""
+    """The attention that each query gives each key: probabilities after softmax, as hooks in force left them."""
     ranked_key: Int32[np.ndarray, "layer head query rank"]
     """The key of the rank-th highest score, rank 0 the highest; -1 where the row has fewer visible keys."""
     ranked_share: Mapping[str, Float32[np.ndarray, "layer head query rank"]]

@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from numpy.random import Philox
 from torch import Tensor
 
+from ..arguments import finite_number
+
 _P_AT_MOST = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(20)])
 """P(w ≤ k) of Poisson(1); what is left out of it lies below the rounding of 1."""
 
@@ -44,6 +46,7 @@ def interval(
     Replicates that are not finite, since no row counts in them, are left out; where fewer than two are left, the
     interval is NaN. It says how the estimate would vary with other documents: of one document it says nothing.
     """
+    level = finite_number("level", level, above=0.0, below=1.0)
     finite = torch.isfinite(estimates)
     last = finite.sum(dim=-1, keepdim=True) - 1
     ordered = torch.where(finite, estimates, torch.inf).sort(dim=-1).values

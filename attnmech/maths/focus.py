@@ -64,7 +64,7 @@ def row_facts(
     itself, before = (sees(place), sees(place - 1)) if aligned else (none, none)
     apart = itself.int() + (before & (place > first[:, None])).int()
     apart = apart + (start & (place > first[:, None] + 1)).int()
-    recent = torch.stack([sees(place - back) for back in range(last)]).sum(dim=0)
+    recent = torch.stack([sees(place - back) for back in range(min(last, rows.stop))]).sum(dim=0)
     beyond = choice & (count > recent) if aligned else none
     by_distance = choice if aligned else none
     valid = {
@@ -121,7 +121,7 @@ def row_statistics(
         "self_mass": mass_at(place),
         "first_mass": pattern.gather(-1, begin[..., None].expand(*pattern.shape[:3], 1))[..., 0],
         "previous_mass": mass_at(place - 1),
-        "last_mass": torch.stack([mass_at(place - back) for back in range(last)]).sum(dim=0),
+        "last_mass": torch.stack([mass_at(place - back) for back in range(min(last, rows.stop))]).sum(dim=0),
         "concentration": top.first - top.second,
         "entropy": attention.entropy,
         "normalised_entropy": attention.entropy / facts.count.clamp_min(2).to(pattern.dtype).log()[:, None],

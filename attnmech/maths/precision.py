@@ -1,4 +1,17 @@
-"""How far two computations of the same quantity may lie apart, by precision."""
+"""How far two computations of the same quantity may lie apart, by precision.
+
+Rounding errors are measured against what is added up, never against another entry of a tensor: a sum may be tiny by
+cancellation, and a head may be tiny beside another. With ε = 2u the distance from 1 to the next number,
+
+- a sum of up to three values is off by 2u Σ|t| at most (Higham 2002, §4.2): two computations lie 2ε Σ|t| apart;
+- a dot product of n terms is off by n u Σ|t| at most, and since roundings are as good as independent by about
+  √n u Σ|t| (Higham and Mary 2019): two computations lie (2 + √n) ε Σ|t| apart. Σ|t| ≤ ‖x‖ ‖w‖ for x·w. It is taken in
+  float32 at least, whatever the model's precision;
+- a value that a model takes through a few steps (a bias, a rotation, a norm) is rounded to the model's precision in
+  each: 4ε|x|; and by a fixed step where numbers are too small for ε, which in float16 begins at 6e-5.
+"""
+
+import math
 
 import torch
 
@@ -18,7 +31,7 @@ def pass_tolerance(dtype: torch.dtype) -> float:
     In float64 transformers still takes some softmaxes and its rotary tables in float32, whose rounding the layers
     after them amplify; there its logits stop agreeing.
     """
-    return {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}[dtype]
+    return {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 2e-1, torch.float16: 2e-2}[dtype]
 
 
 def table_tolerance(dtype: torch.dtype) -> float:
@@ -27,3 +40,36 @@ def table_tolerance(dtype: torch.dtype) -> float:
     Tables are made in float32 at best, whatever the model's precision.
     """
     return {torch.bfloat16: 8e-3, torch.float16: 1e-3}.get(dtype, 1e-5)
+
+
+def sum_rounding(dtype: torch.dtype) -> float:
+    """2ε: the share of Σ|t| by which two computations of a sum of up to three values may differ.
+
+    >>> sum_rounding(torch.float64) == 2 * torch.finfo(torch.float64).eps
+    True
+    """
+    return 2 * torch.finfo(dtype).eps
+
+
+def steps_rounding(dtype: torch.dtype) -> float:
+    """4ε: the share of a value by which a few roundings to a model's precision may move it."""
+    return 4 * torch.finfo(dtype).eps
+
+
+def least_rounding(dtype: torch.dtype) -> float:
+    """Four of the steps between the smallest numbers of a precision, which have no ε.
+
+    >>> least_rounding(torch.float16) == 4 * 2**-24
+    True
+    """
+    about = torch.finfo(dtype)
+    return 4 * about.smallest_normal * about.eps
+
+
+def product_rounding(dtype: torch.dtype, terms: int) -> float:
+    """(2 + √n) ε: the share of Σ|t| by which two dot products of n terms may differ, in float32 at least.
+
+    >>> product_rounding(torch.bfloat16, 64) == 10 * torch.finfo(torch.float32).eps
+    True
+    """
+    return (2 + math.sqrt(terms)) * torch.finfo(torch.promote_types(dtype, torch.float32)).eps

@@ -25,6 +25,8 @@ from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .precision import least_rounding, product_rounding, steps_rounding
+
 Rotation = Callable[[Tensor], Tensor]
 """Rotates `[batch head position d_head]` by the angles of each position."""
 
@@ -203,17 +205,50 @@ def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]
     return einsum(query, key, "batch head query d, batch head key d -> batch head query key")
 
 
-def rounding_floor(
-    query: Float[Tensor, "batch head query d_head"],
-    key: Float[Tensor, "batch kv_head key d_head"],
-    scale: float,
-) -> Float[Tensor, ""]:
-    """What rounding alone may do to a score: 8 ε · scale · max‖q‖ · max‖k‖.
+@dataclass(frozen=True)
+class Rounded:
+    """How large the queries or keys of a layer are, and how far rounding may move each of their entries."""
 
-    A score can be tiny by cancellation, while its rounding error stays that of the products in it.
+    norm: Float[Tensor, "*places"]
+    """‖|part from the input| + |part from the bias|‖, of what enters the score."""
+    error: Float[Tensor, "*places"]
+    """δ, of one entry."""
+
+    def at(self, place: Callable[[Tensor], Tensor]) -> "Rounded":
+        """The same at other places, such as some rows or cells."""
+        return Rounded(place(self.norm), place(self.error))
+
+
+def product_error(query: Rounded, key: Rounded, scale: float, d_head: int) -> Float[Tensor, "*places"]:
+    """By how much rounding alone may part two computations of scale · q·k.
+
+    scale · (δq ‖k‖ + ‖q‖ δk + (2 + √d) ε ‖q‖ ‖k‖): the errors of a head's d entries are as good as independent, so that
+    Σ_d δq_d k_d is about δq ‖k‖. Nothing in it is another head's or another row's.
     """
-    longest: Tensor = torch.linalg.vector_norm(query, dim=-1).amax() * torch.linalg.vector_norm(key, dim=-1).amax()
-    return longest * (8 * torch.finfo(query.dtype).eps * abs(scale))
+    by_product = product_rounding(key.norm.dtype, d_head) * query.norm
+    return abs(scale) * ((query.error + by_product) * key.norm + query.norm * key.error)
+
+
+def score_rounding(
+    query: Rounded,
+    key: Rounded,
+    scale: float,
+    *,
+    d_head: int,
+    score: Float[Tensor, "batch head query key"],
+    position: Float[Tensor, "#batch #head #query key"] | None = None,
+) -> Float[Tensor, "batch head query key"]:
+    """By how much rounding alone may part a score and the sum of its terms.
+
+    `product_error` + 4ε (|position| + |score|); the score is the model's, and this ε that of its precision, with its
+    smallest step.
+    """
+    products = product_error(
+        query.at(lambda value: value[..., None]), key.at(lambda value: value[..., None, :]), scale, d_head
+    )
+    size = score.abs().to(products.dtype)
+    size = size if position is None else size + position.abs()
+    return products + steps_rounding(score.dtype) * size + least_rounding(score.dtype)
 
 
 def rank_keys(

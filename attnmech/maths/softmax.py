@@ -19,11 +19,19 @@ def softmax_of(
 
     A sink (gpt-oss) is one more logit in the normaliser, so that a row sums to 1 − its mass.
     """
+    return softmax_with_sink(scores, sink)[0]
+
+
+def softmax_with_sink(
+    scores: Float[Tensor, "batch head row key"], sink: Float[Tensor, " head"] | None
+) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None]:
+    """`softmax_of`, and the mass of the sink; None where there is none."""
     precise = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if sink is None:
-        return torch.softmax(precise, dim=-1)
+        return torch.softmax(precise, dim=-1), None
     column = sink.to(precise)[None, :, None, None].expand(*precise.shape[:-1], 1)
-    return torch.softmax(torch.cat((precise, column), dim=-1), dim=-1)[..., :-1]
+    whole = torch.softmax(torch.cat((precise, column), dim=-1), dim=-1)
+    return whole[..., :-1], whole[..., -1]
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class Attention:
         if self.scores is None:
             return -torch.xlogy(self.pattern, self.pattern).sum(dim=-1)
         highest = self.scores.gather(-1, self.top.key[..., None])
-        below = (self.pattern * (self.scores - highest)).sum(dim=-1)
+        # exp(-1000) is 0 in any precision, and 0 · (-inf), where the difference overflows, would be NaN.
+        below = (self.pattern * (self.scores - highest).clamp_min_(-1000.0)).sum(dim=-1)
         return (-below - self.pattern.sum(dim=-1) * self.top.first.log()).clamp_min(0.0)
 
 

@@ -4,15 +4,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..interventions import Heads, Values
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..runs.ablations import Ablations, reread
 from ..runs.answers import Answers
 from ..runs.effects import HeadEffects, effects_of
+from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.sweep import sweep
 
 
+@owning_journal
 def ablate_heads(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -31,6 +33,7 @@ def ablate_heads(
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
+    partial: bool = False,
     progress: bool = False,
 ) -> HeadEffects:
     """By how much a metric changes when each head, alone, is ablated.
@@ -53,19 +56,23 @@ def ablate_heads(
     missing from the last stream (norms are taken anew). Total less direct is what later layers make of it.
     `shifts=True` also measures how far the patterns of all heads move (`HeadEffects.shift`).
 
-    `memory` is by how many GB the sweep may grow. With `journal`, a path, an interrupted sweep goes on where it
-    was; Ctrl-C returns what is done (`HeadEffects.complete` is False).
+    `memory` is by how many GB the sweep may grow. With `journal`, a path, `ablate_heads` resumes if interrupted: the
+    same call goes on from what the file holds, and removes it at the end. Ctrl-C raises `KeyboardInterrupt`; with
+    `partial` it returns what is done (`HeadEffects.complete` is then False).
 
     Raises `InputError` for heads, metrics, answers or references that cannot be, `JournalError` for the journal of
-    another sweep. Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample).
+    another sweep (with other code of the metric or of a hook, too) or of one under way in another process.
+    Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample).
     """
+    require_model(model)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     ablations = Ablations.of(
         model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed, bos=bos
     )
-    options = {**ablations.options, "heads": "all" if heads == "all" else [list(head) for head in chosen]}
+    options = {**ablations.options, "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen]}
     swept = sweep(
         model, inputs, [(ablations.of_head(head),) for head in chosen], metric, answers=answers, against=against,
-        later=later, shifts=shifts, bos=bos, memory=memory, journal=journal, progress=progress, options=options,
+        later=later, shifts=shifts, bos=bos, memory=memory, journal=journal, partial=partial, progress=progress,
+        options=options,
     )  # fmt: skip
     return effects_of(model, chosen, swept, method)

@@ -4,7 +4,7 @@ The equations stand in `attnmech.maths.scores`; the figures are 1 to 3 of "Atten
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -15,22 +15,26 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
-from ..errors import ExactnessError, InputError, index_of
-from ..files import writing
-from ..maths.precision import step_tolerance
-from ..maths.scores import ScoreParts, rank_keys, rounding_floor, term_shares
+from ..arguments import flag, listed, member, option, shown, whole_number
+from ..errors import InputError, MissingPointError, OutputError, index_of, integer
+from ..fields import check_fields, check_layers, check_rows
+from ..files import path_of, writing
+from ..maths.scores import ScoreParts, rank_keys, term_shares
 from ..maths.softmax import softmax_of
 from ..model.attention import MaskRule, RowBlock
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..model.ledger import parts_of
+from ..model.ledger import ScoreAudit
 from ..model.stack import Stack
-from ..results import Provenance, Result
+from ..results import Provenance, Result, by_layer
+from ..runs.layers import count_layers
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
     from ..draw.view import ScoreView
+
+FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger")
 
 MAX_TERM_BYTES: Final = 2 * 2**30
 """A term larger than this is not made at once."""
@@ -50,9 +54,9 @@ def decompose_scores(
     score_ij = query_key + key_bias + query_bias + constant + position + mask (equations in
     `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the model's own position tensors;
     none is a remainder. Their sum is compared with the scores that the model really used, over every visible
-    pair of real tokens: where they differ by more than 1e-5 of the layer's largest visible score (float32;
-    1e-12 in float64), `ExactnessError` is raised and nothing is returned. `CertificateError` is raised for a
-    model whose certificate does not prove `attn_in` and `scores`.
+    pair of real tokens: where they differ by more than rounding explains of what is summed in that cell
+    (`attnmech.maths.scores.score_rounding`), `ExactnessError` is raised and nothing is returned. `CertificateError` is
+    raised for a model whose certificate does not prove `attn_in` and `scores`.
 
     >>> import attnmech as am
     >>> split = am.decompose_scores(am.load(), "Anna sang of shells.")
@@ -65,21 +69,29 @@ def decompose_scores(
     What is kept of each layer are its queries and keys, and of all layers with one mask what is visible; the
     terms are made when asked for.
     """
+    require_model(model)
+    flag("fold_norm", fold_norm)
     blocks = model.stack(stack)
     chosen = model.points.check_layers(layers, blocks.label)
     captures = model.points.resolve([blocks.point("attn_in")], chosen, model.refused)
     model.points.resolve([blocks.point("scores")], chosen, model.refused)
     batch = model.encode(inputs, bos=bos)
     queries, keys = batch.queries(blocks.label), batch.keys(blocks.label)
-    audit = _Audit(model, blocks, queries.mask, chosen, fold_norm)
-    model.forward(batch, captures=captures, rows=[audit])
-    audit.require_exact()
+    ledgers = _Ledgers(model, blocks, chosen, fold_norm)
+    model.forward(batch, captures=captures, rows=[ledgers])
+    audits = [ledgers.audits[layer] for layer in chosen]
+    for audit in audits:
+        audit.require_exact()
     options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm, "stack": blocks.label or "self"}
+    residual, largest = (
+        by_layer(torch.stack(found), chosen, count_layers(model, blocks))
+        for found in ([audit.residual for audit in audits], [audit.largest for audit in audits])
+    )
     return ScoreDecomposition(
         layers=tuple(chosen),
-        parts=tuple(audit.parts[layer] for layer in chosen),
-        residual=torch.stack([audit.residual[layer] for layer in chosen]),
-        largest=torch.stack([audit.largest[layer] for layer in chosen]),
+        parts=tuple(audit.parts for audit in audits),
+        residual=residual,
+        largest=largest,
         real=queries.mask,
         tokens=queries.tokens,
         key_tokens=keys.tokens,
@@ -87,31 +99,22 @@ def decompose_scores(
     )
 
 
-class _Audit:
-    """Compares the ledger with the scores of every row block, as the model goes through them."""
+class _Ledgers:
+    """Makes the ledger of every layer chosen and holds it against the scores, as the model goes through them."""
 
-    def __init__(self, model: HookedModel, stack: Stack, real: Tensor, layers: list[int], fold_norm: bool) -> None:
-        self.model, self.stack, self.real, self.layers, self.fold_norm = model, stack, real, layers, fold_norm
-        self.parts: dict[int, ScoreParts] = {}
-        self.residual: dict[int, Tensor] = {}
-        self.largest: dict[int, Tensor] = {}
+    def __init__(self, model: HookedModel, stack: Stack, layers: list[int], fold_norm: bool) -> None:
+        self.model, self.stack, self.layers, self.fold_norm = model, stack, layers, fold_norm
+        self.audits: dict[int, ScoreAudit] = {}
         self._visible: list[tuple[MaskRule, Tensor]] = []
 
     def __call__(self, block: RowBlock) -> None:
         layer = block.layer
         if block.stack != self.stack.label or layer not in self.layers:
             return
-        if layer not in self.parts:
-            attn_in = block["attn_in"]
+        if layer not in self.audits:
             visible = self._visible_of(block)
-            self.parts[layer] = parts_of(self.model, block, attn_in, visible, fold_norm=self.fold_norm)
-            self.residual[layer] = self.largest[layer] = attn_in.new_zeros(self.stack.n_heads, dtype=torch.float64)
-        rows = slice(block.rows.start, block.rows.stop)
-        keep = block.visible & self.real[:, None, rows, None]
-        scores = block.scores.to(self.parts[layer].query_from_input.dtype)
-        difference = self.parts[layer].total(rows)[..., : scores.shape[-1]] - scores
-        self.residual[layer] = torch.maximum(self.residual[layer], _largest(difference, keep))
-        self.largest[layer] = torch.maximum(self.largest[layer], _largest(scores, keep))
+            self.audits[layer] = ScoreAudit(self.model, block, block["attn_in"], visible, fold_norm=self.fold_norm)
+        self.audits[layer].add(block)
 
     def _visible_of(self, block: RowBlock) -> Tensor:
         # Layers with one mask share one tensor of what is visible.
@@ -121,31 +124,6 @@ class _Audit:
         self._visible.append((block.mask, block.mask.visible(range(block.mask.queries))))
         return self._visible[-1][1]
 
-    def require_exact(self) -> None:
-        """Raises `ExactnessError` for the first layer whose terms do not add up."""
-        for layer in self.layers:
-            parts, residual = self.parts[layer], self.residual[layer]
-            tolerance = step_tolerance(self.model.dtype)
-            floor = rounding_floor(
-                parts.query_from_input.to(self.model.dtype),
-                parts.key_from_input.to(self.model.dtype),
-                parts.scale,
-            )
-            allowed = max(tolerance * float(self.largest[layer].max()), float(floor))
-            if not bool((residual <= allowed).all()):
-                head = int(torch.where(residual <= allowed, -1.0, residual).argmax())
-                raise ExactnessError(
-                    f"the terms of layer {layer}, head {head} differ from the model's scores by "
-                    f"{float(residual[head]):.2e}; at most {allowed:.2e} is allowed ({tolerance:g} of the layer's "
-                    "largest score). Is a hook active that changes q, k or the scores? am.certify(model) says what "
-                    "else is wrong."
-                )
-
-
-def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
-    """max |value| over the kept cells, a head; NaN where one of them is NaN."""
-    return value.double().abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3))
-
 
 @dataclass(frozen=True, repr=False)
 class ScoreDecomposition(Result):
@@ -154,8 +132,13 @@ class ScoreDecomposition(Result):
     Scores are in the units of the softmax's input (natural logarithm of odds).
     """
 
+    SUBTRACT = 'subtract a term of texts of one length: one.terms["query_key"] - other.terms["query_key"]'
+
     layers: tuple[int, ...]
-    """The layers decomposed, in the order of the axis `layer`."""
+    """The layers decomposed, in the order of the axis `layer` of what has a query or key axis.
+
+    What has neither has a row for every layer of the model, NaN where it was not decomposed.
+    """
     parts: tuple[ScoreParts, ...]
     """What the terms are made of, layer by layer."""
     residual: Float[Tensor, "layer head"]
@@ -171,6 +154,28 @@ class ScoreDecomposition(Result):
     provenance: Provenance
 
     @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that tokens label."""
+        queries, keys = len(self.tokens[0]), len(self.key_tokens[0])
+        return {
+            "batch": len(self.tokens),
+            "position": queries,
+            "query": queries,
+            "key": keys,
+        }
+
+    def _check(self) -> None:
+        lengths = self.axis_lengths
+        check_rows("tokens", self.tokens, lengths["batch"], lengths["position"])
+        check_rows("key_tokens", self.key_tokens, lengths["batch"], lengths["key"])
+        if len(self.parts) != len(self.layers):
+            raise ValueError(f"`parts` must be those of {len(self.layers)} layers; got {len(self.parts)}")
+        check_layers(self.layers, len(self.residual))
+        check_fields(self, {**lengths, "head": self.residual.shape[-1]})
+        if len({parts.names() for parts in self.parts}) != 1:
+            raise ValueError("all layers must have the same terms")
+
+    @property
     def terms(self) -> "Terms":
         """Each term by name, made when asked for; terms that the model has not are absent keys."""
         return Terms(self)
@@ -179,7 +184,7 @@ class ScoreDecomposition(Result):
     def sink(self) -> Float[Tensor, "layer head"] | None:
         """The logit of each head's sink, one more in the normaliser of every row (gpt-oss); None without sinks."""
         sinks = [parts.sink for parts in self.parts if parts.sink is not None]
-        return torch.stack(sinks) if sinks else None
+        return by_layer(torch.stack(sinks), self.layers, len(self.residual)) if sinks else None
 
     @property
     def visible(self) -> Bool[Tensor, "batch layer 1 query key"]:
@@ -188,15 +193,20 @@ class ScoreDecomposition(Result):
 
     def select(self, layers: int | Iterable[int]) -> "ScoreDecomposition":
         """The same for some of its layers."""
-        wanted = [self._index(layer) for layer in ([layers] if isinstance(layers, int) else layers)]
+        try:
+            given: list[Any] = [integer(layers)]
+        except TypeError:
+            given = listed("layers", layers, "a list of ints")
+        wanted = [self._index(layer) for layer in given]
         if not wanted:
             raise InputError("`layers` must name at least one layer; got an empty list.")
+        kept, count = [self.layers[i] for i in wanted], len(self.residual)
         return replace(
             self,
-            layers=tuple(self.layers[i] for i in wanted),
+            layers=tuple(kept),
             parts=tuple(self.parts[i] for i in wanted),
-            residual=self.residual[wanted],
-            largest=self.largest[wanted],
+            residual=by_layer(self.residual[kept], kept, count),
+            largest=by_layer(self.largest[kept], kept, count),
         )
 
     def shares(self, rank: int = 0) -> "Shares":
@@ -237,8 +247,13 @@ class ScoreDecomposition(Result):
                     term = term.expand(batch, self.residual.shape[1], 1, keys)[:, :, 0]
                     differences.setdefault(name, []).append(term[..., key_a] - term[..., key_b])
         values = {
-            name: torch.stack(layers, dim=1).masked_fill(~both[..., None], torch.nan)
-            for name, layers in differences.items()
+            name: by_layer(
+                torch.stack(found, dim=1).masked_fill(~both[..., None], torch.nan),
+                self.layers,
+                len(self.residual),
+                axis=1,
+            )
+            for name, found in differences.items()
         }
         places = tuple(
             (row[query], others[key_a], others[key_b]) for row, others in zip(self.tokens, self.key_tokens, strict=True)
@@ -256,18 +271,25 @@ class ScoreDecomposition(Result):
                 row: dict[str, Any] = {
                     "layer": layer,
                     "head": head,
-                    "residual": float(self.residual[index, head]),
-                    "largest_score": float(self.largest[index, head]),
+                    "residual": float(self.residual[layer, head]),
+                    "largest_score": float(self.largest[layer, head]),
                 }
                 for name, share in shares.items():
                     row[f"{name}_share"] = float(share[:, index, head].nanmean())
                 rows.append(row)
         return pd.DataFrame(rows)
 
-    def view(self, sequence: int = 0, ranks: int = 10) -> "ScoreView":
-        """The numbers of figures 1 to 3 for one text, as arrays for drawing."""
+    def view(
+        self, sequence: int = 0, ranks: int = 10, *, pattern: Float[Tensor, "layer head query key"] | None = None
+    ) -> "ScoreView":
+        """The numbers of figures 1 to 3 for one text, as arrays for drawing.
+
+        `pattern` is the attention of the pass itself, over the text's real tokens, in the layers decomposed. Without
+        it the softmax of the scores is shown, which the model used where no hook changed its pattern.
+        """
         from ..draw.view import ScoreView
 
+        ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
         if self.tokens != self.key_tokens:
             raise InputError(
@@ -282,8 +304,9 @@ class ScoreDecomposition(Result):
             total = one.total()
             hidden = ~one.visible.expand_as(total)
             scores.append(total.masked_fill(hidden, torch.nan)[0])
-            pattern = softmax_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), one.sink)
-            patterns.append(pattern.masked_fill(hidden, 0.0)[0])
+            if pattern is None:
+                attention = softmax_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), one.sink)
+                patterns.append(attention.masked_fill(hidden, 0.0)[0])
             ranked, share = _shares_of(one, min(ranks, length), self.real.new_ones(1, length))
             keys.append(ranked[0])
             shares.append({name: value[0] for name, value in share.items()})
@@ -294,7 +317,7 @@ class ScoreDecomposition(Result):
             tokens=tokens,
             layers=self.layers,
             scores=torch.stack(scores).float().cpu().numpy(),
-            pattern=torch.stack(patterns).float().cpu().numpy(),
+            pattern=(torch.stack(patterns) if pattern is None else pattern).float().cpu().numpy(),
             ranked_key=torch.stack(keys).int().cpu().numpy(),
             ranked_share={
                 name: torch.stack([share[name] for share in shares]).float().cpu().numpy() for name in shares[0]
@@ -303,8 +326,18 @@ class ScoreDecomposition(Result):
                 name: torch.stack([term[name].expand(heads, length) for term in key_terms]).float().cpu().numpy()
                 for name in key_terms[0]
             },
-            notes=_notes(self.parts[0]),
+            notes=(*_notes(self.parts[0]), *(self._softmax_note if pattern is None else ())),
             terms={name: _of_layers([term[name] for term in terms], heads) for name in terms[0]},
+        )
+
+    @property
+    def _softmax_note(self) -> tuple[str, ...]:
+        if not self.provenance.edits:
+            return ()
+        edits = ", ".join(self.provenance.edits)
+        return (
+            f"Hooks were in force ({edits}). The attention shown is the softmax of these scores: where a hook changed "
+            "the pattern, the model used another.",
         )
 
     def plot(
@@ -325,6 +358,7 @@ class ScoreDecomposition(Result):
         from ..draw import scores as draw
 
         index = 0 if layer is None else self._index(layer)
+        option("figure", figure, FIGURES)
         rank = index_of("rank", rank, len(self.key_tokens[0]), "0 is the highest score")
         heads = self.residual.shape[1]
         head = index_of("head", head, heads, f"this model has {heads} heads in each layer")
@@ -340,10 +374,6 @@ class ScoreDecomposition(Result):
             return draw.attention_map(view.scores[0, head], view.tokens)
         if figure == "key_terms":
             return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.tokens)
-        if figure != "score_shares":
-            raise InputError(
-                f'`figure` must be "attention_map", "score_shares", "key_terms" or "row_ledger"; got {figure!r}.'
-            )
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
         return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank)
@@ -353,8 +383,8 @@ class ScoreDecomposition(Result):
         from ..draw.page import render_page
         from ..draw.view import Fact
 
-        target = Path(path)
-        worst = float(self.residual.max())
+        target = path_of(path, OutputError)
+        worst = float(self.residual[list(self.layers)].max())
         html = render_page(
             title=f"Attention scores of {self.provenance.model}",
             lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
@@ -385,19 +415,18 @@ class ScoreDecomposition(Result):
         except InputError:
             return super()._repr_html_()
         section = Section("", maps.reading, maps)
-        return in_notebook_output(title="Attention scores", lead=repr(self), sections=[section], frame=self.to_frame())
+        lead = " ".join((repr(self), *self._softmax_note))
+        return in_notebook_output(title="Attention scores", lead=lead, sections=[section], frame=self.to_frame())
 
     def __repr__(self) -> str:
         batch, length = self.real.shape
         return (
             f"ScoreDecomposition({self.provenance.model!r}, layers {list(self.layers)}, {batch} × {length} tokens: "
-            f"{', '.join(self.terms)}; residual {float(self.residual.max()):.1e})"
+            f"{', '.join(self.terms)}; residual {float(self.residual[list(self.layers)].max()):.1e})"
         )
 
     def _index(self, layer: int) -> int:
-        if layer not in self.layers:
-            raise InputError(f"`layer` must be one of the layers decomposed, {list(self.layers)}; got {layer!r}.")
-        return self.layers.index(layer)
+        return self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"residual": self.residual, "largest": self.largest, "real": self.real}
@@ -411,6 +440,7 @@ class ScoreDecomposition(Result):
     def _facts(self) -> dict[str, Any]:
         return {
             "layers": list(self.layers),
+            "n_layers": len(self.residual),
             "scales": [parts.scale for parts in self.parts],
             "softcaps": [parts.softcap for parts in self.parts],
             "tokens": [list(row) for row in self.tokens],
@@ -427,11 +457,14 @@ class ScoreDecomposition(Result):
             )
             for index, (scale, softcap) in enumerate(zip(facts["scales"], facts["softcaps"], strict=True))
         )
+        layers, residual, largest = tuple(facts["layers"]), tensors["residual"], tensors["largest"]
+        if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were decomposed alone
+            residual, largest = (by_layer(each, layers, max(layers) + 1) for each in (residual, largest))
         return cls(
-            tuple(facts["layers"]),
+            layers,
             parts,
-            tensors["residual"],
-            tensors["largest"],
+            residual,
+            largest,
             tensors["real"],
             tuple(tuple(row) for row in facts["tokens"]),
             tuple(tuple(row) for row in facts["key_tokens"]),
@@ -466,8 +499,7 @@ class Terms(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Float[Tensor, "#batch layer #head #query #key"]:
         split = self._split
-        if name not in tuple(self):
-            raise KeyError(f"this model's scores have no term {name!r}; they have {', '.join(self)}")
+        _require_term(name, tuple(self))
         first = split.parts[0].term(name, slice(0, 1))
         rows = split.real.shape[1] if split.parts[0].differs_by_query(name) else 1
         size = len(split.parts) * first[:, :, :1].numel() * rows * first.element_size()
@@ -494,6 +526,7 @@ class Shares(Mapping[str, Tensor]):
     """The key of that rank in each row; −1 where the row sees fewer keys."""
 
     def __getitem__(self, name: str) -> Float[Tensor, "batch layer head query"]:
+        _require_term(name, self.by_term)
         return self.by_term[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -505,7 +538,10 @@ class Shares(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Contrast(Mapping[str, Tensor]):
-    """Score differences between two keys: by term, `[batch layer head]`; NaN where a key is hidden."""
+    """Score differences between two keys: by term, `[batch layer head]`.
+
+    NaN where a key is hidden, and at layers that were not decomposed.
+    """
 
     query: int
     key_a: int
@@ -522,19 +558,17 @@ class Contrast(Mapping[str, Tensor]):
 
     def explain(self, layer: int, head: int, sequence: int = 0) -> str:
         """One line: which key is preferred, by how much, and which terms make it so."""
-        if layer not in self.layers:
-            raise InputError(f"`layer` must be one of {list(self.layers)}; got {layer!r}.")
-        index = self.layers.index(layer)
+        layer = member("layer", layer, self.layers, "the layers decomposed")
         head = index_of("head", head, self.total.shape[2])
         sequence = index_of("sequence", sequence, len(self.words))
-        total = float(self.total[sequence, index, head])
+        total = float(self.total[sequence, layer, head])
         query, a, b = self.words[sequence]
         if math.isnan(total):
             return f"layer {layer} head {head}: {query!r} ({self.query}) cannot see both keys in this text"
         if total < 0:
             a, b = b, a
         sign = 1 if total >= 0 else -1
-        parts = {name: sign * float(value[sequence, index, head]) for name, value in self.items()}
+        parts = {name: sign * float(value[sequence, layer, head]) for name, value in self.items()}
         listed = sorted(parts.items(), key=lambda item: -abs(item[1]))
         because = ", ".join(f"{name} {value:+.2f}" for name, value in listed if value)
         places = (self.key_a, self.key_b) if total >= 0 else (self.key_b, self.key_a)
@@ -548,15 +582,16 @@ class Contrast(Mapping[str, Tensor]):
         batch, _, heads = self.total.shape
         rows = [
             {"sequence": n, "layer": layer, "head": head}
-            | {name: float(value[n, index, head]) for name, value in self.items()}
-            | {"total": float(self.total[n, index, head])}
+            | {name: float(value[n, layer, head]) for name, value in self.items()}
+            | {"total": float(self.total[n, layer, head])}
             for n in range(batch)
-            for index, layer in enumerate(self.layers)
+            for layer in self.layers
             for head in range(heads)
         ]
         return pd.DataFrame(rows)
 
     def __getitem__(self, name: str) -> Float[Tensor, "batch layer head"]:
+        _require_term(name, self.by_term)
         return self.by_term[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -564,6 +599,12 @@ class Contrast(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.by_term)
+
+
+def _require_term(name: object, terms: Collection[str]) -> None:
+    """Raises `MissingPointError`, which is a `KeyError`, for a term that there is not."""
+    if not isinstance(name, str) or name not in terms:
+        raise MissingPointError(f"these scores have no term {shown(name)}; they have {', '.join(terms)}.")
 
 
 def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:

@@ -4,7 +4,6 @@ The equations stand in `attnmech.maths.sources`; the term that is split is `quer
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeAlias
@@ -15,19 +14,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ..activations import Batch
-from ..errors import ExactnessError, InputError, UnsupportedModelError, index_of
-from ..maths.precision import step_tolerance
-from ..maths.scores import ScoreParts, rounding_floor
+from ..arguments import flag, member, shown
+from ..errors import InputError, UnsupportedModelError, index_of, integer
+from ..fields import check_layers, check_rows
+from ..maths.precision import product_rounding, steps_rounding
+from ..maths.scores import ScoreParts, product_error
 from ..maths.sources import FrozenNorm, pair_terms
 from ..model.architectures import submodule
 from ..model.attention import RowBlock
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..model.ledger import parts_of
+from ..model.ledger import ScoreAudit, parts_of, require_exact
 from ..model.stack import Stack
 from ..model.weights import bias_of
 from ..points import PointKey
-from ..results import Provenance, Result
+from ..results import Provenance, Result, by_layer
+from ..runs.layers import count_layers
 
 Heads: TypeAlias = str | Iterable[tuple[int, int]]
 """Which heads: "all", or a list of (layer, head)."""
@@ -57,7 +59,8 @@ def decompose_by_source(
 
     `cells` are pairs (query, key), the same for all texts and heads; without them, the highest key of each row. For
     each cell the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores that
-    the model used: where they differ by more than `am.decompose_scores` allows, `ExactnessError` is raised.
+    the model used: where they differ by more than rounding explains of what is summed there, `ExactnessError` is
+    raised.
     `UnsupportedModelError` is raised for a model whose stream has writers that no point holds.
 
     >>> import attnmech as am
@@ -68,6 +71,7 @@ def decompose_by_source(
 
     What is kept of a cell is what each writer puts into its query and key; the matrix of pairs is made when asked for.
     """
+    require_model(model)
     stack = _stack_of(model)
     chosen = _chosen_heads(model, stack, layers, heads)
     captures = _captures(model, stack, chosen)
@@ -75,22 +79,23 @@ def decompose_by_source(
     texts, length = batch.ids.shape
     places = None if cells is None else _places(cells, length)
     _check_size(model, stack, texts, length if places is None else len(places), chosen)
-    with _further_embeddings(model, stack) as embeddings:
-        walk = _Walk(model, stack, batch, chosen, places, embeddings)
-        model.forward(batch, captures=captures, rows=[walk], layers=[(stack.label, layer) for layer in chosen])
+    embeddings: dict[str, Tensor] = {}
+    walk = _Walk(model, stack, batch, chosen, places, embeddings)
+    watched = [(stack.label, layer) for layer in chosen]
+    model.forward(batch, captures=captures, rows=[walk], layers=watched, embeddings=embeddings)
     _require_visible(places, walk.parts.values())
     residual = torch.full((len(chosen), stack.n_heads), torch.nan, dtype=torch.float64, device=model.device)
     for index, layer in enumerate(chosen):
         residual[index, list(chosen[layer])] = walk.residual[layer]
     options = {
         "cells": None if places is None else [list(cell) for cell in places],
-        "heads": "all" if heads == "all" else [[layer, head] for layer in chosen for head in chosen[layer]],
+        "heads": "all" if isinstance(heads, str) else [[layer, head] for layer in chosen for head in chosen[layer]],
         "layers": list(chosen),
         "bos": batch.bos,
     }
     return SourceDecomposition(
         parts=tuple(walk.parts[layer] for layer in chosen),
-        residual=residual,
+        residual=by_layer(residual, list(chosen), count_layers(model, stack)),
         tokens=batch.tokens,
         provenance=model.provenance(batch, batch.tokens, options),
     )
@@ -147,12 +152,12 @@ def _places(cells: Iterable[tuple[int, int]], length: int) -> list[tuple[int, in
     return sorted(found)
 
 
-def _pairs(name: str, given: Any, wanted: str) -> list[tuple[Any, Any]]:
+def _pairs(name: str, given: Any, wanted: str) -> list[tuple[int, int]]:
     """Each pair once; `InputError` for anything else, and for none."""
     try:
-        pairs = [(first, second) for first, second in given]
+        pairs = [(integer(first), integer(second)) for first, second in given]
     except (TypeError, ValueError):
-        raise InputError(f"`{name}` must be {wanted}; got {given!r}.") from None
+        raise InputError(f"`{name}` must be {wanted}; got {shown(given)}.") from None
     if not pairs:
         raise InputError(f"`{name}` must be {wanted}; got an empty list.")
     return list(dict.fromkeys(pairs))
@@ -200,31 +205,6 @@ def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable["Sou
 
 
 # -- who has written into the stream -------------------------------------------------------------------------
-
-
-@contextmanager
-def _further_embeddings(model: HookedModel, stack: Stack) -> Iterator[dict[str, Tensor]]:
-    """What the embeddings of positions and token types put out, by label, once the model has run inside the block."""
-    found: dict[str, Tensor] = {}
-
-    def keeping(label: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-            found[label] = output.detach().clone()
-
-        return keep
-
-    handles = [
-        module.register_forward_hook(keeping("token-type embedding" if "type" in name else "position embedding"))
-        for name, module in model.base.named_modules()
-        if isinstance(module, nn.Embedding)
-        and module.weight is not model.embedding
-        and not name.startswith(f"{stack.architecture.blocks}.")
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -335,12 +315,10 @@ class _Stream:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is read off a block of rows for its cells, and how far the ledger is from the scores there."""
+    """What is read off a block of rows for its cells."""
 
     key_at: Int[Tensor, "batch head cell"]
     preference: Float[Tensor, "batch head cell"]
-    difference: Float[Tensor, " all_heads"]
-    largest: Float[Tensor, " all_heads"]
 
 
 class _Walk:
@@ -361,7 +339,7 @@ class _Walk:
         self._query_at, keys = torch.tensor(cells, device=device).unbind(dim=1)
         self._key_at = None if places is None else keys
         self._stream = _Stream(model, stack, embeddings, batch)
-        self._ledger: ScoreParts | None = None
+        self._audit: ScoreAudit | None = None
         self._rows: list[_Rows] = []
         self.parts: dict[int, SourceParts] = {}
         self.residual: dict[int, Float[Tensor, " head"]] = {}
@@ -369,17 +347,18 @@ class _Walk:
     def __call__(self, block: RowBlock) -> None:
         if block.rows.start == 0:
             visible = block.mask.visible(range(block.mask.queries))
-            self._ledger, self._rows = parts_of(self._model, block, block["attn_in"], visible), []
-        assert self._ledger is not None
-        self._rows.append(self._read(block, self._ledger))
+            self._audit, self._rows = ScoreAudit(self._model, block, block["attn_in"], visible), []
+        assert self._audit is not None
+        self._audit.add(block)
+        self._rows.append(self._read(block, self._audit.parts))
         if block.rows.stop == block.mask.queries:
-            self._finish(block, self._ledger)
+            self._audit.require_exact(self._chosen[block.layer])
+            self._finish(block, self._audit)
 
     def _read(self, block: RowBlock, ledger: ScoreParts) -> _Rows:
         start, stop = block.rows.start, block.rows.stop
         scores = block.scores.to(ledger.query_from_input.dtype)
         keep, width = block.visible & block.real[:, None, :, None], scores.shape[-1]
-        difference = ledger.total(slice(start, stop))[..., :width] - scores
         here = (self._query_at >= start) & (self._query_at < stop)
         rows = self._query_at[here] - start
         row, seen = scores[:, list(self._chosen[block.layer])][:, :, rows], keep[:, :, rows]
@@ -394,12 +373,10 @@ class _Walk:
         return _Rows(
             key.masked_fill(~valid, -1),
             row.gather(-1, inside[..., None])[..., 0].sub(mean).masked_fill(~valid, torch.nan),
-            _largest(difference, keep),
-            _largest(scores, keep),
         )
 
-    def _finish(self, block: RowBlock, ledger: ScoreParts) -> None:
-        heads, query_at = list(self._chosen[block.layer]), self._query_at
+    def _finish(self, block: RowBlock, audit: ScoreAudit) -> None:
+        heads, query_at, ledger = list(self._chosen[block.layer]), self._query_at, audit.parts
         key_at = torch.cat([rows.key_at for rows in self._rows], dim=-1)
         seen = (ledger.visible & self._batch.mask[:, None, :, None])[:, :, query_at]
         keys_seen = seen.sum(dim=-1)
@@ -411,16 +388,29 @@ class _Walk:
             return made.query_from_input[:, heads][:, :, query_at], key.gather(2, place), average @ key
 
         labels, found = [], []
+        written = torch.zeros_like(block.values["attn_in", block.layer][..., 0], dtype=average.dtype)
         for label, part in self._stream.contributions(block.layer, block.values):
             labels.append(label)
+            written += torch.linalg.vector_norm(part, dim=-1)
             found.append(at_cells(parts_of(self._model, block, part, ledger.visible)))
         query, key, mean_key = (torch.stack(parts, dim=3) for parts in zip(*found, strict=True))
         whole_query, whole_key, _ = at_cells(ledger)
         expected = (whole_query * whole_key).sum(dim=-1)
         total = (query.sum(dim=3) * key.sum(dim=3)).sum(dim=-1)
         valid = key_at >= 0
-        residual = _largest((total - expected)[..., None] * ledger.scale, valid[..., None])
-        self._require_exact(block.layer, ledger, residual)
+        difference = ((total - expected) * ledger.scale).masked_fill(~valid, 0.0)
+        # Every writer was rounded as it was added to the stream.
+        rounding = product_rounding(self._model.dtype, self._model.d_model) + steps_rounding(self._model.dtype)
+        by_query, by_key = audit.rounded(written, written, rounding)
+        allowed = product_error(
+            by_query.at(lambda value: value[:, heads][..., query_at]),
+            by_key.at(lambda value: value[:, heads].gather(-1, key_at.clamp(min=0))),
+            ledger.scale,
+            query.shape[-1],
+        )
+        excess = torch.where(difference == 0, 0.0, difference / allowed)
+        residual, excess = (value.abs().amax(dim=(0, 2)).double() for value in (difference, excess))
+        require_exact(block.layer, heads, "the writers of its query_key", residual, excess)
         self.residual[block.layer] = residual
         self.parts[block.layer] = SourceParts(
             layer=block.layer,
@@ -435,31 +425,6 @@ class _Walk:
             keys_seen=keys_seen[:, 0],
             preference=torch.cat([rows.preference for rows in self._rows], dim=-1),
         )
-
-    def _require_exact(self, layer: int, ledger: ScoreParts, residual: Float[Tensor, " head"]) -> None:
-        """Raises `ExactnessError` where the ledger is not the scores, or the writers are not the ledger's query_key."""
-        model, heads = self._model, self._chosen[layer]
-        largest = torch.stack([rows.largest for rows in self._rows]).amax()
-        floor = rounding_floor(
-            ledger.query_from_input.to(model.dtype), ledger.key_from_input.to(model.dtype), ledger.scale
-        )
-        allowed = max(step_tolerance(model.dtype) * float(largest), float(floor))
-        difference = torch.stack([rows.difference for rows in self._rows]).amax(dim=0)[list(heads)]
-        for found, what in ((difference, "the terms of its scores"), (residual, "the writers of its query_key")):
-            if not bool((found <= allowed).all()):
-                worst = int(torch.where(found <= allowed, -1.0, found).argmax())
-                raise ExactnessError(
-                    f"layer {layer}, head {heads[worst]}: {what} add up to something else, by "
-                    f"{float(found[worst]):.2e}; at most {allowed:.2e} is allowed "
-                    f"({step_tolerance(model.dtype):g} of the layer's largest score). Is a hook active that changes "
-                    "the stream between its writers, or q, k or the scores? A model in dtype=torch.float64 rounds "
-                    "less; am.certify(model) says what else is wrong."
-                )
-
-
-def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
-    """max |value| over the kept cells, a head; NaN where one of them is NaN."""
-    return value.double().abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3))
 
 
 # -- the result ----------------------------------------------------------------------------------------------
@@ -490,6 +455,11 @@ class SourceParts:
     preference: Float[Tensor, "batch head cell"]
     """The model's whole score of the cell, above the mean score of the keys that its row sees."""
 
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that heads and writers label."""
+        return {"head": len(self.heads), "source": len(self.sources)}
+
     def pairs(
         self, place: int, cells: Bool[Tensor, "batch cell"], *, contrast: bool
     ) -> Float[Tensor, "source_q source_k"]:
@@ -512,6 +482,8 @@ class SourceDecomposition(Result):
     to ln(p_ij / the geometric mean of the row's p). They are signed: writers may work against each other.
     """
 
+    SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
+
     parts: tuple[SourceParts, ...]
     """What the matrices are made of, layer by layer."""
     residual: Float[Tensor, "layer head"]
@@ -520,8 +492,21 @@ class SourceDecomposition(Result):
     provenance: Provenance
 
     @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axis that texts label."""
+        return {"batch": len(self.tokens)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, len(self.residual))
+        check_rows("tokens", self.tokens, len(self.tokens), len(self.tokens[0]))
+        cells = self.provenance.options["cells"]
+        if cells is not None and not isinstance(cells, list):
+            raise ValueError(f"`cells` must be a list, or null; got {shown(cells)}")
+
+    @property
     def layers(self) -> tuple[int, ...]:
-        """The layers decomposed, in the order of the axis `layer`."""
+        """The layers decomposed; `residual` is NaN at the others."""
         return tuple(part.layer for part in self.parts)
 
     @property
@@ -554,6 +539,7 @@ class SourceDecomposition(Result):
         beyond its mean over the keys that the row sees.
         """
         part, place = self._head(layer, head)
+        flag("contrast", contrast)
         if query is None:
             return part.pairs(place, part.with_choice(place), contrast=contrast)
         return part.pairs(place, self._cell(part, place, query, key, sequence), contrast=contrast)
@@ -625,17 +611,11 @@ class SourceDecomposition(Result):
         )
 
     def _part(self, layer: int) -> SourceParts:
-        if layer not in self.layers:
-            raise InputError(f"`layer` must be one of the layers decomposed, {list(self.layers)}; got {layer!r}.")
-        return self.parts[self.layers.index(layer)]
+        return self.parts[self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))]
 
     def _head(self, layer: int, head: int) -> tuple[SourceParts, int]:
         part = self._part(layer)
-        if head not in part.heads:
-            raise InputError(
-                f"`head` must be one of those decomposed in layer {layer}, {list(part.heads)}; got {head!r}."
-            )
-        return part, part.heads.index(head)
+        return part, part.heads.index(member("head", head, part.heads, f"those decomposed in layer {layer}"))
 
     def _cell(
         self, part: SourceParts, place: int, query: int, key: int | None, sequence: int
@@ -672,6 +652,7 @@ class SourceDecomposition(Result):
                 {"layer": part.layer, "heads": list(part.heads), "sources": list(part.sources), "scale": part.scale}
                 for part in self.parts
             ],
+            "n_layers": len(self.residual),
             "tokens": [list(row) for row in self.tokens],
         }
 
@@ -687,7 +668,11 @@ class SourceDecomposition(Result):
             )
             for index, about in enumerate(facts["parts"])
         )
-        return cls(parts, tensors["residual"], tuple(tuple(row) for row in facts["tokens"]), provenance)
+        residual = tensors["residual"]
+        if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were decomposed alone
+            layers = [part.layer for part in parts]
+            residual = by_layer(residual, layers, max(layers) + 1)
+        return cls(parts, residual, tuple(tuple(row) for row in facts["tokens"]), provenance)
 
 
 _NAMED: Final = 3

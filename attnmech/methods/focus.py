@@ -4,9 +4,10 @@ Figures 4 to 6 of "Attention Focus Plots" (R. Claus); sink rate after Gu et al. 
 arXiv 2603.09616.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pandas as pd
 import torch
@@ -14,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..activations import Batch
-from ..errors import InputError
+from ..arguments import option, whole_number
+from ..errors import InputError, index_of
 from ..maths.focus import (
     STATISTICS,
     received_by_distance,
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 
 TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
 """What a key may be, in the order of the axis `type`."""
+
+FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration"}
+"""Figures 4, 5 and 6, with the statistic that each shows."""
 
 SINK_RATE: Final = 0.3
 """ε of Sink_k^ε: above this mean attention a key counts as a sink of a head in a text (Gu et al. 2024)."""
@@ -92,8 +97,8 @@ class FocusReducer(Reducer):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.last, bool) or self.last < 1:
-            raise InputError(f"`last` must be a number of keys, 1 or more; got {self.last!r}.")
+        # As an int: the journal of a corpus knows the reducer by how its options are written.
+        object.__setattr__(self, "last", whole_number("last", self.last, least=1))
 
     def start(self, run: Run) -> State:
         """Sums of every statistic by text, and what each key and distance receives."""
@@ -218,6 +223,13 @@ def _uniform(mask: MaskRule, classes: Bool[Tensor, "batch class row"]) -> tuple[
     return uniform, seen
 
 
+def _collapse_class(bos_mass: float, entropy: float) -> str:
+    """The class of a head after arXiv 2603.09616."""
+    if math.isnan(bos_mass):
+        return "not measured"
+    return "dead" if bos_mass > 0.95 else "sink" if bos_mass > 0.5 else "low entropy" if entropy < 0.5 else ""
+
+
 @dataclass(frozen=True, repr=False)
 class AttentionFocus(RowMeans):
     """Where the heads of a model look, over the rows of some texts.
@@ -227,6 +239,20 @@ class AttentionFocus(RowMeans):
 
     STATISTICS = STATISTICS
     BY_ROW = (*RowMeans.BY_ROW, "top_key")
+    STATE: ClassVar[Mapping[str, Any]] = {
+        **RowMeans.STATE,
+        "top_key": Int[Tensor, "layer head batch row"],
+        "rows": Float[Tensor, "class replicate"],
+        "distance": Float[Tensor, "class layer head distance"],
+        "received": Float[Tensor, "class layer head key"],
+        "uniform": Float[Tensor, "class layer key"],
+        "seen": Float[Tensor, "class layer key"],
+        "by_type": Float[Tensor, "class layer head type"],
+        "uniform_by_type": Float[Tensor, "class layer type"],
+        "sinks": Int[Tensor, "layer head key"],
+        "sink_rate": Float[Tensor, "layer head key"],
+        "samples": Int[Tensor, "layer key"],
+    }
 
     last: int
     """How many keys `last_mass` counts."""
@@ -314,7 +340,7 @@ class AttentionFocus(RowMeans):
     def distance_histogram(self) -> Float[Tensor, "layer head distance"]:
         """The share of attention that goes to keys at each distance |i − j|, in tokens."""
         sums = self._sums("distance")
-        return sums / sums.sum(dim=-1, keepdim=True)
+        return self._by_layer(sums / sums.sum(dim=-1, keepdim=True))
 
     @property
     def received(self) -> Float[Tensor, "layer head position"]:
@@ -324,13 +350,13 @@ class AttentionFocus(RowMeans):
     @property
     def received_by_type(self) -> Float[Tensor, "layer head type"]:
         """The share of attention that goes to each of `TOKEN_TYPES`; `expected_by_type` is what chance would give."""
-        return self._sums("by_type") / self._sums("uniform_by_type").sum(dim=-1)[:, None, None]
+        return self._by_layer(self._sums("by_type") / self._sums("uniform_by_type").sum(dim=-1)[:, None, None])
 
     @property
     def expected_by_type(self) -> Float[Tensor, "layer type"]:
         """The same if every row looked at all its keys alike."""
         sums = self._sums("uniform_by_type")
-        return sums / sums.sum(dim=-1, keepdim=True)
+        return self._by_layer(sums / sums.sum(dim=-1, keepdim=True))
 
     # -- sinks and collapse: of all rows, as they are published -----------------------------------------------
 
@@ -342,8 +368,7 @@ class AttentionFocus(RowMeans):
     def sink_share(self, position: int = 0) -> float:
         """Sink_k^ε: the share of (text, layer, head) in which α_k is above 0.3."""
         sinks, samples = self._all_rows("sinks"), self._all_rows("samples")
-        if isinstance(position, bool) or not 0 <= position < samples.shape[-1]:
-            raise InputError(f"`position` must be from 0 to {samples.shape[-1] - 1}; got {position!r}.")
+        position = index_of("position", position, samples.shape[-1])
         return float(sinks[..., position].sum() / (samples[:, position].sum() * sinks.shape[1]))
 
     @property
@@ -356,20 +381,17 @@ class AttentionFocus(RowMeans):
         """The class of each head of each layer after arXiv 2603.09616.
 
         "dead" where `bos_mass` is above 0.95, else "sink" above 0.5, else "low entropy" where the mean entropy over
-        all rows is below 0.5 nats, else "".
+        all rows is below 0.5 nats, else ""; "not measured" in other layers.
         """
         mass, entropy = self.bos_mass, self._over_all_rows("entropy")
         return tuple(
-            tuple(
-                "dead" if m > 0.95 else "sink" if m > 0.5 else "low entropy" if e < 0.5 else ""
-                for m, e in zip(masses, entropies, strict=True)
-            )
-            for masses, entropies in zip(mass.tolist(), entropy.tolist(), strict=True)
+            tuple(_collapse_class(*numbers) for numbers in zip(*rows, strict=True))
+            for rows in zip(mass.tolist(), entropy.tolist(), strict=True)
         )
 
     def _over_all_rows(self, statistic: str) -> Float[Tensor, "layer head"]:
         rows = self._all_rows("rows")[:, 0].sum()
-        return self.state["sums"][STATISTICS.index(statistic)].sum(dim=0)[..., 0] / rows
+        return self._by_layer(self.state["sums"][STATISTICS.index(statistic)].sum(dim=0)[..., 0] / rows)
 
     def _all_rows(self, name: str) -> Tensor:
         return self._kept(name, "it is defined on all rows, and here some were chosen")
@@ -379,13 +401,14 @@ class AttentionFocus(RowMeans):
     def plot(self, figure: str = "first_focus", *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); never shown, returned.
 
-        With `layer` and `head` that head's point is ringed.
+        With `layer` and `head` that head's point is ringed. Of a difference, its statistic as a map of layers × heads.
         """
         from ..draw import focus as draw
 
         figures = {"self_focus": draw.self_focus, "first_focus": draw.first_focus, "concentration": draw.concentration}
-        if figure not in figures:
-            raise InputError(f"`figure` must be one of {', '.join(figures)}; got {figure!r}.")
+        option("figure", figure, figures)
+        if self.parts is not None:
+            return self._difference_map(FIGURES[figure])
         chosen = None if layer is None or head is None else (layer, head)
         return figures[figure](self.view(), chosen=chosen)
 
@@ -393,8 +416,11 @@ class AttentionFocus(RowMeans):
         """The numbers of figures 4 to 6, as arrays for drawing."""
         from ..draw.view import FOCUS_NUMBERS, FocusView
 
+        if self.parts is not None:
+            raise InputError("figures 4 to 6 show shares, and a difference has none; draw it by .plot().")
+
         def array(value: Tensor) -> Any:
-            return value.float().numpy()
+            return value[list(self.layers)].float().numpy()
 
         ends = {name: self.interval(name) for name in FOCUS_NUMBERS}
         known = {name: pair for name, pair in ends.items() if pair is not None}
@@ -410,6 +436,8 @@ class AttentionFocus(RowMeans):
     def _sections(self) -> "Sequence[Section]":
         from ..draw.figure_page import Section
 
+        if self.parts is not None:
+            return self._difference_sections(FIGURES)
         rows = self.view().rows
         told = {
             "self_focus": (
@@ -433,12 +461,15 @@ class AttentionFocus(RowMeans):
 
     @property
     def lead(self) -> str:
+        if self.parts is not None:
+            return self._difference_lead("first_top")
         strongest = int(self.first_top.nan_to_num(-1).argmax())
-        layer, head = divmod(strongest, self.first_top.shape[1])
+        per_layer = self.first_top.shape[1]
+        layer, head = divmod(strongest, per_layer)
         return (
-            f"Averaged over {self.first_top.numel()} heads, the highest score of a row is at the first token in "
+            f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first token in "
             f"{float(self.first_top.nanmean()):.0%} of rows, at the token itself in "
-            f"{float(self.self_top.nanmean()):.0%}; layer {self.layers[layer]}, head {head} looks at the first token "
+            f"{float(self.self_top.nanmean()):.0%}; layer {layer}, head {head} looks at the first token "
             f"most often ({float(self.first_top[layer, head]):.0%})."
         )
 
@@ -450,16 +481,22 @@ class AttentionFocus(RowMeans):
         """
         frame = super().to_frame()
         if "rows" in self.state:
-            frame["collapse"] = [name for row in self.collapse for name in row]
+            collapse = self.collapse
+            frame["collapse"] = [name for layer in self.layers for name in collapse[layer]]
         return frame
 
     def __repr__(self) -> str:
-        layers, heads = self.self_top.shape
+        if self.parts is not None:
+            return super().__repr__()
+        layers, heads = len(self.layers), self.self_top.shape[1]
         return (
             f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top "
             f"{float(self.first_top.nanmean()):.0%} of rows, itself {float(self.self_top.nanmean()):.0%}, p(1) − p(2) "
             f"{float(self.concentration.nanmean()):.2f})"
         )
+
+    def _comparable(self) -> dict[str, Any]:
+        return super()._comparable() | {"last": self.last}
 
     def _facts(self) -> dict[str, Any]:
         return super()._facts() | {"last": self.last}

@@ -5,7 +5,7 @@ The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a res
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pandas as pd
@@ -14,15 +14,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..activations import Batch
+from ..arguments import finite_number, flag, option, shown
 from ..errors import InputError
-from ..interventions import Values
-from ..model.hooked import HookedModel
+from ..fields import check_layers
+from ..interventions import Intervention, Values
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..results import PagedResult, Provenance
+from ..results import Provenance, TextResult, by_layer, subtracted
 from ..runs.ablations import check_reference, mean_of, reread
 from ..runs.answers import Answers
 from ..runs.corpus import CorpusBatch
 from ..runs.effects import HeadEffects, mean_interval, unit_of
+from ..runs.layers import count_layers
 from ..runs.metrics import Metric, MetricLike, require_finite
 from ..runs.progress import steps
 from ..runs.sweep import parts_of, tokens_of
@@ -44,7 +47,7 @@ STEP_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, repr=False)
-class HeadImportance(PagedResult):
+class HeadImportance(TextResult):
     """How much a metric depends on each head, to first order in what the head writes.
 
     With z_i what a head writes at token i and g_i = ∂L/∂z_i, where L is the metric of the text:
@@ -60,7 +63,7 @@ class HeadImportance(PagedResult):
     method: str
     metric: str
     layers: tuple[int, ...]
-    """The layers of the axis `layer`."""
+    """The layers whose heads have a score; the others of the axis `layer` are NaN."""
     before: Float[Tensor, " text"]
     """The metric of each text."""
     per_text: Float[Tensor, "layer head text"]
@@ -73,6 +76,16 @@ class HeadImportance(PagedResult):
     provenance: Provenance
 
     @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axis that texts label."""
+        return {"text": len(self.tokens)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, len(self.per_text))
+        option("method", self.method, METHODS)
+
+    @property
     def score(self) -> Float[Tensor, "layer head"]:
         """The mean score over texts."""
         return self.per_text.mean(dim=-1)
@@ -80,6 +93,8 @@ class HeadImportance(PagedResult):
     @property
     def normalised(self) -> Float[Tensor, "layer head"]:
         """The scores over their L2 norm in each layer (Michel et al. 2019, §4.1); 0 in a layer that has none."""
+        if self.parts is not None:
+            return self.parts[0].normalised - self.parts[1].normalised
         return torch.nn.functional.normalize(self.score, dim=-1)
 
     def interval(self, level: float = 0.95) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
@@ -90,10 +105,10 @@ class HeadImportance(PagedResult):
     def rank_correlation(self) -> float | None:
         """Spearman's rank correlation of the scores with the effects of the sweep, over the heads that it has.
 
-        "michel" has no sign, so it is compared with the size of the effects. None without a sweep; NaN where all
-        scores or all effects are one.
+        "michel" has no sign, so it is compared with the size of the effects. None without a sweep, and of a difference;
+        NaN where all scores or all effects are one.
         """
-        if self.exact is None:
+        if self.exact is None or self.parts is not None:
             return None
         there = ~self.exact.isnan()
         effects = self.exact[there].abs() if self.method == "michel" else self.exact[there]
@@ -108,19 +123,16 @@ class HeadImportance(PagedResult):
         columns = {"score": self.score, "score_low": low, "score_high": high, "normalised": self.normalised}
         if self.exact is not None:
             columns["exact"] = self.exact
-        heads = self.score.shape[1]
-        places = {
-            "layer": [layer for layer in self.layers for _ in range(heads)],
-            "head": list(range(heads)) * len(self.layers),
-        }
-        return pd.DataFrame(places | {name: value.flatten().numpy() for name, value in columns.items()})
+        heads, rows = self.score.shape[1], list(self.layers)
+        places = {"layer": [layer for layer in rows for _ in range(heads)], "head": list(range(heads)) * len(rows)}
+        return pd.DataFrame(places | {name: value[rows].flatten().numpy() for name, value in columns.items()})
 
     def plot(self) -> "go.Figure":
         """Layers × heads, coloured by the score, with intervals in the hover."""
         from ..draw.effects import effect_map
 
-        low, high = self.interval()
-        return effect_map(self.score.numpy(), low.numpy(), high.numpy(), layers=self.layers, label=METHODS[self.method])
+        shown = (each[list(self.layers)].numpy() for each in (self.score, *self.interval()))
+        return effect_map(*shown, layers=self.layers, label=METHODS[self.method])
 
     @property
     def _title(self) -> str:
@@ -135,23 +147,60 @@ class HeadImportance(PagedResult):
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
-        texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
-        top = int(self.score.abs().argmax())
-        layer, head = divmod(top, self.score.shape[1])
-        sign = "" if self.method == "michel" else "+"
+        top = int(self.score.abs().nan_to_num(-1.0).argmax())
+        per_layer = self.score.shape[1]
+        layer, head = divmod(top, per_layer)
+        sign = "" if self.method == "michel" and self.parts is None else "+"
         low, high = (float(end.flatten()[top]) for end in self.interval())
         known = "" if math.isnan(low) else f" ({low:{sign}.3g} to {high:{sign}.3g})"
         return (
-            f"{METHODS[self.method]} of {self.score.numel()} heads on {texts}: L{self.layers[layer]}H{head} has the "
-            f"largest, {float(self.score.flatten()[top]):{sign}.3g} {unit_of(self.metric)}{known}{self._agreement}."
+            f"{self._opening}{METHODS[self.method]} of {len(self.layers) * per_layer} heads on {self._texts}: "
+            f"L{layer}H{head} has the largest, {float(self.score.flatten()[top]):{sign}.3g} {unit_of(self.metric)}"
+            f"{known}{self._agreement}."
         )
 
     @property
     def _agreement(self) -> str:
+        if self.parts is not None:
+            return ""
         if self.exact is None:
             return "; not compared with a sweep"
         heads = int((~self.exact.isnan()).sum())
         return f"; rank correlation {self.rank_correlation:.2f} with the {self.exact_method} sweep of {heads} heads"
+
+    @property
+    def _n_texts(self) -> int:
+        return len(self.before)
+
+    def _comparable(self) -> dict[str, Any]:
+        layers, heads, _ = self.per_text.shape
+        return {
+            "metric": self.metric,
+            "method": self.method,
+            "per_position": self.provenance.options.get("per_position"),
+            "number of layers": layers,
+            "number of heads": heads,
+        }
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        layers = tuple(layer for layer in self.layers if layer in other.layers)
+        if not layers:
+            raise InputError(
+                f"two results can be subtracted that have layers in common; got {list(self.layers)} and "
+                f"{list(other.layers)}."
+            )
+        exact = None
+        if self.exact is not None and other.exact is not None and self.exact_method == other.exact_method:
+            exact = self.exact - other.exact
+        return replace(
+            self,
+            layers=layers,
+            before=subtracted(self.before, other.before, paired),
+            per_text=subtracted(self.per_text, other.per_text, paired),
+            exact=exact,
+            exact_method=None if exact is None else self.exact_method,
+            tokens=self.tokens if paired else (),
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"before": self.before, "per_text": self.per_text}
@@ -162,19 +211,24 @@ class HeadImportance(PagedResult):
             "method": self.method,
             "metric": self.metric,
             "layers": list(self.layers),
+            "n_layers": len(self.per_text),
             "exact_method": self.exact_method,
             "tokens": [list(row) for row in self.tokens],
         }
 
     @classmethod
     def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
+        layers, per_text, exact = tuple(facts["layers"]), tensors["per_text"], tensors.get("exact")
+        if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were measured alone
+            per_text = by_layer(per_text, layers, max(layers) + 1)
+            exact = None if exact is None else by_layer(exact, layers, max(layers) + 1)
         return cls(
             method=facts["method"],
             metric=facts["metric"],
-            layers=tuple(facts["layers"]),
+            layers=layers,
             before=tensors["before"],
-            per_text=tensors["per_text"],
-            exact=tensors.get("exact"),
+            per_text=per_text,
+            exact=exact,
             exact_method=facts["exact_method"],
             tokens=tuple(tuple(row) for row in facts["tokens"]),
             provenance=provenance,
@@ -217,14 +271,20 @@ def head_importance(
     Raises `InputError` for methods, metrics, answers and references that cannot be, and for a sweep of something else.
     Source: Michel et al. 2019, eq. 2; for "zero" and "mean", Molchanov et al. 2017 and Nanda 2023 (attribution).
     """
-    if method not in METHODS:
-        raise InputError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
+    require_model(model)
+    option("method", method, METHODS)
+    if sweep is not None and not isinstance(sweep, HeadEffects):
+        raise InputError(f"`sweep` must be what am.ablate_heads returned; got {shown(sweep)}.")
+    memory, progress = finite_number("memory", memory, above=0.0, below=1e9), flag("progress", progress)
     check_reference(method, reference, per_position)
     stack = model.output_stack
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
     means: Mapping[int, Tensor] = {}
     if reference is not None:
-        means = mean_of(model, reference, chosen, per_position=per_position, bos=bos).by_layer
+        values = mean_of(model, reference, chosen, per_position=per_position, bos=bos)
+        # What they must be is what an intervention with them checks.
+        model.act(Intervention.replace([(layer, 0) for layer in chosen], values, stack=stack.label))
+        means = values.by_layer
     parts = parts_of(model, reread(inputs), _tokens_at_once(model, memory), bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
@@ -234,15 +294,17 @@ def head_importance(
     provenance = Provenance(model.name, model.weights_hash, parts[-1].digest, model.edited, tokens, options)
     before = torch.empty(texts, dtype=torch.float64)
     per_text = torch.empty(len(chosen), stack.n_heads, texts, dtype=torch.float64)
-    exact = None if sweep is None else _effects_for(sweep, provenance, chosen, stack.n_heads)
+    n_layers = count_layers(model, stack)
+    exact = None if sweep is None else _effects_for(sweep, provenance, chosen, n_layers)
     with steps("texts", texts, show=progress) as bar:
         for part in parts:
             before[part.documents], per_text[:, :, part.documents] = _scores(
                 model, part, judge.at(part.documents), chosen, method, means
             )
             bar.advance(len(part.documents))
+    whole = by_layer(per_text, chosen, n_layers)
     return HeadImportance(
-        method, judge.name, chosen, before, per_text, exact, None if sweep is None else sweep.method, tokens, provenance
+        method, judge.name, chosen, before, whole, exact, None if sweep is None else sweep.method, tokens, provenance
     )
 
 
@@ -313,7 +375,7 @@ def _check_gradient(judge: Metric) -> None:
 
 
 def _effects_for(
-    sweep: HeadEffects, origin: Provenance, layers: tuple[int, ...], heads: int
+    sweep: HeadEffects, origin: Provenance, layers: tuple[int, ...], n_layers: int
 ) -> Float[Tensor, "layer head"]:
     """The effects of a sweep at our layers; `InputError` for one of another model, other inputs or another metric."""
     theirs = sweep.provenance
@@ -328,10 +390,8 @@ def _effects_for(
             raise InputError(
                 f"`sweep` must be that of the same model, inputs and metric; {name} there: {given}, here: {ours}."
             )
-    found = torch.full((len(layers), heads), torch.nan, dtype=torch.float64)
-    for place, layer in enumerate(layers):
-        if layer in sweep.layers:
-            found[place] = sweep.effect[sweep.layers.index(layer)]
+    shared = [layer for layer in sweep.layers if layer in layers]
+    found = by_layer(sweep.effect[shared], shared, n_layers)
     if found.isnan().all():
         raise InputError(f"`sweep` has no head of the layers {list(layers)}; it has the layers {list(sweep.layers)}.")
     return found

@@ -3,7 +3,6 @@
 After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,16 +14,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..arguments import finite_number, option
 from ..errors import InputError
 from ..interventions import Head, Heads, Intervention, Values
 from ..maths.null_attention import VERDICTS, verdict_of
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..results import PagedResult, Provenance
+from ..results import Provenance, TextResult, by_layer, subtracted
 from ..runs.ablations import reread
 from ..runs.answers import Answers
 from ..runs.effects import HeadEffects, effects_of, mean_interval, unit_of
 from ..runs.engine import Change
+from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.sinks import FACTS, TARGETS, Sinks, sinks_of
 from ..runs.sweep import sweep
@@ -43,6 +44,7 @@ INTERVENTIONS: Final = {
 """What is done to each head, alone, in the order in which it is measured."""
 
 
+@owning_journal
 def null_attention(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -60,6 +62,7 @@ def null_attention(
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
+    partial: bool = False,
     progress: bool = False,
 ) -> "NullAttention":
     """Whether heads that attend to a sink do so to no effect.
@@ -67,7 +70,7 @@ def null_attention(
     >>> import attnmech as am
     >>> null = am.null_attention(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], layers=[0, 2])
     >>> null.sink_mass.shape, null.null_share.shape
-    (torch.Size([2, 8]), torch.Size([2]))
+    (torch.Size([4, 8]), torch.Size([4]))
 
     In GPT-2, 57 % of attention goes to the first token, which Vig & Belinkov (2019) read as "null attention": the
     head found nothing to look for. Here that is a claim to be tested, head by head. The sink (`target`) is the first
@@ -78,7 +81,7 @@ def null_attention(
     sees nothing else then attends to nothing, as row 0 of a causal model), "zero_value" makes the sink's value 0,
     "mean_value" makes it the head's mean value over the other tokens of the inputs, or of `reference`, and "only_sink"
     makes the values of all other keys 0. Effects are `metric` after less before, with `answers`, `against`, `memory`,
-    `journal` and `progress` as in `am.ablate_heads`.
+    `journal`, `partial` and `progress` as in `am.ablate_heads`.
 
     A head is "not attending" where its sink mass is below `least_mass` (ε = 0.3 of Gu et al. 2024). Else it is "null"
     where the value ratio is below `least_ratio` and the whole 95 % interval of the effect of zero_value, over texts,
@@ -89,7 +92,10 @@ def null_attention(
     Raises `InputError` for heads, targets, bounds, metrics and answers that cannot be, and `JournalError` for the
     journal of another sweep.
     """
-    _check_bounds(delta=delta, least_mass=least_mass, least_ratio=least_ratio)
+    require_model(model)
+    delta = finite_number("delta", delta, above=0.0)
+    least_mass = finite_number("least_mass", least_mass, above=0.0)
+    least_ratio = finite_number("least_ratio", least_ratio, above=0.0)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     touched = sorted({layer for layer, _ in chosen})
     label = model.output_stack.label
@@ -113,10 +119,11 @@ def null_attention(
         bos=bos,
         memory=memory,
         journal=journal,
+        partial=partial,
         progress=progress,
         options={
             "target": target,
-            "heads": "all" if heads == "all" else [list(head) for head in chosen],
+            "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen],
             "mean value over": "inputs" if reference is None else "reference",
         },
     )
@@ -126,15 +133,8 @@ def null_attention(
         for place, name in enumerate(INTERVENTIONS)
     }
     asked = effects["remove"].swept.bool()[..., None]
-    facts = sinks.facts.masked_fill(~asked, torch.nan)
+    facts = by_layer(sinks.facts, touched, len(asked), axis=1).masked_fill(~asked, torch.nan)
     return NullAttention(target, delta, least_mass, least_ratio, effects, facts, sinks.keys, swept.provenance)
-
-
-def _check_bounds(**bounds: Any) -> None:
-    for name, value in bounds.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
-            raise InputError(f"`{name}` must be a number above 0; got {value!r}.")
 
 
 def _sink_of(sinks: Sinks, layers: Sequence[int], head: Head) -> Bool[Tensor, "text key"]:
@@ -156,11 +156,11 @@ def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: st
 
 
 @dataclass(frozen=True, repr=False)
-class NullAttention(PagedResult):
+class NullAttention(TextResult):
     """What heads do with a sink: how much they attend to it, what that writes, and whether it matters.
 
     Every number is taken of each text and then averaged over the texts that have it; NaN where none has, and at heads
-    that were not measured.
+    that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
     """
 
     target: str
@@ -176,13 +176,23 @@ class NullAttention(PagedResult):
     facts: Float[Tensor, "fact layer head text"]
     """Sink mass, value ratio, update at the sink and elsewhere, text by text; NaN where a text has none."""
     sinks: Bool[Tensor, "#layer #head text key"]
-    """True at the tokens that were the sink."""
+    """True at the tokens that were the sink; empty in a difference, whose `parts` have theirs."""
     provenance: Provenance
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers of the axis `layer`."""
+        """The layers with heads that were measured; the others of the axis `layer` are NaN."""
         return self._first.layers
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that facts, layers and texts label."""
+        layers, heads = self._first.swept.shape
+        return {"fact": len(FACTS), "layer": layers, "head": heads, "text": len(self._first.tokens)}
+
+    def _check(self) -> None:
+        super()._check()
+        option("target", self.target, TARGETS)
 
     @property
     def metric(self) -> str:
@@ -226,7 +236,14 @@ class NullAttention(PagedResult):
 
     @cached_property
     def verdict(self) -> tuple[tuple[str, ...], ...]:
-        """The verdict on each head of each layer, by the rule of `am.null_attention`; "" at heads not measured."""
+        """The verdict on each head of each layer, by the rule of `am.null_attention`; "" at heads not measured.
+
+        In the difference `one - other`: "null" where both say so, "null → active" where `one` says active and `other`
+        null, and "" where a head was measured in only one of them.
+        """
+        if self.parts is not None:
+            now, before = (part.verdict for part in self.parts)
+            return tuple(tuple(map(_changed, *rows)) for rows in zip(before, now, strict=True))
         low, high = self.effects["zero_value"].interval()
         asked = self._first.swept
         bounds = {"delta": self.delta, "least_mass": self.least_mass, "least_ratio": self.least_ratio}
@@ -244,13 +261,15 @@ class NullAttention(PagedResult):
         Of the rows that are no sink. Undecided heads are not counted, so there may be more. NaN where not all heads of
         the layer were measured.
         """
+        if self.parts is not None:
+            return self.parts[0].null_share - self.parts[1].null_share
         null = torch.tensor([[name == "null" for name in row] for row in self.verdict])
         share = self.sink_mass.masked_fill(~null, 0.0).mean(dim=-1)
         return share.masked_fill(~self._first.swept.bool().all(dim=-1), torch.nan)
 
     @property
     def complete(self) -> bool:
-        """Whether every intervention was measured on every text; else the sweep was stopped, and this is a part."""
+        """Whether every intervention was measured on every text; else the sweep was interrupted: this is a part."""
         return all(each.complete for each in self.effects.values())
 
     @property
@@ -278,7 +297,7 @@ class NullAttention(PagedResult):
         layer, head = places.unbind(dim=1)
         return pd.DataFrame(
             {
-                "layer": [self.layers[place] for place in layer.tolist()],
+                "layer": layer.tolist(),
                 "head": head.tolist(),
                 **{name: value[layer, head].tolist() for name, value in columns.items()},
                 "verdict": [self.verdict[row][column] for row, column in places.tolist()],
@@ -286,12 +305,19 @@ class NullAttention(PagedResult):
         )
 
     def plot(self) -> "go.Figure":
-        """Layers × heads, each head's verdict as a colour and a letter, with its numbers in the hover."""
+        """Layers × heads, each head's verdict as a colour and a letter, with its numbers in the hover.
+
+        Of a difference, the effects of "zero_value" as colours.
+        """
         from ..draw.null_attention import Measured, verdict_map
+
+        if self.parts is not None:
+            return self.effects["zero_value"].plot()
+        rows = list(self.layers)
 
         def measured(label: str, value: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> Measured:
             low, high = ends or (torch.full_like(value, torch.nan),) * 2
-            return Measured(label, value.numpy(), low.numpy(), high.numpy())
+            return Measured(label, *(each[rows].numpy() for each in (value, low, high)))
 
         numbers = [
             measured("sink mass", self.sink_mass),
@@ -304,7 +330,8 @@ class NullAttention(PagedResult):
                 for name, effects in self.effects.items()
             ),
         ]
-        return verdict_map(self.verdict, numbers, layers=self.layers, null_share=self.null_share.tolist())
+        verdicts = [self.verdict[layer] for layer in rows]
+        return verdict_map(verdicts, numbers, layers=self.layers, null_share=self.null_share[rows].tolist())
 
     @property
     def _title(self) -> str:
@@ -313,11 +340,14 @@ class NullAttention(PagedResult):
     def _sections(self) -> "Sequence[Section]":
         from ..draw.figure_page import Section
 
-        return [Section("Verdicts", self.reading, self.plot(), "null.plot()")]
+        heading = "Verdicts" if self.parts is None else "Effects of zeroing the sink's value"
+        return [Section(heading, self.reading, self.plot(), "null.plot()")]
 
     @property
     def reading(self) -> str:
         """How to read the map of verdicts."""
+        if self.parts is not None:
+            return "Each cell is one head: the difference of the effects of making the sink's value 0."
         done = "; ".join(f"{name.replace('_', ' ')}: {about}" for name, about in INTERVENTIONS.items())
         return (
             f"Each cell is one head. It attends where its mean attention to {TARGETS[self.target]} is "
@@ -333,13 +363,39 @@ class NullAttention(PagedResult):
     def lead(self) -> str:
         """The one sentence that the numbers support."""
         verdicts = [name for row in self.verdict for name in row if name]
-        count = len(self._first.before)
-        texts = "1 text" if count == 1 else f"{count} texts"
+        if self.parts is not None:
+            changed = [
+                f"L{layer}H{head} {name}"
+                for layer, row in enumerate(self.verdict)
+                for head, name in enumerate(row)
+                if "→" in name
+            ]
+            listed = f": {', '.join(changed[:_NAMED])}{', …' if len(changed) > _NAMED else ''}" if changed else ""
+            return (
+                f"{self._opening}{len(changed)} of {len(verdicts)} heads have another verdict for "
+                f"{TARGETS[self.target]} on {self._texts}{listed}."
+            )
         found = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
         part = "" if self.complete else "; stopped early, this is a part"
         return (
-            f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {texts}: {found} (within ±{self.delta:g} "
+            f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {self._texts}: {found} (within ±{self.delta:g} "
             f"{unit_of(self.metric)}){part}."
+        )
+
+    @property
+    def _n_texts(self) -> int:
+        return self._first._n_texts
+
+    def _comparable(self) -> dict[str, Any]:
+        bounds = {name: getattr(self, name) for name in ("target", "delta", "least_mass", "least_ratio")}
+        return bounds | self._first._comparable()
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        return replace(
+            self,
+            effects={name: effects - other.effects[name] for name, effects in self.effects.items()},
+            facts=subtracted(self.facts, other.facts, paired),
+            sinks=self.sinks[..., :0],
         )
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -362,16 +418,31 @@ class NullAttention(PagedResult):
     @classmethod
     def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
         effects = {}
-        for name, known in facts["effects"].items():
+        for name in INTERVENTIONS:
+            known = facts["effects"][name]
             own = {full.split(" ", 1)[1]: value for full, value in tensors.items() if full.startswith(f"{name} ")}
             effects[name] = HeadEffects._from_saved(own, known, provenance)
+        first, measured = next(iter(effects.values())), tensors["facts"]
+        if measured.shape[1] != len(first.after):  # files of attnmech 0.1.0 hold the layers that were measured alone
+            measured = by_layer(measured, first.layers, len(first.after), axis=1)
         return cls(
             target=facts["target"],
             delta=facts["delta"],
             least_mass=facts["least_mass"],
             least_ratio=facts["least_ratio"],
             effects=effects,
-            facts=tensors["facts"],
+            facts=measured,
             sinks=tensors["sinks"],
             provenance=provenance,
         )
+
+
+_NAMED: Final = 5
+"""How many heads a sentence names."""
+
+
+def _changed(before: str, now: str) -> str:
+    """A verdict that both share, or from which to which it changed."""
+    if not before or not now:
+        return ""
+    return now if before == now else f"{before} → {now}"

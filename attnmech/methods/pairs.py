@@ -2,22 +2,25 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
+from ..arguments import shown
+from ..errors import InputError, integer
 from ..interventions import Head, Values
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..results import PagedResult, Provenance
+from ..results import Provenance, TextResult, subtracted
 from ..runs.ablations import Ablations, reread
 from ..runs.answers import Answers
 from ..runs.effects import mean_interval, unit_of
+from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.sweep import sweep
 
@@ -31,7 +34,7 @@ Pair = tuple[Head, Head]
 
 
 @dataclass(frozen=True, repr=False)
-class PairEffects(PagedResult):
+class PairEffects(TextResult):
     """What ablating two heads together does, and what each does alone: the metric after less before.
 
     interaction = effect of both − effect of the one − effect of the other. Where an ablation raises the metric when it
@@ -45,13 +48,18 @@ class PairEffects(PagedResult):
     before: Float[Tensor, " text"]
     """The metric of each text, with nothing changed."""
     after_both: Float[Tensor, "pair text"]
-    """The metric with both heads ablated; NaN where the sweep was stopped before."""
+    """The metric with both heads ablated; NaN where the sweep was interrupted before."""
     after_one: Float[Tensor, "pair text"]
     """With the first head of the pair alone."""
     after_other: Float[Tensor, "pair text"]
     """With the second head of the pair alone."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that pairs and texts label."""
+        return {"pair": len(self.pairs), "text": len(self.tokens)}
 
     @property
     def per_text(self) -> dict[str, Float[Tensor, "pair text"]]:
@@ -84,8 +92,15 @@ class PairEffects(PagedResult):
         return {name: mean_interval(values, level) for name, values in self.per_text.items()}
 
     @property
+    def texts(self) -> Int[Tensor, " pair"]:
+        """Over how many texts each mean is; in a difference of other texts, those of the one with fewer."""
+        if self.parts is None or self.paired:
+            return (~self.per_text["interaction"].isnan()).sum(dim=-1)
+        return torch.minimum(self.parts[0].texts, self.parts[1].texts)
+
+    @property
     def complete(self) -> bool:
-        """Whether every pair was measured on every text; else the sweep was stopped, and this is a part."""
+        """Whether every pair was measured on every text; else the sweep was interrupted, and this is a part."""
         return not bool(self.per_text["interaction"].isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
@@ -97,7 +112,7 @@ class PairEffects(PagedResult):
             low, high = intervals[name]
             frame[name] = values.nanmean(dim=-1).numpy()
             frame[f"{name}_low"], frame[f"{name}_high"] = low.numpy(), high.numpy()
-        frame["texts"] = (~self.per_text["interaction"].isnan()).sum(dim=-1).numpy()
+        frame["texts"] = self.texts.numpy()
         return frame
 
     def plot(self) -> "go.Figure":
@@ -130,20 +145,35 @@ class PairEffects(PagedResult):
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
-        texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
         count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
-        about, found = f"{self.method} of {count} of heads on {texts}", self.interaction
+        about, found = f"{self._opening}{self.method} of {count} of heads on {self._texts}", self.interaction
         if found.isnan().all():
             return f"{about}: nothing was measured."
         top = int(found.abs().nan_to_num(-1.0).argmax())
         low, high = (float(end[top]) for end in self.interval()["interaction"])
         known = "" if math.isnan(low) else f" ({low:+.3g} to {high:+.3g})"
         one, other = self.pairs[top]
+        most = "interact most" if self.parts is None else "differ most in how they interact"
         part = "" if self.complete else "; stopped early, this is a part"
         return (
-            f"{about}: {_named(one)} and {_named(other)} interact most, {float(found[top]):+.3g} "
+            f"{about}: {_named(one)} and {_named(other)} {most}, {float(found[top]):+.3g} "
             f"{unit_of(self.metric)}{known}{part}."
         )
+
+    @property
+    def _n_texts(self) -> int:
+        return len(self.before)
+
+    def _comparable(self) -> dict[str, Any]:
+        return {"metric": self.metric, "method": self.method, "pairs": self.pairs}
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        before = subtracted(self.before, other.before, paired)
+        both, one, third = (
+            subtracted(self.per_text[name], other.per_text[name], paired) + before for name in ("both", "one", "other")
+        )
+        tokens = self.tokens if paired else ()
+        return replace(self, before=before, after_both=both, after_one=one, after_other=third, tokens=tokens)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
@@ -167,12 +197,16 @@ class PairEffects(PagedResult):
             metric=facts["metric"],
             method=facts["method"],
             pairs=tuple((tuple(one), tuple(other)) for one, other in facts["pairs"]),
-            **tensors,
+            before=tensors["before"],
+            after_both=tensors["after_both"],
+            after_one=tensors["after_one"],
+            after_other=tensors["after_other"],
             tokens=tuple(tuple(row) for row in facts["tokens"]),
             provenance=provenance,
         )
 
 
+@owning_journal
 def ablate_pairs(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -188,6 +222,7 @@ def ablate_pairs(
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
+    partial: bool = False,
     progress: bool = False,
 ) -> PairEffects:
     """By how much a metric changes when two heads are ablated together, and by how much for each alone.
@@ -202,6 +237,7 @@ def ablate_pairs(
 
     Raises `InputError` for pairs that are none, and what `am.ablate_heads` raises.
     """
+    require_model(model)
     inputs, chosen = reread(inputs), _checked_pairs(model, pairs)
     heads = sorted({head for pair in chosen for head in pair})
     ablations = Ablations.of(
@@ -210,7 +246,8 @@ def ablate_pairs(
     changed = [*((head,) for head in heads), *chosen]
     swept = sweep(
         model, inputs, [tuple(ablations.of_head(head) for head in each) for each in changed], metric, answers=answers,
-        against=against, bos=bos, memory=memory, journal=journal, progress=progress, options=ablations.options,
+        against=against, bos=bos, memory=memory, journal=journal, partial=partial, progress=progress,
+        options=ablations.options,
     )  # fmt: skip
     singles, both = swept.after[: len(heads)], swept.after[len(heads) :]
     one, other = (singles[[heads.index(pair[side]) for pair in chosen]] for side in (0, 1))
@@ -220,10 +257,10 @@ def ablate_pairs(
 
 def _checked_pairs(model: HookedModel, pairs: Any) -> tuple[Pair, ...]:
     try:
-        found = [((one[0], one[1]), (other[0], other[1])) for one, other in pairs]
-    except (TypeError, ValueError, IndexError):
+        found = [(_checked_head(one), _checked_head(other)) for one, other in pairs]
+    except (TypeError, ValueError):
         raise InputError(
-            f"`pairs` must be a list of two heads each, such as [((0, 1), (2, 3))]; got {pairs!r}."
+            f"`pairs` must be a list of two heads each, such as [((0, 1), (2, 3))]; got {shown(pairs)}."
         ) from None
     if not found:
         raise InputError("`pairs` must name at least one pair; got an empty list.")
@@ -232,6 +269,11 @@ def _checked_pairs(model: HookedModel, pairs: Any) -> tuple[Pair, ...]:
         if one == other:
             raise InputError(f"a pair needs two heads; got {_named(one)} twice.")
     return tuple(found)
+
+
+def _checked_head(given: Any) -> Head:
+    layer, head = given
+    return integer(layer), integer(head)
 
 
 def _named(head: Head) -> str:

@@ -1,23 +1,28 @@
 """Where does a model keep what tells two prompts apart? Activations of one run are put into the other (formulas §5)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..arguments import listed, option, shown
 from ..errors import InputError, index_of
+from ..fields import check_rows
 from ..interventions import Heads, Intervention, Values
-from ..model.hooked import HookedModel
+from ..maths.bootstrap import interval
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
+from ..results import subtracted
 from ..runs.ablations import one_by_one, reread
 from ..runs.answers import Answers
 from ..runs.corpus import CorpusBatch, batches
-from ..runs.effects import Effects, HeadEffects, effect_fields, head_fields, ratio_interval
+from ..runs.effects import Effects, HeadEffects, effect_fields, head_fields, ratio_replicates
+from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.reference import captured
 from ..runs.sweep import Swept, sweep
@@ -41,23 +46,38 @@ class Patched(Effects):
     clean_tokens: tuple[tuple[str, ...], ...]
     """The tokens of the clean prompts; `tokens` are those of the corrupted ones."""
 
+    def _check(self) -> None:
+        super()._check()
+        check_rows("clean_tokens", self.clean_tokens, len(self.clean))
+
     @property
     def recovered(self) -> Float[Tensor, "layer place"]:
         """(patched − corrupted) / (clean − corrupted), each a mean over pairs: 1 where the clean run is back.
 
         NaN for the reason that `not_recoverable` gives.
         """
+        if self.parts is not None:
+            one, other = (part.recovered[rows] for part, rows in self._parts_in_rows())
+            return one - other
         return self.effect / self._gap.where(~self.per_text.isnan(), torch.nan).nanmean(dim=-1)
 
     def recovered_interval(
         self, level: float = 0.95
     ) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
         """Low and high end of the bootstrap interval of `recovered` over pairs; NaN where fewer than two were run."""
-        return ratio_interval(self.per_text, self._gap, level)
+        return interval(self._recovered_replicates(), level)
+
+    def _recovered_replicates(self) -> Float[Tensor, "layer place replicate"]:
+        if self.parts is None:
+            return ratio_replicates(self.per_text, self._gap)
+        one, other = (part._recovered_replicates()[rows] for part, rows in self._parts_in_rows())
+        return one - other if self.paired else torch.full_like(one, torch.nan)
 
     @property
     def not_recoverable(self) -> str | None:
         """Why no share can be told; None where it can."""
+        if self.parts is not None:
+            return self.parts[0].not_recoverable or self.parts[1].not_recoverable
         if self.metric == "loss":
             return "the losses of the two runs are those of different next tokens"
         clean, corrupted = self.clean.mean(), self.before.nanmean()
@@ -84,7 +104,7 @@ class Patched(Effects):
         if quantity == "effect":
             return super().plot()
         if quantity != "recovered":
-            raise InputError(f'`quantity` must be "effect" or "recovered"; got {quantity!r}.')
+            raise InputError(f'`quantity` must be "effect" or "recovered"; got {shown(quantity)}.')
         return self._map(self.recovered, *self.recovered_interval(), f"share of {self.metric} recovered")
 
     @property
@@ -96,8 +116,13 @@ class Patched(Effects):
 
     @property
     def _about(self) -> str:
-        pairs = "1 pair" if len(self.before) == 1 else f"{len(self.before)} pairs"
-        return f"{self.method} at {int(self.swept.sum())} {self.PLACE}s on {pairs}"
+        pairs = self._texts.replace("text", "pair")
+        return f"{self._opening}{self.method} at {int(self.swept.sum())} {self.PLACE}s on {pairs}"
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        tokens = self.clean_tokens if paired and self.clean_tokens == other.clean_tokens else ()
+        clean = subtracted(self.clean, other.clean, paired)
+        return replace(super()._minus(other, paired), clean=clean, clean_tokens=tokens)
 
     def _tensors(self) -> dict[str, Tensor]:
         return super()._tensors() | {"clean": self.clean}
@@ -130,6 +155,11 @@ class PositionEffects(Patched):
 
     PLACE: ClassVar[str] = "position"
 
+    def _check(self) -> None:
+        super()._check()
+        for name, rows in (("tokens", self.tokens), ("clean_tokens", self.clean_tokens)):
+            check_rows(name, rows, len(self.clean), self.after.shape[1])
+
     def _map(
         self, value: Float[Tensor, "layer place"], low: Tensor, high: Tensor, label: str, tokens: Sequence[str] = ()
     ) -> "go.Figure":
@@ -137,11 +167,17 @@ class PositionEffects(Patched):
 
     @property
     def position_tokens(self) -> tuple[str, ...]:
-        """The tokens of the first pair: the corrupted one's, with the clean one's before it where it is another."""
+        """The tokens of the first pair: the corrupted one's, with the clean one's before it where it is another.
+
+        None of a difference of other pairs.
+        """
+        if not self.tokens or not self.clean_tokens:
+            return ()
         pairs = zip(self.clean_tokens[0], self.tokens[0], strict=True)
         return tuple(now if clean == now else f"{clean}→{now}" for clean, now in pairs)
 
 
+@owning_journal
 def patch(
     model: HookedModel,
     clean: Inputs | Iterable[Inputs],
@@ -157,6 +193,7 @@ def patch(
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
+    partial: bool = False,
     progress: bool = False,
 ) -> PatchEffects | PositionEffects:
     """By how much a metric changes when activations of the clean run are put into the corrupted one.
@@ -179,11 +216,12 @@ def patch(
     `answers` and `against` hold a token for each pair: the clean prompt's answer, as a rule, and the corrupted
     one's. metric="loss" has no share, since the runs have different next tokens; "kl" has no meaning here.
 
-    `memory`, `journal`, `progress` and Ctrl-C are as in `am.ablate_heads`.
+    `memory`, `journal`, `partial` and `progress` are as in `am.ablate_heads`.
 
     Raises `InputError` for prompts that are no pairs, and for points, heads, positions and metrics that cannot be;
     `JournalError` for the journal of another sweep. Source: Meng et al. 2022; Wang et al. 2023.
     """
+    require_model(model)
     _check_options(at, heads, metric)
     pairs = _Pairs.of(model, reread(clean), reread(corrupted), bos)
     options: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
@@ -197,8 +235,9 @@ def patch(
             Intervention.replace([head], values[head[0]], positions=at_positions, stack=model.output_stack.label)
             for head in chosen
         ]
-        options |= {"heads": "all" if heads == "all" else [list(head) for head in chosen], "positions": at_positions}
-        swept = run.sweep(changes, options, memory=memory, journal=journal, progress=progress)
+        named = "all" if isinstance(heads, str) else [list(head) for head in chosen]
+        options |= {"heads": named, "positions": at_positions}
+        swept = run.sweep(changes, options, memory=memory, journal=journal, partial=partial, progress=progress)
         return PatchEffects(**head_fields(model, chosen, swept, "patching z"), **of_clean)
     length = pairs.one_length(at)
     columns = list(range(length)) if positions is None else pairs.check_positions(positions)
@@ -207,16 +246,15 @@ def patch(
     places = [(layer, position) for layer in dict.fromkeys(rows) for position in columns]
     changes = [_at_position(at, *place, values, model.output_stack.label) for place in places]
     options |= {"layers": rows, "positions": columns}
-    swept = run.sweep(changes, options, memory=memory, journal=journal, progress=progress)
+    swept = run.sweep(changes, options, memory=memory, journal=journal, partial=partial, progress=progress)
     return PositionEffects(**effect_fields(places, length, swept, f"patching {at}"), **of_clean)
 
 
 def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
-    if at not in AT:
-        raise InputError(f"`at` must be one of {', '.join(AT)}; got {at!r}.")
-    if at != "z" and heads != "all":
+    option("at", at, AT)
+    if at != "z" and not (isinstance(heads, str) and heads == "all"):
         raise InputError(f'`heads` is for at="z"; {at} has no heads. Choose `layers` and `positions`.')
-    if metric == "kl":
+    if isinstance(metric, str) and metric == "kl":
         raise InputError(
             'metric="kl" compares with the run before the change, here the corrupted one, so it cannot say how near '
             'the clean one is. Take "logit_difference", "accuracy", or a function (logits, batch) -> [batch].'
@@ -253,7 +291,8 @@ class _Pairs:
 
     def check_positions(self, positions: Sequence[int]) -> list[int]:
         """The positions chosen; `InputError` where the shortest prompt has not so many."""
-        found = [index_of("positions", each, min(self.lengths), "tokens of the shortest prompt") for each in positions]
+        given = listed("positions", positions, "a list of positions")
+        found = [index_of("positions", each, min(self.lengths), "tokens of the shortest prompt") for each in given]
         if not found:
             raise InputError("`positions` must name at least one position; got an empty list.")
         return sorted(set(found))

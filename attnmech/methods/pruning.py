@@ -11,15 +11,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..arguments import optional_flag, whole_number
 from ..errors import InputError
+from ..files import path_of
 from ..interventions import Head, Heads, Intervention, Values
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import PagedResult, Provenance
-from ..runs.ablations import Ablations, reread
+from ..runs.ablations import Ablations, checked_seed, reread
 from ..runs.answers import Answers
 from ..runs.effects import mean_interval, unit_of
-from ..runs.journal import Entry, Journal
+from ..runs.identity import digest_of, hooks_digests
+from ..runs.journal import Entry, Journal, leave, owning_journal
 from ..runs.metrics import Metric, MetricLike
 from ..runs.progress import Steps
 from ..runs.progress import steps as bar_of
@@ -42,6 +45,8 @@ class PruningCurve(PagedResult):
     bootstrap).
     """
 
+    SUBTRACT = "each ablates heads in its own order, so subtract the results of am.ablate_heads"
+
     metric: str
     method: str
     higher_is_better: bool
@@ -61,6 +66,11 @@ class PruningCurve(PagedResult):
     provenance: Provenance
 
     @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that steps, random orders and texts label."""
+        return {"step": len(self.order), "draw": len(self.random_orders), "text": len(self.tokens)}
+
+    @property
     def effect(self) -> Float[Tensor, " step"]:
         """By how much the mean metric has changed after each step."""
         return (self.after - self.before).mean(dim=-1)
@@ -76,7 +86,7 @@ class PruningCurve(PagedResult):
 
     @property
     def complete(self) -> bool:
-        """Whether all heads that were to go are gone, in the random orders too; else it was stopped before."""
+        """Whether all heads that were to go are gone, in the random orders too; else it was interrupted before."""
         return len(self.order) == self.asked and not bool(self.random.isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
@@ -171,6 +181,7 @@ class PruningCurve(PagedResult):
         )
 
 
+@owning_journal
 def prune_heads(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
@@ -190,6 +201,7 @@ def prune_heads(
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
+    partial: bool = False,
     progress: bool = False,
 ) -> PruningCurve:
     """What a metric becomes when heads are ablated one after the other, each time the one that harms least.
@@ -204,24 +216,29 @@ def prune_heads(
     are the baseline; 0 is none.
 
     What is better follows from the metric's name; with a function, say `higher_is_better`. All other options are those
-    of `am.ablate_heads`. With `journal`, a path, an interrupted call goes on where it was (a second file, with ".step"
-    at its end, holds the step under way); Ctrl-C returns the steps done (`PruningCurve.complete` is False).
+    of `am.ablate_heads`. With `journal`, a path, `prune_heads` resumes if interrupted (a second file, with ".step" at
+    its end, holds the step under way). Ctrl-C raises `KeyboardInterrupt`; with `partial` it returns the steps done
+    (`PruningCurve.complete` is then False).
 
     Raises `InputError` for steps and draws that cannot be, and what `am.ablate_heads` raises.
     """
+    require_model(model)
+    optional_flag("higher_is_better", higher_is_better)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
-    count = _checked_count("steps", len(chosen) if steps is None else steps, 1, len(chosen))
-    draws = _checked_count("random", random, 0, None)
+    count = len(chosen)
+    if steps is not None:
+        count = whole_number("steps", steps, least=1, most=len(chosen), about="the heads chosen")
+    draws, seed = whole_number("random", random), checked_seed(seed)
     ablations = Ablations.of(
         model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed, bos=bos
     )
-    options = {**ablations.options, "heads": "all" if heads == "all" else _listed(chosen), "seed": seed}
+    options = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}
 
-    def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None) -> Swept:
+    def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, partial: bool = False) -> Swept:
         acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, each)) for each in changes]
         return sweep(
             model, inputs, acts, metric, answers=answers, against=against, bos=bos, memory=memory, journal=file,
-            options=options,
+            partial=partial, options=options,
         )  # fmt: skip
 
     whole = measure([()])
@@ -231,17 +248,17 @@ def prune_heads(
     drawn = [order[:step] for order in orders for step in range(1, count + 1)]
     file = None
     if journal is not None:
-        file = Journal(Path(journal), _identity(whole, judge, ablations, chosen, count, better, draws))
-    greedy = _Greedy(measure, chosen, count, better, file)
+        file = Journal(path_of(journal), _identity(model, whole, judge, ablations, chosen, count, better, draws))
+    greedy = _Greedy(measure, chosen, count, better, file, model.dtype)
     measured: Swept | None = None
     with bar_of("pruning", count * (2 * len(chosen) - count + 1) // 2 + len(drawn), show=progress) as bar:
         try:
             greedy.run(bar)
-            if drawn and greedy.done:
-                measured = measure(drawn, greedy.step_file)
+            if drawn:
+                measured = measure(drawn, greedy.step_file, partial)
                 bar.advance(len(drawn))
         except KeyboardInterrupt:
-            if not greedy.order:
+            if not partial or not greedy.order:
                 raise
     values = torch.full((draws, len(greedy.order), whole.documents), torch.nan, dtype=torch.float64)
     if measured is not None:
@@ -251,8 +268,8 @@ def prune_heads(
         judge.name, method, better, tuple(greedy.order), count, whole.before, after, tuple(orders), values,
         whole.tokens, whole.provenance,
     )  # fmt: skip
-    if file and curve.complete:
-        file.remove()
+    if not curve.complete:
+        leave(journal)
     return curve
 
 
@@ -261,11 +278,12 @@ class _Greedy:
 
     def __init__(
         self,
-        measure: Callable[[Sequence[tuple[Head, ...]], Path | None], Swept],
+        measure: Callable[..., Swept],
         heads: Sequence[Head],
         count: int,
         higher_is_better: bool,
         file: Journal | None,
+        precision: torch.dtype,
     ) -> None:
         self._measure, self._heads, self._count, self._file = measure, heads, count, file
         self._sign = -1.0 if higher_is_better else 1.0
@@ -274,6 +292,14 @@ class _Greedy:
         if file and (entry := file.resume()):
             self.order = list(_heads(entry.tensors["order"].tolist()))
             self.after = list(entry.tensors["after"])
+            self._check(file, precision)
+
+    def _check(self, file: Journal, precision: torch.dtype) -> None:
+        """Measures the last step of the journal again; `JournalError` where it gives other numbers."""
+        (found,) = self._measure([tuple(self.order)]).after
+        count = "1 head" if len(self.order) == 1 else f"{len(self.order)} heads"
+        names = [f"the metric of text {number} with {count} ablated" for number in range(len(found))]
+        file.require_same(names, self.after[-1], found, precision)
 
     @property
     def done(self) -> bool:
@@ -286,13 +312,11 @@ class _Greedy:
         return None if self._file is None else self._file.path.with_name(self._file.path.name + ".step")
 
     def run(self, bar: Steps) -> None:
-        """All steps, or those before Ctrl-C."""
+        """All steps."""
         bar.advance(sum(len(self._heads) - step for step in range(len(self.order))))
         while not self.done:
             left = [head for head in self._heads if head not in self.order]
             found = self._measure([(*self.order, head) for head in left], self.step_file)
-            if not found.complete:
-                raise KeyboardInterrupt
             best = int((self._sign * found.after.mean(dim=-1)).argmin())
             self.order.append(left[best])
             self.after.append(found.after[best])
@@ -303,6 +327,7 @@ class _Greedy:
 
 
 def _identity(
+    model: HookedModel,
     whole: Swept,
     judge: Metric,
     ablations: Ablations,
@@ -318,6 +343,8 @@ def _identity(
         "model": origin.model,
         "weights": origin.weights,
         "hooks": list(origin.edits),
+        "code and values of the hooks": hooks_digests(model),
+        "code of the metric": None if judge.compute is None else digest_of(judge.compute),
         "inputs": origin.inputs,
         "options": {name: str(value) for name, value in origin.options.items()},
         "answers": targets,
@@ -348,14 +375,6 @@ def _better(judge: Metric, given: bool | None) -> bool:
             "loss."
         )
     return given
-
-
-def _checked_count(name: str, value: Any, lowest: int, highest: int | None) -> int:
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    if not is_count or value < lowest or (highest is not None and value > highest):
-        upper = " or more" if highest is None else f" to {highest} (the heads chosen)"
-        raise InputError(f"`{name}` must be {lowest}{upper}; got {value!r}.")
-    return int(value)
 
 
 def _listed(heads: Iterable[Head]) -> list[list[int]]:

@@ -3,9 +3,9 @@
 Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import pandas as pd
 import torch
@@ -13,11 +13,12 @@ from einops import einsum, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..arguments import listed, member, option
 from ..axes import spread
 from ..errors import InputError, index_of
 from ..maths.updates import Writer, cosine
 from ..model.attention import RowBlock
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.stack import Stack
 from ..model.tap import LayerEnd
@@ -47,6 +48,8 @@ STATISTICS: Final = (
     "magnitude_at_self", "magnitude_at_first", "magnitude_elsewhere",
 )  # fmt: skip
 """What is measured of every head, row by row, in the order of the axis `statistic`."""
+
+_ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom'])"
 
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
@@ -79,11 +82,14 @@ def residual_updates(
 
     With `answers`, a token for each text (its text or id), `.logits` says what each head writes towards that token's
     logit at the text's last token, or towards its difference to the token in `against`; the final norm's scale is
-    frozen. A soft cap on the logits (Gemma 2) comes after.
+    frozen. Where the model caps its logits softly (Gemma 2) these are pre-cap logits: see `ResidualUpdates.logit_unit`.
+    Raises `InputError` where logits are not one norm and one matrix of the last stream (BERT), with the reason, and
+    `CertificateError` where the certificate found them not to be.
 
     One forward pass. Of an iterator of texts (a corpus) only sums are kept; `truncate`, `shard`, `journal` and
     `progress` are those of `am.stream`.
     """
+    require_model(model)
     result: ResidualUpdates
     towards = None
     if answers is not None:
@@ -97,6 +103,7 @@ def residual_updates(
 
 def _directions(model: HookedModel, texts: int, answers: Answers, against: Answers) -> "Towards":
     unembedding = unembedding_of(model)
+    model.points.resolve(["logits"], None, model.refused)
     tokens = [
         None if given is None else answer_ids(model, name, given, texts)
         for name, given in (("answers", answers), ("against", against))
@@ -126,8 +133,11 @@ class UpdateReducer(Reducer):
     @property
     def options(self) -> dict[str, str]:
         """Towards which answers, if any, by their directions."""
-        towards = "none" if self.towards is None else tensors_hash({"direction": self.towards.direction})
-        return {"towards": towards, "replicates": repr(self.replicates), "seed": repr(self.seed)}
+        sampling = {"replicates": repr(self.replicates), "seed": repr(self.seed)}
+        if self.towards is None:
+            return {"towards": "none", **sampling}
+        towards = tensors_hash({"direction": self.towards.direction})
+        return {"towards": towards, **sampling, "logit_unit": self.towards.unembedding.unit}
 
     def start(self, run: Run) -> State:
         """The rows of every layer, empty."""
@@ -315,6 +325,16 @@ class ResidualUpdates(RowMeans):
 
     STATISTICS = STATISTICS
     BY_ROW = (*RowMeans.BY_ROW, "top_key", "block_values", "block_valid", "logits", "final_scale")
+    STATE: ClassVar[Mapping[str, Any]] = {
+        **RowMeans.STATE,
+        "top_key": Int[Tensor, "layer head batch row"],
+        "block_sums": Float[Tensor, "block_statistic class layer 1 replicate"],
+        "block_counts": Float[Tensor, "block_statistic class layer 1 replicate"],
+        "block_values": Float[Tensor, "block_statistic layer 1 batch row"],
+        "block_valid": Bool[Tensor, "block_statistic layer 1 batch row"],
+        "logits": Float[Tensor, "layer head batch"],
+        "final_scale": Float[Tensor, " batch"],
+    }
 
     @classmethod
     def reducer(cls) -> UpdateReducer:
@@ -373,13 +393,24 @@ class ResidualUpdates(RowMeans):
 
     @property
     def logits(self) -> Float[Tensor, "layer head batch"]:
-        """What each head adds to the logit of the text's answer at its last token, or to the difference asked for."""
-        why = "ask for it: am.residual_updates(model, text, answers=[' Tom'])"
-        return self._kept("logits", why) * self._kept("final_scale", why)
+        """What each head adds to the logit of the text's answer at its last token, or to the difference asked for.
+
+        In `logit_unit`: where the model caps its logits softly, to the logit before the cap.
+        """
+        return self._by_layer(self._kept("logits", _ANSWERS) * self._kept("final_scale", _ANSWERS))
+
+    @property
+    def logit_unit(self) -> str:
+        """What `logits` is counted in: "logits", or "pre-cap logits" where the model caps them softly (Gemma 2)."""
+        self._kept("logits", _ANSWERS)
+        return str(next(each["logit_unit"] for _, each in self.provenance.options["reducers"] if "logit_unit" in each))
 
     @property
     def blocks(self) -> "BlockUpdates":
         """What attention and MLP add as wholes, and how much the heads cancel each other."""
+        if self.parts is not None:
+            one, other = (part.blocks for part in self.parts)
+            return one - other
         names = ("sums", "counts", "values", "valid")
         state = {name: self.state[f"block_{name}"] for name in names if f"block_{name}" in self.state}
         if "sums" not in state:
@@ -387,9 +418,8 @@ class ResidualUpdates(RowMeans):
                 "`blocks` is not known of rows that were chosen one by one; use `.blocks.where(rows=...)`."
             )
         state |= {name: self.state[name] for name in ("classes",) if name in self.state}
-        return BlockUpdates(
-            self.layers, self.documents, self.truncated, state, self.chosen, self.tokens, self.provenance
-        )
+        shared = ("layers", "n_layers", "documents", "truncated", "chosen", "tokens", "provenance")
+        return BlockUpdates(state=state, **{name: getattr(self, name) for name in shared})
 
     def plot(
         self,
@@ -403,16 +433,17 @@ class ResidualUpdates(RowMeans):
         """Figure 7 (`magnitude`), 8 (`orientation`), 9 (`orientation_by_magnitude`) or 10 (`magnitude_by_position`).
 
         Of one layer (the first where `layer` is None) and one text; `side="target"` for what the value of the most
-        attended key would write. Never shown, returned; with `head`, that head stands out.
+        attended key would write. Never shown, returned; with `head`, that head stands out. Of a difference, figures 7
+        and 8 are maps of layers × heads, and the others are those of its two `parts`.
         """
         from ..draw import updates as draw
 
-        if layer is not None and layer not in self.layers:
-            raise InputError(f"`layer` must be one of the layers measured, {list(self.layers)}; got {layer!r}.")
-        if side not in ("query", "target"):
-            raise InputError(f'`side` must be "query" or "target"; got {side!r}.')
+        if self.parts is not None:
+            return self._difference_figure(figure, side)
+        option("side", side, ("query", "target"))
+        option("figure", figure, FIGURES)
+        place = 0 if layer is None else self._place_of(layer)
         view = self.view(sequence)
-        place = 0 if layer is None else self.layers.index(layer)
         magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
         attended = view.attended[place]
         if figure == "magnitude":
@@ -421,9 +452,19 @@ class ResidualUpdates(RowMeans):
             return draw.orientation_histograms(orientation, side=side, head=head)
         if figure == "orientation_by_magnitude":
             return draw.orientation_by_magnitude(magnitude, orientation, attended, view.tokens, side=side, head=head)
-        if figure == "magnitude_by_position":
-            return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
-        raise InputError(f"`figure` must be one of {', '.join(FIGURES)}; got {figure!r}.")
+        return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
+
+    def _place_of(self, layer: object) -> int:
+        return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+
+    def _difference_figure(self, figure: str, side: str) -> "go.Figure":
+        statistic = figure if side == "query" else f"{side}_{figure}"
+        if figure not in ("magnitude", "orientation") or statistic not in STATISTICS:
+            raise InputError(
+                f'a difference is drawn by figure "magnitude" or "orientation" and side "query" or "target"; got '
+                f"{figure!r} and {side!r}. The other figures are those of its two results, `parts`."
+            )
+        return self._difference_map(statistic)
 
     def view(self, sequence: int = 0, layers: Iterable[int] | None = None) -> "UpdateView":
         """The numbers of figures 7 to 10 for one text, as arrays for drawing; of all its layers or some."""
@@ -436,8 +477,9 @@ class ResidualUpdates(RowMeans):
                 "figures 7 to 10 show a text that looks at itself; this is cross-attention. Use .to_frame()."
             )
         here = real[sequence].nonzero()[:, 0]
-        shown = list(self.layers if layers is None else layers)
-        places = [self.layers.index(layer) for layer in shown]
+        given = self.layers if layers is None else listed("layers", layers, "a list of ints")
+        places = [self._place_of(layer) for layer in given]
+        shown = [self.layers[place] for place in places]
         key = self.top_key[places][:, :, sequence][..., here]
 
         def rows(statistic: str) -> Any:
@@ -456,6 +498,8 @@ class ResidualUpdates(RowMeans):
     def _sections(self) -> "Sequence[Section]":
         from ..draw.figure_page import Section
 
+        if self.parts is not None:
+            return self._difference_sections({name: name for name in ("magnitude", "orientation")})
         if "values" not in self.state or len(self.tokens) > 1:
             return ()
         shown = [self.layers[place] for place in spread(len(self.layers), 4)]
@@ -471,17 +515,29 @@ class ResidualUpdates(RowMeans):
 
     @property
     def lead(self) -> str:
+        if self.parts is not None:
+            return self._difference_lead("magnitude")
         first, elsewhere = self.magnitude_at_first, self.magnitude_elsewhere
         both = ~(first.isnan() | elsewhere.isnan())
         smaller = int((first < elsewhere)[both].sum())
+        answers = ""
+        if "logits" in self.state:
+            mean = self.logits.mean(dim=-1)
+            place, head = divmod(int(mean.abs().nan_to_num(0.0).argmax()), mean.shape[1])
+            answers = (
+                f" Towards the answers L{self.layers[place]}H{head} writes most: {float(mean[place, head]):+.2f} "
+                f"{self.logit_unit} on average."
+            )
         return (
             f"A head's update is {float(self.magnitude.nanmean()):.0%} as long as the stream on average; "
             f"of the {int(both.sum())} heads with rows of both kinds, {smaller} write less where they attend the first "
-            "token most than elsewhere."
+            f"token most than elsewhere.{answers}"
         )
 
     def __repr__(self) -> str:
-        layers, heads = self.magnitude.shape
+        if self.parts is not None:
+            return super().__repr__()
+        layers, heads = len(self.layers), self.magnitude.shape[1]
         return (
             f"ResidualUpdates({self._texts}, {layers} layers × {heads} heads; mean magnitude "
             f"{float(self.magnitude.nanmean()):.3g} of the stream's norm, mean cosine "

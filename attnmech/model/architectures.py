@@ -79,7 +79,15 @@ class Architecture:
     post_norm: str | None = None
     """Post-norm only: the norm whose output is `resid_post`."""
     final_norm: str | None = None
-    """The norm between the last block and the unembedding, where logits are that norm's output times W_U."""
+    """The norm between the last block and the unembedding."""
+    norm_offset: float = 0.0
+    """What norms add to their weight before they multiply by it (Gemma: 1)."""
+    logit_scale: float = 1.0
+    """By what logits are multiplied."""
+    logit_softcap: float | None = None
+    """c of logits that are capped softly, c · tanh(logit / c)."""
+    head_refused: str = ""
+    """Why logits are not the final norm's output times W_U; empty where they are."""
     embed_norm: str | None = None
     embed_scale: float = 1.0
     """By what rows of the token embedding are multiplied."""
@@ -218,10 +226,14 @@ def _gpt_neox(config: Config) -> Architecture:
 
 def _opt(config: Config) -> Architecture:
     pre = config.do_layer_norm_before
+    narrow = config.word_embed_proj_dim != config.hidden_size
+    normed = pre and not config._remove_final_layer_norm
+    no_norm = "no norm stands between its last block and its unembedding"
     return Architecture(
         name="OPT",
         blocks="decoder.layers",
-        final_norm="decoder.final_layer_norm" if pre and config.word_embed_proj_dim == config.hidden_size else None,
+        final_norm="decoder.final_layer_norm" if normed else None,
+        head_refused="its stream is projected before the unembedding" if narrow else "" if normed else no_norm,
         attention="self_attn",
         qkv=Separate("q_proj", "k_proj", "v_proj"),
         out="self_attn.out_proj",
@@ -275,6 +287,8 @@ def _gemma2(config: Config) -> Architecture:
         attn_out="post_attention_layernorm",
         mid_norm="pre_feedforward_layernorm",
         mlp_out="post_feedforward_layernorm",
+        norm_offset=1.0,
+        logit_softcap=config.final_logit_softcapping,
         embed_scale=config.hidden_size**0.5,
         trusted="eager",  # sdpa would leave out the soft cap
     )
@@ -329,6 +343,7 @@ def _bert(config: Config, name: str = "BERT") -> Architecture:
         norm="post",
         post_norm="output.LayerNorm",
         embed_norm="embeddings.LayerNorm",
+        head_refused="its head transforms the stream by a layer of its own before the unembedding",
         position_limit=config.max_position_embeddings,
         causal=bool(config.is_decoder),
     )
@@ -351,6 +366,7 @@ def _vit(config: Config) -> Architecture:
         attn_norm="layernorm_before",
         mid_norm="layernorm_after",
         mlp_out="mlp",
+        head_refused="its head reads one token of an image, and unembeds none",
         reads="pixels",
         causal=False,
     )
@@ -367,6 +383,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         attn_norm="layer.0.layer_norm",
         mid_norm="layer.1.layer_norm",
         mlp_out="layer.1.DenseReluDense",
+        head_refused="the norm above its stacks is not among its points, and tied heads scale it",
         causal=False,
         hands_on=True,
     )
@@ -461,6 +478,8 @@ def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
 def _with_heads(plan: Architecture, config: Config) -> Architecture:
     heads = plan.n_heads or int(config.num_attention_heads)
     kv_heads = plan.n_kv_heads or int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads < 1 or kv_heads < 1:
+        raise WeightsError(f"a config must ask for at least one head; this one asks for {heads} ({kv_heads} of keys).")
     if heads % kv_heads:
         raise WeightsError(f"the config's {heads} heads must be a multiple of its {kv_heads} heads of keys and values.")
     return replace(plan, n_heads=heads, n_kv_heads=kv_heads)

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ..activations import Batch
 from ..errors import InputError, UnsupportedModelError
 from ..maths.scores import ScoreParts
-from ..maths.softmax import Attention, softmax_of
+from ..maths.softmax import Attention, softmax_with_sink
 from ..points import PointKey, full_name
 from .acting import LayerActs
 from .tap import Notes, Points, Tap
@@ -134,10 +134,10 @@ class RowBlock(Points):
     """What an observer sees of one layer: a block of rows, with all that made it.
 
     `q`, `scores` and all that follows from them are those of the block's rows and of the keys up to the last that
-    one of these rows may see; `k`, `v`, `position` and `mask` are those of the layer. Scores and pattern are what the
-    model goes on with, after edits; hidden cells of `scores` hold the lowest finite number. Points that were asked
-    for stand under their names, as far as the layer has come: `block["resid_pre"]`. Views of a block's tensors must
-    be copied if they are to be kept.
+    one of these rows may see; `k`, `v`, `position` and `mask` are those of the layer. All are in float32 at least.
+    Scores and pattern are what the model goes on with, after edits; hidden cells of `scores` hold the lowest finite
+    number. Points that were asked for stand under their names, as far as the layer has come: `block["resid_pre"]`.
+    Views of a block's tensors must be copied if they are to be kept.
     """
 
     stack: str
@@ -166,7 +166,7 @@ class RowBlock(Points):
     @property
     def pattern(self) -> Float[Tensor, "batch head row key"]:
         """The attention probabilities."""
-        return self.attention.pattern.to(self.scores.dtype)
+        return self.attention.pattern
 
     @cached_property
     def visible(self) -> Bool[Tensor, "batch 1 row key"]:
@@ -197,12 +197,15 @@ def attend(
     mask lets i see j, else the lowest finite number; pattern_i = softmax_j(score_ij), with a sink as one more
     logit in the normaliser; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of
     head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
-    eager attention. The softmax is taken in float32 or, in a float64 model, in float64. Keys that no row of a
-    block may see are left out of it, unless somebody asks for whole rows.
+    eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
+    rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
+    whole rows.
     """
     tap, layer = site.tap, site.layer
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
-    k, v = k.contiguous(), v.contiguous()
+    dtype, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
+    position = None if position is None else position.to(wide)
     acts = tap.acts_in(site.stack, layer)
     keys_batch = tap.under_way.batch.keys(site.stack)
     facts = LayerFacts(site.stack, layer, scale, position, softcap, sink, tap.under_way.notes)
@@ -232,17 +235,16 @@ def attend(
         removed = None if acts is None else acts.removed(scores, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
-        attention = Attention(softmax_of(scores, sink), scores)
+        attention = _softmax(scores, sink, site, rows)
         if acts is not None and acts.edits_pattern:
             attention = Attention(acts.on_pattern(attention.pattern, removed, keys_batch, mask, rows), None)
-        pattern = attention.pattern.to(scores.dtype)
         if tap.wants(site.point("pattern"), layer):
-            visited = tap.visit(site.point("pattern"), layer, pattern, owned=True)
-            if tap.edits(site.point("pattern"), layer) and not torch.equal(visited, pattern):
-                attention = Attention(visited.to(attention.pattern.dtype), None)
-            pattern = visited
-        read = _weighted_values(pattern, v[:, :, :keys])
-        blocks.append(read if other_values is None else read + pattern.to(v.dtype) @ other_values[:, :, :keys])
+            visited = tap.visit(site.point("pattern"), layer, attention.pattern, owned=True)
+            if tap.edits(site.point("pattern"), layer) and not torch.equal(visited, attention.pattern):
+                attention = Attention(visited, None)
+        read = _weighted_values(attention.pattern, v[:, :, :keys])
+        read = read if other_values is None else read + attention.pattern @ other_values[:, :, :keys]
+        blocks.append(read.to(dtype).transpose(1, 2))
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, tap.under_way.batch, queries, k, v, scale, position, mask, softcap,
@@ -250,8 +252,16 @@ def attend(
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
-    z = rearrange(torch.cat(blocks, dim=2), "batch head query d_head -> batch query head d_head")
-    return tap.visit(site.point("z"), layer, z)
+    z = tap.visit(site.point("z"), layer, torch.cat(blocks, dim=1))
+    tap.hold_z(site.stack, layer, z)
+    return z
+
+
+def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> Attention:
+    """The softmax of a block of rows, shown to the running certificate."""
+    pattern, at_sink = softmax_with_sink(scores, sink)
+    site.tap.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
+    return Attention(pattern, scores)
 
 
 def _terms_to_scale(acts: LayerActs, site: "Site", facts: LayerFacts, mask: MaskRule) -> ScoreParts | None:
@@ -299,7 +309,7 @@ def _weighted_values(
     batch, heads, rows, _ = pattern.shape
     shared = heads // v.shape[1]
     grouped = rearrange(pattern, "batch (kv shared) row key -> (batch kv) (shared row) key", shared=shared)
-    return torch.bmm(grouped.to(v.dtype), v.flatten(0, 1)).view(batch, heads, rows, -1)
+    return torch.bmm(grouped, v.flatten(0, 1)).view(batch, heads, rows, -1)
 
 
 def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
@@ -329,6 +339,8 @@ class Site:
     tap: Tap
     layer: int
     stack: str = ""
+    kv_heads: int = 0
+    """How many heads of keys and values the projections make; 0 where nobody expands them ahead of the attention."""
 
     def point(self, name: str) -> str:
         """The full name of a point of this stack: "pattern", or "cross.pattern" where there are several."""
@@ -361,8 +373,8 @@ def attention_of_site(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     z = attend(
         query,
-        key,
-        value,
+        _unexpanded(key, site.kv_heads),
+        _unexpanded(value, site.kv_heads),
         scale=scale,
         position=position_bias,
         mask=attention_mask,
@@ -371,6 +383,21 @@ def attention_of_site(
         sink=s_aux,
     )
     return z, None
+
+
+def _unexpanded(
+    value: Float[Tensor, "batch head key d_head"], kv_heads: int
+) -> Float[Tensor, "batch kv_head key d_head"]:
+    """Keys or values as the projections made them, where the model has repeated each for its group of query heads.
+
+    Left as they come where the heads of a group differ: then the certificate finds them to be no repetition.
+    """
+    heads = value.shape[1]
+    if not 0 < kv_heads < heads or heads % kv_heads:
+        return value
+    groups = rearrange(value, "batch (kv group) key d_head -> batch kv group key d_head", kv=kv_heads)
+    first = groups[:, :, :1]
+    return first[:, :, 0] if torch.equal(first.expand_as(groups), groups) else value
 
 
 _CHANGES_THE_SCORES: Final = ("head_mask", "attn_bias", "alibi")

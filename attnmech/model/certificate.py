@@ -17,8 +17,9 @@ class Check:
     passed: bool | None
     """None where the statement does not apply to this model, or could not be tried; `detail` says why."""
     residual: float | None = None
-    """Largest difference found, relative to the largest value compared."""
+    """Largest difference found, relative to what is summed there (of whole passes: to the largest of its row)."""
     tolerance: float | None = None
+    """What rounding explains of it, relative to the same."""
     detail: str = ""
 
     @property
@@ -61,7 +62,11 @@ class Certificate:
     checks: tuple[Check, ...]
     lens: tuple[LensHook, ...]
     edited: tuple[int, ...]
-    """The layers in which edits were tried: all, or of a deep model some. All else was checked in every layer."""
+    """The layers in which edits were tried: all, or of a deep model some.
+
+    All else was checked in every layer on a short text, and in the first, a middle and the last one on longer texts
+    that are padded on either side.
+    """
 
     @property
     def ok(self) -> bool:

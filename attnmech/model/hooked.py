@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..activations import Activations, Batch
+from ..arguments import listed, optional_flag, shown, whole_number
 from ..errors import CertificateError, InputError, UnsupportedModelError, index_of
 from ..interventions import HEAD_POINTS, Heads, Intervention, checked_heads
 from ..points import PointKey, PointName
@@ -25,9 +27,10 @@ from .attention import IMPLEMENTATION
 from .images import ImageEncoder, PatchGrid
 from .inputs import Encoder, Inputs
 from .ledger import parts_of
-from .points import ModelPoints, points_of
+from .points import ModelPoints, check_size, points_of
+from .running import Balance, Directions
 from .stack import Stack
-from .tap import Edit, LayerObserver, Pass, RowObserver, Tap, Watch
+from .tap import Edit, LayerObserver, Part, Pass, RowObserver, Tap, Watch
 from .weights import AttentionWeights, tensors_hash, weights_hash
 
 if TYPE_CHECKING:
@@ -76,8 +79,11 @@ class HookedModel:
         self.tokenizer = tokenizer
         self._original = original
         self._tap = Tap()
+        self._building, self._bridge_taken = Lock(), Lock()
+        self._spare_bridges: list[TransformerBridge] = []
         self._model = copy_of(original)
         use_attention(self._model, IMPLEMENTATION)
+        forget_lengths(self._model)
         base: nn.Module = self._model.base_model
         self.stacks = {plan.stack: Stack(base, plan, self._tap) for plan in plans}
         first = next(iter(self.stacks.values()))
@@ -86,6 +92,8 @@ class HookedModel:
         self.d_model, self.d_head = first.d_model, first.d_head
         weight = first.weights(first.layers[0]).W_Q
         self.device = weight.device
+        self._directions = Directions(self.d_model, self.device)
+        self._columns = [stack.column for stack in self.stacks.values()]
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
         if self.grid is not None:
@@ -115,16 +123,22 @@ class HookedModel:
 
         Values are as the model used them: after the edits in force. They have the model's dtype and device.
 
-        Raises `InputError` for inputs, layers or names that cannot be, `MissingPointError` for a point that
-        this model lacks, and `CertificateError` for one whose meaning could not be proven.
+        Raises `InputError` for inputs, layers or names that cannot be and for more than 4 GiB of values, which are
+        better reduced as they go by (`am.stream`), `MissingPointError` for a point that this model lacks, and
+        `CertificateError` for one whose meaning could not be proven.
         """
         batch = self.encode(inputs, bos=bos)
-        asked: list[PointName] = [points] if isinstance(points, str) else list(points)
+        known = 'a name or a list of names, such as ["q", ("pattern", 3)]'
+        asked: list[PointName] = [points] if isinstance(points, str) else listed("points", points, known)
         if not asked:
             asked = ["logits"] if self.points["logits"].absent is None else [self.last_stream]
         keys = self.points.resolve(asked, layers, self.refused)
+        check_size(keys, self.stacks, batch, self.dtype.itemsize, gradients=gradients_of is not None)
         if gradients_of is None:
-            return Activations(batch, self.forward(batch, captures=keys))
+            wanted = Pass(batch, frozenset(keys))
+            with torch.no_grad():
+                self._pass(batch, wanted)
+            return Activations(batch, wanted.values, unchecked=_unchecked(wanted))
         return self._run_with_gradients(batch, keys, gradients_of)
 
     @contextmanager
@@ -135,6 +149,8 @@ class HookedModel:
         value changed in place is taken as changed). A name without a layer means every layer. Blocks nest;
         edits of one point apply in the order in which they were added.
         """
+        if not isinstance(edits, Mapping):
+            raise InputError(f'hooks are functions by point, such as {{("pattern", 3): f}}; got {shown(edits)}.')
         resolved: list[tuple[PointKey, Edit]] = []
         for name, edit in edits.items():
             if not callable(edit):
@@ -168,9 +184,28 @@ class HookedModel:
 
         Its hooks are TransformerLens's own; the certificate says which of them mean what their names say.
         """
+        return self._build_bridge()
+
+    def _build_bridge(self) -> "TransformerBridge":
         from .bridge import build_bridge
 
-        return build_bridge(self._original, self.tokenizer)
+        with self._building:
+            return build_bridge(self._original, self.tokenizer)
+
+    @contextmanager
+    def _own_bridge(self) -> Iterator["TransformerBridge"]:
+        """A bridge for one call: it keeps its key-value cache on itself, so two threads need two."""
+        if self._bridge_taken.acquire(blocking=False):
+            try:
+                yield self.bridge
+            finally:
+                self._bridge_taken.release()
+            return
+        spare = self._spare_bridges.pop() if self._spare_bridges else self._build_bridge()
+        try:
+            yield spare
+        finally:
+            self._spare_bridges.append(spare)
 
     def generate(self, inputs: Inputs, max_new_tokens: int = 20, *, bos: bool | None = None, **options: Any) -> Batch:
         """Continues a text; returns prompt and continuation as a batch, which `run` takes as it is.
@@ -178,15 +213,16 @@ class HookedModel:
         >>> said = model.generate("The keys to the old chest", 5)       # doctest: +SKIP
         >>> model.run(said, points=["pattern"]), "".join(said.tokens[0])   # doctest: +SKIP
 
-        Goes through `model.bridge.generate`, which takes the `options`; greedy unless do_sample=True. Its
-        key-value cache changes no number: `run` over the result gives the logits that each token came from.
+        Goes through `model.bridge.generate`, which takes the `options`: do_sample, temperature, top_k, top_p and the
+        others that say how a text goes on; greedy unless do_sample=True. Its key-value cache changes no number: `run`
+        over the result gives the logits that each token came from.
 
-        Raises `InputError` for texts of different lengths, for a model without a causal head, and inside
-        `model.hooks`, which would not reach the bridge; `CertificateError` where the bridge computes something else.
+        Raises `InputError` for texts of different lengths, for an option that there is not (with a list of those that
+        there are), for a model without a causal head, and inside `model.hooks`, which would not reach the bridge;
+        `CertificateError` where the bridge computes something else.
         """
         batch = self.encode(inputs, bos=bos)
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise InputError(f"`max_new_tokens` must be 1 or more; got {max_new_tokens!r}.")
+        count = whole_number("max_new_tokens", max_new_tokens, least=1)
         if self._tap.edited:
             raise InputError(
                 "generate goes through TransformerLens's bridge, which hooks and interventions do not reach; use run."
@@ -202,31 +238,32 @@ class HookedModel:
             raise CertificateError(
                 f"TransformerLens's bridge computes something else on this model ({differs[0].detail})."
             )
-        with torch.no_grad():
-            ids = self.bridge.generate(
-                batch.ids, max_new_tokens, **{"do_sample": False, "verbose": False, "return_type": "tokens", **options}
-            )
-        assert isinstance(ids, torch.Tensor)
-        return self.encode(ids)
+        from .bridge import continued
+
+        with self._own_bridge() as bridge:
+            return self.encode(continued(bridge, batch.ids, count, options))
 
     def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
         """The batch of tokens that `run` makes of its inputs."""
+        optional_flag("bos", bos)
         if isinstance(inputs, Batch):
             return inputs
         return self.encoder.encode(inputs, bos)
 
     def stack(self, label: str | None = None) -> Stack:
         """One stack of the model by its label; the only one where there is one."""
-        if label in (None, "self") and len(self.stacks) == 1:
+        if (label is None or (isinstance(label, str) and label == "self")) and len(self.stacks) == 1:
             return next(iter(self.stacks.values()))
-        if label is None or label not in self.stacks:
+        if not isinstance(label, str) or label not in self.stacks:
             known = ", ".join(repr(each or "self") for each in self.stacks)
             raise InputError(f"`stack` must be one of {known} on this model; got {label!r}.")
         return self.stacks[label]
 
     def weights(self, layer: int, stack: str | None = None) -> AttentionWeights:
         """The attention weights of a layer, as views of the model's parameters."""
-        return self.stack(stack).weights(layer)
+        found = self.stack(stack)
+        (chosen,) = self.points.check_layers([layer], found.label)
+        return found.weights(chosen)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -238,6 +275,16 @@ class HookedModel:
     def edited(self) -> tuple[str, ...]:
         """What is in force: the points of hooks, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
         return self._tap.edited
+
+    @property
+    def edit_functions(self) -> tuple[tuple[PointKey, Edit], ...]:
+        """The hook functions in force with their points, in the order in which they act."""
+        return self._tap.edit_functions
+
+    @property
+    def interventions(self) -> tuple[Intervention, ...]:
+        """The interventions in force, in the order in which they were given."""
+        return self._tap.interventions
 
     @property
     def causal(self) -> bool:
@@ -294,24 +341,27 @@ class HookedModel:
         ends: Sequence[LayerObserver] = (),
         passing: Iterable[PointKey] = (),
         layers: Iterable[tuple[str, int]] | None = None,
+        part: Part | None = None,
+        embeddings: dict[str, Tensor] | None = None,
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients: the captured values, while observers look on.
 
         `rows` see every block of rows and `ends` every layer that is through, of the (stack, layer) in `layers` or of
-        all; the points in `passing` are there for them, and let go when their layer ends.
+        all; the points in `passing` are there for them, and let go when their layer ends. `part` says which blocks run.
+        `embeddings` is filled with what the embeddings of positions and token types put out, by label.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
         places = {layer: place for place, layer in enumerate(layers)}
         watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
-        wanted = Pass(batch, frozenset(captures), watch)
+        wanted = Pass(batch, frozenset(captures), watch, part=part, embeddings=embeddings)
         with torch.no_grad():
             self._pass(batch, wanted)
         return wanted.values
 
     def output(self, batch: Batch) -> Any:
         """What transformers returns for a batch, computed by our attention."""
-        with torch.no_grad(), self._tap.recording(Pass(batch)):
+        with torch.no_grad(), self._checked(Pass(batch)):
             output = call(self._model, batch)
             if getattr(output, "logits", None) is not None:
                 output.logits = self._tap.visit("logits", None, output.logits)
@@ -416,6 +466,7 @@ class HookedModel:
         for part in self._model.modules():
             if isinstance(part, nn.Embedding) and part.weight is self.embedding:
                 part.register_forward_hook(self._at_embed)
+        self._wire_further_embeddings()
         self.n_vocab = len(self.embedding)
         self._check_tokenizer()
         limit = self.architecture.position_limit
@@ -430,6 +481,22 @@ class HookedModel:
                 0,
             )
         self.encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
+
+    def _wire_further_embeddings(self) -> None:
+        """Keeps what the embeddings of positions and token types put out, in passes that ask for it."""
+        blocks = tuple(f"{stack.architecture.blocks}." for stack in self.stacks.values())
+
+        def keeping(label: str) -> Callable[..., None]:
+            def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+                if self._tap.under_way.embeddings is not None:
+                    self._tap.under_way.embeddings[label] = output.detach().clone()
+
+            return keep
+
+        for name, module in self.base.named_modules():
+            if isinstance(module, nn.Embedding) and module.weight is not self.embedding and not name.startswith(blocks):
+                label = "token-type embedding" if "type" in name else "position embedding"
+                module.register_forward_hook(keeping(label))
 
     def _further_inputs(self) -> dict[str, int | None]:
         """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""
@@ -454,7 +521,7 @@ class HookedModel:
     # -- one pass ------------------------------------------------------------------------------------------
 
     def _pass(self, batch: Batch, wanted: Pass) -> Tensor | None:
-        with self._tap.recording(wanted):
+        with self._checked(wanted):
             # Of a large vocabulary the logits may cost more than all layers.
             needs_head = wanted.gradients or self._tap.wants("logits", None)
             output = call(self._model if needs_head else self._model.base_model, batch)
@@ -470,6 +537,28 @@ class HookedModel:
             )
         return logits
 
+    @contextmanager
+    def _checked(self, wanted: Pass) -> Iterator[None]:
+        """Makes `wanted` the pass under way; raises `ExactnessError` if what it brought does not add up."""
+        if self._tap.checks:
+            wanted.balance = Balance(self._directions, self._columns, self.dtype, self.refused)
+        with self._tap.recording(wanted):
+            yield
+        balance = wanted.balance
+        if balance is None or (found := balance.unbalanced(wanted.batch)) is None:
+            return
+        if found.identity == "heads":
+            stack = self.stacks[found.stack]
+            out = stack.module(found.layer, stack.architecture.out)
+            if self._directions.forget_changed((found.stack, found.layer), out):
+                balance.skip("heads", found.stack, found.layer, "the weights were just changed")
+                return
+        raise found.error(wanted.batch)
+
+    def unchecked(self) -> AbstractContextManager[None]:
+        """For the certificate, whose passes are to show what a model does wrong: without the running certificate."""
+        return self._tap.unchecked()
+
     def _run_with_gradients(self, batch: Batch, keys: list[PointKey], measure: Measure) -> Activations:
         wanted = Pass(batch, frozenset(keys), gradients=True)
         with torch.enable_grad():
@@ -483,7 +572,19 @@ class HookedModel:
             batch,
             {key: value.detach() for key, value in zip(keys, values, strict=True)},
             Activations(batch, dict(zip(keys, gradients, strict=True))),
+            unchecked=_unchecked(wanted),
         )
+
+
+def _unchecked(ran: Pass) -> tuple[str, ...]:
+    """Which identities of the running certificate a pass left out."""
+    return () if ran.balance is None else tuple(ran.balance.skipped)
+
+
+def require_model(model: object) -> None:
+    """Raises `InputError` for what `am.load` did not make, such as a name or a model of transformers."""
+    if not isinstance(model, HookedModel):
+        raise InputError(f"the model must be what am.load returns; got {shown(model)}. Try am.load(...) of it.")
 
 
 def copy_of(
@@ -493,8 +594,13 @@ def copy_of(
 
     `parameter` says what stands in for each parameter where they are not to be shared.
     """
+    shared: dict[int, Tensor] = {id(each): parameter(each) for each in model.parameters()}
+    for part in model.modules():
+        # Weights that a pre-hook makes anew in every pass (torch.nn.utils.prune) are no leaves, which torch won't copy.
+        made = [each for each in vars(part).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
+        shared |= {id(each): each.detach() for each in made}
     try:
-        copied: PreTrainedModel = copy.deepcopy(model, {id(each): parameter(each) for each in model.parameters()})
+        copied: PreTrainedModel = copy.deepcopy(model, shared)
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be copied ({error}), so attnmech cannot work without changing it. "
@@ -505,6 +611,25 @@ def copy_of(
             setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
     copied.eval()  # type: ignore[no-untyped-call]
     return copied
+
+
+def forget_lengths(model: nn.Module) -> None:
+    """Has rotary tables that depend on a text's length (dynamic, longrope) made anew in each pass.
+
+    transformers keeps on the module what the longest text so far asked for, so that a pass would depend on those before
+    it, and on those beside it in other threads.
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        kinds = list(kinds.values()) if isinstance(kinds, Mapping) else [kinds]
+        if any("dynamic" in str(kind) or kind == "longrope" for kind in kinds):
+            module.forward = partial(_on_a_fresh_copy, module, type(module).forward)
+
+
+def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    fresh = copy.copy(module)
+    fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
+    return forward(fresh, *args, **kwargs)
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
@@ -542,11 +667,18 @@ def _shape_of(stack: Stack) -> str:
 
 
 def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:
-    value = measure(logits, batch) if _wants_batch(measure) else measure(logits)
-    if not isinstance(value, torch.Tensor) or value.ndim > 1 or not value.requires_grad:
+    given = (logits, batch) if _wants_batch(measure) else (logits,)
+    try:
+        inspect.signature(measure).bind(*given)
+    except TypeError as error:
+        raise InputError(f"gradients_of must be a function (logits) or (logits, batch): {error}.") from error
+    except ValueError:  # builtins tell nothing of themselves
+        pass
+    value = measure(*given)
+    if not isinstance(value, torch.Tensor) or value.ndim > 1 or not value.requires_grad or value.is_complex():
         raise InputError(
             "gradients_of must return a tensor computed from the logits, one number or one for each sequence; got "
-            f"{value!r}."
+            f"{shown(value)}."
         )
     return value
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..activations import Batch
+from ..arguments import dense
 from ..errors import InputError
 
 
@@ -57,9 +58,9 @@ class ImageEncoder:
         if bos is not None:
             raise InputError("bos is a matter of texts; this model reads images. Leave it out.")
         if isinstance(inputs, Mapping):
-            further = sorted(set(inputs) - {"pixel_values"})
-            if "pixel_values" not in inputs or further:
-                raise InputError(f'inputs of this model are a mapping of "pixel_values" alone; got {sorted(inputs)}.')
+            if set(inputs) != {"pixel_values"}:
+                names = sorted(map(str, inputs))
+                raise InputError(f'inputs of this model are a mapping of "pixel_values" alone; got {names}.')
             inputs = inputs["pixel_values"]
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
             got = str(inputs.dtype) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
@@ -67,6 +68,7 @@ class ImageEncoder:
                 "this model reads images: give a floating-point tensor of pixel values, [batch channel height width]; "
                 f"got {got}."
             )
+        dense("pixel values", inputs)
         pixels = inputs[None] if inputs.ndim == 3 else inputs
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != self.grid.shape or len(pixels) == 0:
             raise InputError(

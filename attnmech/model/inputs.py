@@ -2,17 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..activations import Batch
+from ..arguments import dense, shown
 from ..errors import InputError
 
-Inputs: TypeAlias = str | Sequence[str] | Tensor | Mapping[str, Tensor] | Batch
-"""A text, a list of texts, token ids `[batch position]` or `[position]`, a mapping of model inputs, or
+Ids: TypeAlias = Tensor | np.ndarray
+"""Token ids `[position]`, or `[batch position]`."""
+
+Inputs: TypeAlias = str | Sequence[str] | Ids | Sequence[Ids] | Mapping[str, Tensor] | Batch
+"""A text, a list of texts, token ids, a list of the token ids of texts of any length, a mapping of model inputs, or
 a batch that was made of any of these."""
 
 
@@ -39,6 +45,8 @@ class Encoder:
         """The token that a decoder starts with, in an encoder-decoder model; else None."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_texts: dict[int, str] = {}
+        # A fast tokenizer raises "Already borrowed" where a second thread sets its padding meanwhile.
+        self._tokenizing = Lock()
 
     def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
         """One batch, padded on the right where texts differ in length.
@@ -57,13 +65,18 @@ class Encoder:
             return self.padded(self.tokenize([inputs], bos))
         if isinstance(inputs, Mapping):
             return self._mapping(inputs)
-        if isinstance(inputs, torch.Tensor):
-            return self._ids(inputs, None, {})
-        if isinstance(inputs, Sequence) and all(isinstance(text, str) for text in inputs):
-            return self.padded(self.tokenize(list(inputs), bos))
+        if isinstance(inputs, Ids):
+            return self._ids(_tensor("token ids", inputs), None, {})
+        given: Any = inputs
+        if is_list_of(given, str):
+            return self.padded(self.tokenize(list(given), bos))
+        if is_list_of(given, Ids):
+            return self.padded([row for number, each in enumerate(given) for row in _rows(number, each)])
+        mixed = isinstance(given, Sequence) and any(isinstance(each, str | Ids) for each in given)
+        got = "a list of " + " and ".join(sorted({type(each).__name__ for each in given})) if mixed else None
         raise InputError(
-            "inputs must be a text, a list of texts, a tensor of token ids, or a mapping of model inputs; got "
-            f"{type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
+            "inputs must be a text, a list of texts, a tensor of token ids, a list of such tensors, or a mapping of "
+            f"model inputs; got {got or type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
         )
 
     def check_length(self, batch: Batch) -> None:
@@ -115,7 +128,8 @@ class Encoder:
                     "character; replace it: text.encode('utf-8', 'replace').decode()."
                 )
         wanted = self.bos if bos is None else bos
-        encoded = self.tokenizer(texts, padding=False, truncation=False)["input_ids"]
+        with self._tokenizing:
+            encoded = self.tokenizer(texts, padding=False, truncation=False)["input_ids"]
         rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
         if any(not row for row in rows):
             raise InputError("the tokenizer made no token of this text; give at least one word it knows.")
@@ -153,10 +167,10 @@ class Encoder:
         given = dict(inputs)
         ids = given.pop("input_ids", None)
         if ids is None:
-            raise InputError(f'a mapping of model inputs must hold "input_ids"; got {sorted(inputs)}.')
+            raise InputError(f'a mapping of model inputs must hold "input_ids"; got {sorted(map(str, inputs))}.')
         mask = given.pop("attention_mask", None)
         target = self._given_target(given)
-        unknown = sorted(set(given) - set(self.further))
+        unknown = sorted(map(str, set(given) - set(self.further)))
         if unknown:
             decoder = () if self.decoder_start is None else ("decoder_input_ids", "decoder_attention_mask")
             accepted = ("input_ids", "attention_mask", *decoder, *self.further)
@@ -196,6 +210,7 @@ class Encoder:
         return replace(batch, target=target, extra={name: x.to(self.device) for name, x in extra.items()})
 
     def _tokens(self, ids: Tensor, mask: Any) -> Batch:
+        dense("token ids", ids)
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise InputError(f"token ids must be whole numbers; got a tensor of {ids.dtype}.")
         if ids.ndim == 1:
@@ -235,6 +250,24 @@ class Encoder:
         return bool(torch.eq(first, token).all())
 
 
+def is_list_of(inputs: Any, kind: Any) -> bool:
+    """Whether inputs are a list, of nothing but texts or of nothing but token ids; an empty one is of both."""
+    return isinstance(inputs, Sequence) and all(isinstance(each, kind) for each in inputs)
+
+
+def _rows(number: int, ids: Ids) -> list[Tensor]:
+    """The texts of one entry of a list of token ids."""
+    found = _tensor(f"entry {number} of the list", ids)
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise InputError(f"token ids must be whole numbers; entry {number} of the list is a tensor of {found.dtype}.")
+    if found.ndim not in (1, 2) or found.numel() == 0:
+        raise InputError(
+            "each entry of a list of token ids must have the shape [position] with at least one token; entry "
+            f"{number} has {tuple(found.shape)}."
+        )
+    return list(found.long().cpu().reshape(-1, found.shape[-1]))
+
+
 def _which(number: int, texts: Sequence[str]) -> str:
     return "the text" if len(texts) == 1 else f"text {number}"
 
@@ -249,6 +282,9 @@ def _is_unicode(text: str) -> bool:
 
 def _tensor(name: str, value: Any) -> Tensor:
     try:
-        return torch.as_tensor(value)
+        found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} must be a tensor of numbers, a row a text of equal length; got {value!r}.") from error
+        raise InputError(
+            f"{name} must be a tensor of numbers, a row a text of equal length; got {shown(value)}."
+        ) from error
+    return dense(name, found)

@@ -1,13 +1,16 @@
-"""From a row block of a model's attention to the parts of its score ledger: which weights, which rotation."""
+"""The score ledger of a model's layer: its parts, from weights and rotation; and whether it is what the model used."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from einops import rearrange
+from einops import rearrange, repeat
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..maths.scores import Rotation, ScoreParts, score_parts
+from ..errors import ExactnessError
+from ..maths.precision import least_rounding, product_rounding, steps_rounding
+from ..maths.scores import Rotation, Rounded, ScoreParts, score_parts, score_rounding
 from .architectures import Architecture
 from .attention import LayerFacts, RowBlock
 
@@ -54,6 +57,118 @@ def parts_of(
         sink=widen(block.sink),
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
+
+
+class ScoreAudit:
+    """Holds the score ledger of one layer against the scores that the model used, a block of rows at a time.
+
+    Each cell is judged against what rounding may do to what is summed there (`maths.scores.score_rounding`), so that a
+    head is never excused by another head's scores, nor a row by another row's.
+    """
+
+    def __init__(
+        self,
+        model: "HookedModel",
+        block: RowBlock,
+        attn_in: Float[Tensor, "batch position d_model"],
+        visible: Bool[Tensor, "batch 1 query key"],
+        *,
+        fold_norm: bool = False,
+    ) -> None:
+        self.parts = parts_of(model, block, attn_in, visible, fold_norm=fold_norm)
+        self._model, self._block = model, block
+        key_input = attn_in if block.notes.key_input is None else block.notes.key_input
+        wide = self.parts.query_from_input.dtype
+        by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (attn_in, key_input))
+        self.query, self.key = self.rounded(by_query, by_key, product_rounding(model.dtype, attn_in.shape[-1]))
+        none = self.query.norm.new_zeros(self.query.norm.shape[1], dtype=torch.float64)
+        self.residual: Float[Tensor, " head"] = none
+        """Largest |Σ terms − score| so far, over visible pairs of real tokens; NaN where one of them is NaN."""
+        self.largest: Float[Tensor, " head"] = none
+        """Largest |score| over the same pairs."""
+        self.excess: Float[Tensor, " head"] = none
+        """Largest |Σ terms − score| in units of what rounding explains in its cell: up to 1 the ledger is exact."""
+
+    def add(self, block: RowBlock) -> None:
+        """Compares one block of rows."""
+        rows = slice(block.rows.start, block.rows.stop)
+        keep = block.visible & block.real[:, None, :, None]
+        width = block.scores.shape[-1]
+        scores = block.scores.masked_fill(~keep, 0.0)
+        difference = self.parts.total(rows)[..., :width] - scores
+        position = None if self.parts.position is None else self.parts.term("position", rows)[..., :width]
+        allowed = score_rounding(
+            self.query.at(lambda value: value[:, :, rows]),
+            self.key.at(lambda value: value[:, :, :width]),
+            self.parts.scale,
+            d_head=self.parts.query_from_input.shape[-1],
+            score=scores,
+            position=position,
+        )
+        self.residual = torch.maximum(self.residual, _largest(difference, keep))
+        self.largest = torch.maximum(self.largest, _largest(scores, keep))
+        # Where nothing is summed, nothing may differ.
+        units = torch.where(difference == 0, 0.0, difference / allowed)
+        self.excess = torch.maximum(self.excess, _largest(units, keep))
+
+    def rounded(
+        self, query_sum: Float[Tensor, "batch query"], key_sum: Float[Tensor, "batch key"], rounding: float
+    ) -> tuple[Rounded, Rounded]:
+        """The layer's queries and keys with the error of their entries, made of inputs whose norms add up to `sum`.
+
+        δ = `rounding` · (sum · max_d ‖W_d‖ + max_d |b_d|) · max_d |m_d| + 4ε max_d |q_d|, with m what a qk-norm
+        multiplies by and ε of the model's precision.
+        """
+        stack, parts, notes = self._model.stacks[self._block.stack], self.parts, self._block.notes
+        weights = stack.weights(self._block.layer)
+        group = stack.n_heads // stack.n_kv_heads
+        found = []
+        for size, W, b, norm, from_input, from_bias, shared in (
+            (query_sum, weights.W_Q, weights.b_Q, notes.query_norm, parts.query_from_input, parts.query_from_bias, 1),
+            (key_sum, weights.W_K, weights.b_K, notes.key_norm, parts.key_from_input, parts.key_from_bias, group),
+        ):
+            value = from_input.abs()
+            if from_bias is not None:
+                value = value + (from_bias.abs()[:, None] if from_bias.ndim == 2 else from_bias.abs())
+            columns = torch.linalg.vector_norm(W.detach(), dim=1, dtype=size.dtype)
+            summed = size[:, :, None] * columns.amax(dim=-1)
+            if b is not None:
+                summed = summed + b.detach().abs().amax(dim=-1)
+            if norm is not None:
+                summed = summed * norm.abs().amax(dim=-1)
+            summed = repeat(summed, "batch position head -> batch (head shared) position", shared=shared)
+            steps = steps_rounding(self._model.dtype) * value.amax(dim=-1) + least_rounding(self._model.dtype)
+            found.append(Rounded(torch.linalg.vector_norm(value, dim=-1), rounding * summed + steps))
+        return found[0], found[1]
+
+    def require_exact(self, heads: Sequence[int] | None = None) -> None:
+        """Raises `ExactnessError` for the head whose terms are furthest from adding up, if any is."""
+        chosen = list(range(len(self.excess))) if heads is None else list(heads)
+        residual, excess = self.residual[chosen], self.excess[chosen]
+        require_exact(self._block.layer, chosen, "the terms of its scores", residual, excess)
+
+
+def require_exact(
+    layer: int, heads: Sequence[int], what: str, residual: Float[Tensor, " head"], excess: Float[Tensor, " head"]
+) -> None:
+    """Raises `ExactnessError` for the head of `heads` whose sum is furthest from what the model computed, if too far.
+
+    `excess` is the difference in units of what rounding explains; NaN is too far.
+    """
+    worst = int(excess.nan_to_num(torch.inf).argmax())
+    if bool(excess[worst] <= 1):
+        return
+    raise ExactnessError(
+        f"layer {layer}, head {heads[worst]}: {what} differ from what the model computed, by up to "
+        f"{float(residual[worst]):.2e}, {float(excess[worst]):.3g} times what rounding explains. "
+        "Is a hook active that changes the stream "
+        "between its writers, or q, k or the scores? am.certify(model) says what else is wrong."
+    )
+
+
+def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
+    """max |value| over the kept cells, a head; NaN where one of them is NaN."""
+    return value.abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3)).double()
 
 
 def _rotation(plan: Architecture, block: RowBlock | LayerFacts, dtype: torch.dtype) -> Rotation | None:

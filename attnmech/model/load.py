@@ -11,17 +11,20 @@ import transformers
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..arguments import optional_flag, shown
 from ..demo import model_folder
 from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
+from ..files import path_of
 from .architectures import architectures_of
 from .certify import certify, check_runs
 from .hooked import HookedModel, copy_of
-from .weights import check_finite
+from .stored import SHARDED, WHOLE, check_stored
+from .weights import check_finite, check_real
 
-_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
+_WEIGHTS: Final = (WHOLE, SHARDED)
 _ANSWER_WITHIN: Final = 5.0
 """Seconds that the hub has to say whether it knows a name."""
 
@@ -58,10 +61,13 @@ def load(
     a check of the certificate failed; the points concerned are then refused.
     """
     kind, place = _dtype(dtype), _device(device)
+    optional_flag("bos", bos)
+    _check_tokenizer(tokenizer)
     if isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
     else:
         original, tokenizer, name = _from_files(source, tokenizer, place, kind)
+    check_real(original.named_parameters())
     check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
     model = HookedModel(original, tokenizer, name=name, source=code, bos=bos)
@@ -73,24 +79,33 @@ def load(
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        found = dtype
-    else:
-        found = getattr(torch, dtype, None)
-    if dtype is not None and (not isinstance(found, torch.dtype) or not found.is_floating_point):
-        raise InputError(f'dtype must be a floating-point type such as torch.float32 or "float32"; got {dtype!r}.')
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is None:
+        return None
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InputError(f'dtype must be a floating-point type such as torch.float32 or "float32"; got {shown(dtype)}.')
     return found
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
     if device is None:
         return None
+    if not isinstance(device, str | torch.device):
+        raise InputError(f'device must be a torch.device or its name, such as "cpu"; got {shown(device)}.')
     try:
         place = torch.device(device)
         torch.zeros(1, device=place).item()
     except (RuntimeError, AssertionError) as error:
         raise InputError(f'device {str(device)!r} cannot be used here ({first_line(error)}); try "cpu".') from error
     return place
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InputError(
+            f"`tokenizer` must be a transformers tokenizer, or left out; got {shown(tokenizer)}. Make one with "
+            "AutoTokenizer.from_pretrained(folder)."
+        )
 
 
 def _from_object(
@@ -106,6 +121,8 @@ def _from_object(
             f"the model's weights must be on one device; they are on {', '.join(sorted(map(str, places)))}. "
             "Move it: model.to(device)."
         )
+    # Before a cast to another precision, which would make real numbers of integers.
+    check_real(source.named_parameters())
     name = getattr(source.config, "name_or_path", "") or type(source).__name__
     weights = next(source.parameters())
     if (device in (None, weights.device)) and dtype in (None, weights.dtype):
@@ -158,12 +175,16 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config is anybody's text; what goes wrong in it has many names
         raise UnsupportedModelError(f"folder {folder}: its config cannot be read: {first_line(error)}") from error
-    named = (getattr(config, "architectures", None) or [None])[0]
-    kind = getattr(transformers, named or "", None)
-    if kind is None or not issubclass(kind, PreTrainedModel):
+    names = getattr(config, "architectures", None)
+    named = names[0] if isinstance(names, list) and names else names
+    kind: Any = getattr(transformers, named, None) if isinstance(named, str) else None
+    known = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+    if not known:
         raise UnsupportedModelError(
             f"folder {folder} names the class {named!r}, which transformers {transformers.__version__} does not have."
         )
+    with _quiet():
+        check_stored(folder, kind, config)
     try:
         with _quiet():
             model, report = kind.from_pretrained(
@@ -208,7 +229,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _folder_of(source: str | Path) -> Path:
-    folder = Path(source).expanduser()
+    try:
+        folder = path_of(Path(source).expanduser(), ModelNotFoundError)
+    except RuntimeError as error:  # of "~" before a name that is no user's
+        raise ModelNotFoundError(f"there is no folder {source}: {first_line(error)}") from error
     if folder.is_dir():
         return folder
     name = str(source)

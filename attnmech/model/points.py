@@ -2,13 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
 
 import pandas as pd
 
-from ..errors import CertificateError, InputError, MissingPointError
+from ..activations import Batch
+from ..arguments import listed, shown
+from ..errors import CertificateError, InputError, MissingPointError, integer
 from ..points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
 from .architectures import Architecture
 from .stack import Stack
+
+MAX_BYTES: Final = 4 * 2**30
+"""What a run keeps at most: a laptop of 16 GB has room for it beside a model, and it is seven times what GPT-2's
+patterns of 1,024 tokens take."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,8 @@ class ModelPoints(Mapping[str, ModelPoint]):
         self._layers = layers
 
     def __getitem__(self, name: str) -> ModelPoint:
+        if not isinstance(name, str) or name not in self._entries:
+            raise MissingPointError(f"this model has no point {shown(name)}; its points are: {', '.join(self)}.")
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -50,7 +60,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
         Raises `InputError` for an unknown point or a layer out of range, `MissingPointError` for a point that
         this model lacks, `CertificateError` for one in `refused`, each with the reason.
         """
-        chosen = None if layers is None else [layers] if isinstance(layers, int) else list(layers)
+        chosen = _chosen(layers)
         keys: dict[PointKey, None] = {}
         for name in [names] if isinstance(names, str) else names:
             full, layer = parse(name)
@@ -80,18 +90,16 @@ class ModelPoints(Mapping[str, ModelPoint]):
     def check_layers(self, layers: Iterable[int] | None, stack: str = "") -> list[int]:
         """The layers chosen of a stack, all of them for None; `InputError` where one is out of range."""
         there = self._layers[stack]
-        if layers is None:
+        chosen = _chosen(layers)
+        if chosen is None:
             return list(there)
-        chosen: list[int] = [layers] if isinstance(layers, int) else list(layers)
         for layer in chosen:
-            if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-                raise InputError(f"`layers` must be a list of ints; got {layer!r}.")
             if layer not in there:
                 owner = f"its {stack} stack" if stack else "this model"
                 raise InputError(f"`layer` must be {_range(there, owner)}; got {layer}.")
         if not chosen:
             raise InputError("`layers` must name at least one layer; got an empty list.")
-        return [int(layer) for layer in chosen]
+        return chosen
 
     def to_frame(self) -> pd.DataFrame:
         """A row a point: point, shape, meaning, absent."""
@@ -110,6 +118,59 @@ class ModelPoints(Mapping[str, ModelPoint]):
 
     def _repr_html_(self) -> str:
         return self.to_frame().to_html(index=False, escape=True)
+
+
+def check_size(
+    keys: Iterable[PointKey], stacks: Mapping[str, Stack], batch: Batch, itemsize: int, *, gradients: bool
+) -> None:
+    """Raises `InputError` where the values at some points of a batch would take more than `MAX_BYTES`.
+
+    With `gradients`, there is one for each value. Logits do not count: no call needs less of them.
+    """
+    sizes: dict[str, int] = {}
+    for name, _ in keys:
+        if name != "logits":
+            sizes[name] = sizes.get(name, 0) + _numbers(name, stacks, batch) * itemsize * (2 if gradients else 1)
+    total = sum(sizes.values())
+    if total > MAX_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        of_gradients = " with their gradients" if gradients else ""
+        raise InputError(
+            f"the values asked for{of_gradients} would take {total / 2**30:.1f} GiB ({largest!r} alone "
+            f"{sizes[largest] / 2**30:.1f}); at most {MAX_BYTES / 2**30:.0f} GiB is kept. Ask for fewer layers "
+            "(layers=[0]) or a shorter text, or reduce the values as they go by: am.stream(model, inputs, [reducer])."
+        )
+
+
+def _numbers(name: str, stacks: Mapping[str, Stack], batch: Batch) -> int:
+    """How many numbers a point of one layer has on a batch."""
+    label = split_stack(name)[0]
+    stack = stacks.get(label) or next(iter(stacks.values()))
+    queries = batch.queries(label).ids.shape[1]
+    sizes = _sizes(stack) | {
+        "batch": len(batch.ids),
+        "position": queries,
+        "query": queries,
+        "key": batch.keys(label).ids.shape[1],
+    }
+    axes = point_of(name).axes
+    if label == "cross" and "kv_head" in axes:
+        sizes["position"] = sizes["key"]
+    return prod(sizes[axis] for axis in axes)
+
+
+def _chosen(layers: Any) -> list[int] | None:
+    """The layers of a selection, one alone or several, as ints; None for all of them."""
+    if layers is None:
+        return None
+    try:
+        return [integer(layers)]
+    except TypeError:
+        given = listed("layers", layers, "a list of ints")
+    try:
+        return [integer(layer) for layer in given]
+    except TypeError:
+        raise InputError(f"`layers` must be a list of ints; got {shown(layers)}.") from None
 
 
 def _range(layers: tuple[int, ...], owner: str) -> str:
@@ -154,12 +215,17 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     return absent
 
 
-def _entry_of(point: Point, name: str, stack: Stack, absent: str | None) -> ModelPoint:
-    sizes = {
+def _sizes(stack: Stack) -> dict[str, int]:
+    """The lengths of the axes that a stack fixes."""
+    return {
         "head": stack.n_heads,
         "kv_head": stack.n_kv_heads,
         "d_head": stack.d_head,
         "d_model": stack.d_model,
     }
+
+
+def _entry_of(point: Point, name: str, stack: Stack, absent: str | None) -> ModelPoint:
+    sizes = _sizes(stack)
     shape = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in point.axes)
     return ModelPoint(name, shape, point.meaning, absent)

@@ -1,120 +1,243 @@
 """A few probe tokens on one model, run through ours, transformers' and TransformerLens's; and how runs are compared."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import torch
-from einops import repeat
-from torch import Tensor
+from jaxtyping import Bool
+from torch import Tensor, nn
 
 from ..activations import Batch
 from ..axes import spread
 from ..errors import UnsupportedModelError
-from ..maths.precision import pass_tolerance, step_tolerance, table_tolerance
-from ..points import PointKey
+from ..maths.precision import least_rounding, pass_tolerance, step_tolerance, table_tolerance
+from ..points import PointKey, split_stack
 from .attention import RowBlock
 from .certificate import Check, LensHook
 from .hooked import HookedModel, call
 from .stack import Stack
-from .tap import Edit
 
 _LENGTH: Final = 24
+_LONG: Final = 104
+_PADDING: Final = 8
+"""Of the long probe, how many places of each text are padding: on the left of the first, on the right of the second."""
+_LONG_LAYERS: Final = 3
+"""The long probe is looked at in so many layers of a stack; the short one in all."""
 _EDITED_LAYERS: Final = 6
-"""An edit takes a forward pass of its own: it is tried in so many layers; all else is checked in every layer."""
+"""An edit takes a copy of a text: it is tried in so many layers."""
+_FILLED: Final = 3
+"""Places of padding beside a text that is run with different tokens there."""
+BEGINNING: Final = 12
+"""Tokens of a text that is run once for each of them."""
 
 SEED: Final = 20
 
-Compared = tuple[int, Tensor, Tensor] | tuple[int, Tensor, Tensor, Tensor]
-"""A layer, what was found in it, what must be, and by how much rounding alone may part them."""
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One pass of the probe through our model: what it left at every point of some layers."""
+
+    batch: Batch
+    layers: Mapping[str, Sequence[int]]
+    """The layers looked at, by stack."""
+    values: Mapping[PointKey, Tensor]
+    blocks: Mapping[tuple[str, int], RowBlock]
+    given: Mapping[tuple[str, int], Tensor]
+    """What W_O was given, by stack and layer."""
+
+    def real(self, stack: str) -> Bool[Tensor, "batch position"]:
+        """True at the real tokens that look."""
+        return self.batch.queries(stack).mask
+
+    def real_keys(self, stack: str) -> Bool[Tensor, "batch position"]:
+        """True at the real tokens that are looked at."""
+        return self.batch.keys(stack).mask
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison: where, and how far apart in units of what rounding explains there."""
+
+    where: str
+    excess: float
+
+
+class Passes:
+    """The passes of the probe over one model, which the statements about all of its stacks share."""
+
+    def __init__(self, model: HookedModel) -> None:
+        self.model = model
+        self.batch = probe_batch(model)
+        self.runs: tuple[Run, ...] = ()
+        """A short text and one padded, in all layers; and longer ones, padded on either side, in some."""
+
+    def run(self) -> None:
+        """Runs our model on both probes, with every point; raises what a broken model raises."""
+        stacks = self.model.stacks.values()
+        every = {stack.label: stack.layers for stack in stacks}
+        runs = [self._run(self.batch, every)]
+        long = long_batch(self.model)
+        if long is not None:
+            some = {
+                stack.label: [stack.layers[place] for place in spread(stack.n_layers, _LONG_LAYERS)] for stack in stacks
+            }
+            runs.append(self._run(long, some))
+        self.runs = tuple(runs)
+
+    @cached_property
+    def plain(self) -> Tensor:
+        """What plain transformers puts out for the short probe."""
+        return plain_output(self.model, self.batch)
+
+    @cached_property
+    def eager(self) -> Any:
+        """The short probe in transformers' eager attention, which alone hands out its patterns; or what it raises."""
+        return self.in_attention("eager", output_attentions=True)
+
+    @cached_property
+    def longer(self) -> Any:
+        """The longer texts by plain transformers, below the head; or what it raises."""
+        return _attempt(lambda: _hidden_states(self.model.plain.base_model, self.runs[-1].batch))
+
+    def in_attention(self, implementation: str, **options: Any) -> Any:
+        """The short probe in one of transformers' implementations; or what it raises."""
+        return _attempt(lambda: _hidden_states(self.model.plain_in(implementation), self.batch, **options))
+
+    def _run(self, batch: Batch, layers: Mapping[str, Sequence[int]]) -> Run:
+        model, points = self.model, self.model.points
+        names = [name for name, point in points.items() if point.absent is None]
+        chosen = {(label, layer) for label, each in layers.items() for layer in each}
+        keys = [key for key in points.resolve(names) if key[1] is None or (split_stack(key[0])[0], key[1]) in chosen]
+        blocks: dict[tuple[str, int], RowBlock] = {}
+        given: dict[tuple[str, int], Tensor] = {}
+
+        def keep(block: RowBlock) -> None:
+            blocks.setdefault((block.stack, block.layer), block)
+
+        with self._keeping_given(chosen, given):
+            values = model.forward(batch, captures=keys, rows=[keep], layers=sorted(chosen))
+        return Run(batch, layers, values, blocks, given)
+
+    @contextmanager
+    def _keeping_given(self, layers: Iterable[tuple[str, int]], found: dict[tuple[str, int], Tensor]) -> Iterator[None]:
+        """Keeps what W_O is given, ahead of all that our own points hold."""
+
+        def keeping(place: tuple[str, int]) -> Callable[..., None]:
+            def keep(module: Any, args: Any) -> None:
+                found[place] = args[0].detach().clone()
+
+            return keep
+
+        handles = []
+        for label, layer in layers:
+            stack = self.model.stacks[label]
+            out = stack.module(layer, stack.architecture.out)
+            handles.append(out.register_forward_pre_hook(keeping((label, layer))))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 class Probe:
-    """The probe's runs on one model, and comparisons that become checks."""
+    """Comparisons on one stack of a model that become checks."""
 
-    def __init__(self, model: HookedModel, stack: Stack) -> None:
-        self.model = model
+    def __init__(self, passes: Passes, stack: Stack) -> None:
+        self.passes, self.model = passes, passes.model
         self.stack, self.plan = stack, stack.architecture
         self.layers = list(stack.layers)
         self.edited = [self.layers[place] for place in spread(stack.n_layers, _EDITED_LAYERS)]
-        self.local = step_tolerance(model.dtype)
-        self.whole = pass_tolerance(model.dtype)
-        self.tables = table_tolerance(model.dtype)
-        self.batch = probe_batch(model)
-        self.real = self.batch.queries(stack.label).mask
-        self.real_keys = self.batch.keys(stack.label).mask
+        dtype = self.model.dtype
+        self.wide = torch.promote_types(dtype, torch.float32)
+        self.local, self.whole, self.tables = step_tolerance(dtype), pass_tolerance(dtype), table_tolerance(dtype)
+        self.batch = passes.batch
         self.lens_hooks: tuple[LensHook, ...] = ()
-        self.blocks: dict[int, RowBlock] = {}
-        self.values: dict[PointKey, Tensor] = {}
 
-    def run(self, captures: Sequence[PointKey]) -> dict[PointKey, Tensor]:
-        def keep(block: RowBlock) -> None:
-            if block.stack == self.stack.label:
-                self.blocks.setdefault(block.layer, block)
+    @property
+    def short(self) -> Run:
+        """The pass over the short probe."""
+        return self.passes.runs[0]
 
-        return self.model.forward(self.batch, captures=captures, rows=[keep])
+    def places(self) -> Iterator[tuple[Run, int]]:
+        """Every layer of the stack that a run looked at."""
+        for run in self.passes.runs:
+            for layer in run.layers[self.stack.label]:
+                yield run, layer
 
-    def output(self, batch: Batch | None = None) -> Tensor:
+    def plain_by_token(self, batch: Batch) -> list[Tensor]:
+        """`by_token` of plain transformers; empty where its output has no row a token."""
+        output = plain_output(self.model, batch)
+        return [output] if _has_row_a_token(output, self.written(batch)) else []
+
+    def output(self, batch: Batch) -> Tensor:
         """What our model puts out: logits or, without a head, the last stream after the final norm."""
-        return output_of(self.model.output(batch or self.batch))
+        return output_of(self.model.output(batch))
 
     def by_token(self, batch: Batch) -> Tensor:
         """Our output if it has a row a token, else (a head for whole texts) the last stream."""
         output = self.output(batch)
-        if _has_row_a_token(output, self.written(batch)):
-            return output
+        return output if _has_row_a_token(output, self.written(batch)) else self.last_stream(batch)
+
+    def last_stream(self, batch: Batch) -> Tensor:
+        """The stream that leaves our last block."""
         last = self.model.last_stream
         return self.model.forward(batch, captures=[last])[last]
-
-    def plain_by_token(self, batch: Batch) -> list[Tensor]:
-        """The same of plain transformers; empty where its output has no row a token."""
-        output = plain_output(self.model, batch)
-        return [output] if _has_row_a_token(output, self.written(batch)) else []
 
     def written(self, batch: Batch) -> Batch:
         """The tokens that the output has rows for."""
         return batch.queries(self.model.output_stack.label)
 
-    def at(self, name: str, layer: int) -> Tensor:
-        """A captured point of the stack under proof."""
-        return self.values[self.stack.point(name), layer]
+    def at(self, run: Run, name: str, layer: int) -> Tensor:
+        """A point of the stack under proof, in float32 at least."""
+        return run.values[self.stack.point(name), layer].to(self.wide)
 
-    def comparable(self, name: str, layer: int | None, value: Tensor) -> Tensor:
+    def block(self, run: Run, layer: int) -> RowBlock:
+        """The attention of a layer of the stack under proof."""
+        return run.blocks[self.stack.label, layer]
+
+    def comparable(self, run: Run, name: str, layer: int | None, value: Tensor) -> Tensor:
         """Where two models must agree: at real tokens, and of scores at visible pairs."""
         if layer is not None and name in ("scores", "pattern"):
-            mask = self.blocks[layer].mask
-            visible = mask.visible(range(mask.queries)) & self.real[:, None, :, None]
+            mask = self.block(run, layer).mask
+            visible = mask.visible(range(mask.queries)) & run.real(self.stack.label)[:, None, :, None]
             return visible.expand_as(value)
-        real = self.written(self.batch).mask if layer is None else self.real
+        real = self.written(run.batch).mask if layer is None else run.real(self.stack.label)
         if name in ("k", "v", "k_rot"):
-            real = self.real_keys
+            real = run.real_keys(self.stack.label)
         return real if value.shape[:2] == real.shape else torch.ones_like(value, dtype=torch.bool)
 
-    def by_head(self, value: Tensor) -> Tensor:
-        group = self.stack.n_heads // self.stack.n_kv_heads
-        return repeat(value, "batch position kv d_head -> batch position (kv group) d_head", group=group)
+    def compared(
+        self, run: Run, layer: int, ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None
+    ) -> Compared:
+        """A comparison at the real tokens that look, or where `keep` says."""
+        keep = run.real(self.stack.label) if keep is None else keep
+        where = f"layer {layer}" if run is self.short else f"layer {layer} in texts of {run.batch.ids.shape[1]} tokens"
+        allowed = allowed.expand_as(theirs)[keep] + least_rounding(self.model.dtype)
+        return Compared(where, excess_of(ours[keep], theirs[keep], allowed))
 
     def by_layer(
         self,
         name: str,
         statement: str,
         points: tuple[str, ...],
-        pairs: Iterable[Compared],
+        found: Iterable[Compared],
         tolerance: float | None = None,
     ) -> Check:
-        """The worst of many comparisons, and the layer it is in; a fourth entry is rounding to be allowed."""
+        """The worst of many comparisons, and the layer it is in."""
         limit = self.local if tolerance is None else tolerance
-        worst, where, excess = 0.0, -1, -1.0
+        worst = Compared("nowhere", 0.0)
         with torch.no_grad():
-            for layer, ours, theirs, *floor in pairs:
-                residual = relative(ours, theirs)
-                allowed = float(floor[0] / theirs.abs().amax()) if floor and theirs.abs().amax() > 0 else 0.0
-                over = residual - max(limit, allowed)
-                if where < 0 or not over <= excess:
-                    worst, where, excess = residual, layer, over
-        passed = excess <= 0
-        detail = "" if passed else f"layer {where}: off by {worst:.1e} of the largest value"
-        return Check(name, statement, () if passed else points, passed, worst, limit, detail)
+            for each in found:
+                if not each.excess <= worst.excess:
+                    worst = each
+        passed = worst.excess <= 1
+        residual = worst.excess * limit
+        detail = "" if passed else f"{worst.where}: off by {residual:.1e} of what is summed there"
+        return Check(name, statement, () if passed else points, passed, residual, limit, detail)
 
     def compare(
         self,
@@ -126,34 +249,33 @@ class Probe:
         tolerance: float | None = None,
         real: Tensor | None = None,
     ) -> Check:
-        """One comparison of two tensors at real tokens, or whole where they hold one row a text."""
+        """One comparison of two tensors at real tokens, or whole where they hold one row a text; row by row."""
         limit = self.whole if tolerance is None else tolerance
-        keep = self.comparable(name, None, ours) if real is None else real
-        residual = relative(ours[keep], theirs[keep])
-        passed = residual <= limit
-        detail = "" if passed else f"off by {residual:.1e} of the largest value"
-        return Check(name, statement, points, passed, residual, limit, detail)
+        keep = self.comparable(self.short, name, None, ours) if real is None else real
+        excess = excess_of(ours[keep], theirs[keep], by_row(theirs, limit).expand_as(theirs)[keep])
+        passed = excess <= 1
+        detail = "" if passed else f"off by {excess * limit:.1e} of the largest value of its row"
+        return Check(name, statement, points, passed, excess * limit, limit, detail)
 
 
 def _has_row_a_token(output: Tensor, tokens: Batch) -> bool:
     return output.ndim == 3 and output.shape[:2] == tokens.mask.shape
 
 
-def always(value: Tensor) -> Edit:
-    """An edit that puts one value in place of whatever stands there."""
-    return lambda _: value
+def by_row(value: Tensor, tolerance: float) -> Tensor:
+    """A share of the largest value of each row."""
+    return tolerance * value.abs().amax(dim=-1, keepdim=True)
 
 
-def relative(ours: Tensor, theirs: Tensor) -> float:
-    """max |ours − theirs| / max |theirs|; NaN where either holds NaN, which no tolerance admits."""
+def excess_of(ours: Tensor, theirs: Tensor, allowed: Tensor) -> float:
+    """max |ours − theirs| / allowed, 0 where they are equal; NaN where either holds NaN, which nothing admits."""
     if ours.numel() == 0:
         return 0.0
-    wide = torch.float64
-    difference = (ours.to(wide) - theirs.to(wide)).abs().amax()
-    if difference == 0:
+    wide = torch.promote_types(torch.promote_types(ours.dtype, theirs.dtype), torch.float32)
+    difference = (ours.to(wide) - theirs.to(wide)).abs()
+    if not difference.any():
         return 0.0
-    size = theirs.to(wide).abs().amax()
-    return float(difference / size) if size > 0 else float("inf")
+    return float(torch.where(difference == 0, 0.0, difference / allowed).amax())
 
 
 def probe_batch(model: HookedModel) -> Batch:
@@ -174,25 +296,90 @@ def probe_batch(model: HookedModel) -> Batch:
     return model.encode(given)
 
 
-def one_text(batch: Batch, number: int, length: int) -> Batch:
-    """The beginning of one text of a batch."""
-    rows = slice(number, number + 1)
-    target = None if batch.target is None else one_text(batch.target, number, batch.target.ids.shape[1])
-    return Batch(batch.ids[rows], batch.mask[rows], batch.tokens[rows], batch.bos, target).beginning(length)
+def long_batch(model: HookedModel) -> Batch | None:
+    """Two longer texts, one padded on the left, one on the right; None of images, and where there are few positions."""
+    limit = model.architecture.position_limit
+    length = _LONG if limit is None else min(_LONG, limit)
+    if model.grid is not None or length <= 2 * _PADDING:
+        return None
+    generator = torch.Generator().manual_seed(SEED + 1)
+    given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
+    if "decoder" in model.stacks:
+        target = _padded(model, length - 2, generator)
+        given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
+    return model.encode(given)
+
+
+def _padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two texts of random tokens with their mask, the first padded on the left, the second on the right."""
+    ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, :_PADDING] = mask[1, -_PADDING:] = 0
+    return ids, mask
+
+
+def padded_batch(model: HookedModel) -> Batch | None:
+    """One text four times: padded on the left with one token and with another, and so on the right.
+
+    None of images, and where there are few positions. The padding is never the tokenizer's own, from which some
+    families (RoBERTa) count positions.
+    """
+    limit = model.architecture.position_limit
+    length = BEGINNING if limit is None else min(BEGINNING, limit - _FILLED)
+    if model.grid is not None or length < 1:
+        return None
+    generator = torch.Generator().manual_seed(SEED + 2)
+    fillings = [token for token in range(model.n_vocab) if token != model.config.pad_token_id][:2]
+
+    def filled() -> tuple[Tensor, Tensor]:
+        text = torch.randint(0, model.n_vocab, (length,), generator=generator)
+        rows = [(torch.full((_FILLED,), token), text) for token in (fillings[0], fillings[-1])]
+        ids = torch.stack(
+            [*(torch.cat((pad, text)) for pad, text in rows), *(torch.cat((text, pad)) for pad, text in rows)]
+        )
+        real = torch.ones_like(ids)
+        real[:2, :_FILLED] = real[2:, length:] = 0
+        return ids, real
+
+    given = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
+    if "decoder" in model.stacks:
+        given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), filled(), strict=True))
+    return model.encode(given)
+
+
+def beginning_of(batch: Batch, number: int, length: int) -> Batch:
+    """The first tokens of one text of a batch, and of what its decoder is given; of images the whole."""
+    text = batch.texts(torch.tensor([number]))
+    if "pixel_values" in text.extra:
+        return text
+    target = None if text.target is None else text.target.beginning(length)
+    return replace(text.beginning(length), target=target)
 
 
 def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
     """Copies of one text, the n-th with another token at place n + 1; of the decoder's tokens, where there are any."""
-    if batch.target is not None:
-        target = each_token_changed(batch.target, n_vocab)
-        copies = len(target.ids)
-        whole = replace(batch, ids=batch.ids.expand(copies, -1), mask=batch.mask.expand(copies, -1))
-        return replace(whole, tokens=batch.tokens * copies, target=target)
-    copies = batch.ids.shape[1] - 1
-    ids = batch.ids.repeat(copies, 1)
-    places = torch.arange(copies, device=ids.device)
-    ids[places, places + 1] = (ids[places, places + 1] + max(1, n_vocab // 2)) % n_vocab
-    return replace(batch, ids=ids, mask=batch.mask.expand(copies, -1), tokens=batch.tokens * copies)
+    written = batch if batch.target is None else batch.target
+    copies = written.ids.shape[1] - 1
+    made = batch.texts(torch.zeros(copies, dtype=torch.long))
+    places = torch.arange(copies, device=batch.ids.device)
+    ids = written.ids.repeat(copies, 1)
+    ids[places, places + 1] = other_ids(ids[places, places + 1], n_vocab)
+    return replace(made, ids=ids) if made.target is None else replace(made, target=replace(made.target, ids=ids))
+
+
+def end_changed(batch: Batch, n_vocab: int) -> tuple[Batch, int]:
+    """The batch with other tokens in the second half, of the decoder where there is one; and where that half begins."""
+    written = batch if batch.target is None else batch.target
+    half = written.ids.shape[1] // 2
+    ids = written.ids.clone()
+    ids[:, half:] = other_ids(ids[:, half:], n_vocab)
+    changed = replace(written, ids=ids)
+    return (changed if batch.target is None else replace(batch, target=changed)), half
+
+
+def other_ids(ids: Tensor, n_vocab: int) -> Tensor:
+    """Another token in place of each."""
+    return (ids + max(1, n_vocab // 2)) % n_vocab
 
 
 def output_of(output: object) -> Tensor:
@@ -212,12 +399,12 @@ def plain_output(model: HookedModel, batch: Batch) -> Tensor:
         return output_of(call(model.plain, batch))
 
 
-def plain_run(model: HookedModel, batch: Batch, implementation: str, **options: Any) -> Any:
+def _hidden_states(model: nn.Module, batch: Batch, **options: Any) -> Any:
     with torch.no_grad():
-        return call(model.plain_in(implementation), batch, output_hidden_states=True, **options)
+        return call(model, batch, output_hidden_states=True, **options)
 
 
-def attempt(run: Callable[[], Any]) -> Any:
+def _attempt(run: Callable[[], Any]) -> Any:
     """What a run returns, or the exception that it raises: a model that transformers cannot run so is not at fault."""
     try:
         return run()
@@ -225,11 +412,14 @@ def attempt(run: Callable[[], Any]) -> Any:
         return error
 
 
-def bridge_run(model: HookedModel, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """What TransformerLens's bridge puts out, and what it holds under some hooks."""
     mask = batch.mask.long() if batch.padded else None
     inputs = batch.extra.get("pixel_values", batch.ids)
     options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
     with torch.no_grad():
-        logits, cache = model.bridge.run_with_cache(inputs, return_cache_object=True, **options)
+        logits, cache = model.bridge.run_with_cache(
+            inputs, names_filter=set(hooks).__contains__, return_cache_object=True, **options
+        )
     assert isinstance(logits, torch.Tensor)
     return logits, dict(cache.items())  # type: ignore[no-untyped-call]

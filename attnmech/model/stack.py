@@ -1,6 +1,7 @@
 """A column of blocks: their weights, and their activation points wired to the tap."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..errors import UnsupportedModelError
 from ..points import full_name
 from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
+from .running import Column, Kind
 from .tap import Tap
 from .weights import AttentionWeights, attention_weights, bias_of
 
@@ -41,16 +43,24 @@ class Stack:
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
         self._read_sizes()
-        self.returns: dict[int, int | None] = {}
-        """What each block of the column was seen to return: None for a tensor, else the length of a tuple."""
-        for place, block in enumerate(found):
-            block.register_forward_hook(self._noting_returns(place))
+        self._returns: dict[int, int | None] = {}
+        if not architecture.within:
+            for place, block in enumerate(found):
+                self._wire_part(place, block)
         for layer, block in self.blocks.items():
             self._use_our_attention(layer, block)
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
             self._wire_output(layer, block)
+        if not architecture.within:
+            self._wire_end(found)
+
+    @property
+    def column(self) -> Column:
+        """What the identities of the running certificate depend on."""
+        plan = self.architecture
+        return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, not plan.within)
 
     @property
     def label(self) -> str:
@@ -91,12 +101,6 @@ class Stack:
             return bias_of(submodule(self._base, plan.embed_norm))
         return None
 
-    def _noting_returns(self, place: int) -> Callable[..., None]:
-        def at_end(module: nn.Module, args: Any, output: Any) -> None:
-            self.returns[place] = None if isinstance(output, torch.Tensor) else len(output)
-
-        return at_end
-
     def _read_sizes(self) -> None:
         # Every layer's, so that one that is quantised or does not fit its config is named here.
         first, *_ = (self.weights(layer).W_Q for layer in self.layers)
@@ -108,35 +112,100 @@ class Stack:
         if plan.stand_in is not None:
             attention = plan.stand_in(attention)
             block.set_submodule(plan.attention, attention)
-        attention.attnmech_site = Site(self._tap, layer, self.label)  # type: ignore[assignment]
+        attention.attnmech_site = Site(self._tap, layer, self.label, plan.n_kv_heads)  # type: ignore[assignment]
+
+    def _wire_part(self, place: int, block: nn.Module) -> None:
+        """Lets a pass leave the block out, or keep the stream that comes to it (`Part`)."""
+        tap, forward = self._tap, block.forward
+
+        def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
+            part = tap.under_way.part
+            if part is not None and place in part.keep and part.runs(place):
+                part.kept[place] = _stream_of(args, kwargs).detach().clone()
+
+        @wraps(forward)
+        def through_or_past(*args: Any, **kwargs: Any) -> Any:
+            part = tap.under_way.part
+            if part is None or part.runs(place):
+                output = forward(*args, **kwargs)
+                self._returns.setdefault(place, None if isinstance(output, torch.Tensor) else len(output))
+                return output
+            given = part.stream if place == part.start - 1 else None
+            stream = _stream_of(args, kwargs) if given is None else given
+            returns = self._returns[place]
+            return stream if returns is None else (stream, *(None for _ in range(returns - 1)))
+
+        block.register_forward_pre_hook(at_start, with_kwargs=True)
+        block.forward = through_or_past
+
+    def _wire_end(self, blocks: nn.ModuleList) -> None:
+        """Keeps what the last block of a part gives, after hooks there."""
+        tap, end = self._tap, len(blocks)
+
+        def at_end(place: int) -> Callable[..., None]:
+            def keep(module: nn.Module, args: Any, output: Any) -> None:
+                part = tap.under_way.part
+                if part is not None and end in part.keep and place == part.stop - 1 and part.runs(place):
+                    part.kept[end] = first_tensor(output).detach().clone()
+
+            return keep
+
+        for place, block in enumerate(blocks):
+            block.register_forward_hook(at_end(place))
 
     def _wire_stream(self, layer: int, block: nn.Module) -> None:
         tap = self._tap
 
         def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if tap.passes_by(layer):
+                return None
             tap.begin_layer()
-            return _with_stream(args, kwargs, lambda x: tap.visit(self.point("resid_pre"), layer, x))
+            return _with_stream(args, kwargs, lambda x: self._visit("resid_pre", layer, x, "pre_in", "pre"))
 
         def at_resid_post(module: nn.Module, args: Any, output: Any) -> Any:
-            changed = None
-            if tap.wants(self.point("resid_post"), layer):
-                changed = _with_first(output, tap.visit(self.point("resid_post"), layer, first_tensor(output)))
+            if tap.passes_by(layer):
+                return None
+            value = first_tensor(output)
+            visited = self._visit("resid_post", layer, value, "post_in", "post")
             tap.end_layer(self.label, layer)
-            return changed
+            return None if visited is value else _with_first(output, visited)
 
         def at_resid_mid(module: nn.Module, args: Any) -> None:
+            value = args[0]
+            by_token = _by_token(value, tap)
+            visited = by_token
             if tap.wants(self.point("resid_mid"), layer):
-                value = args[0]
-                by_token = _by_token(value, tap)
                 visited = tap.visit(self.point("resid_mid"), layer, by_token)
-                if visited is not by_token:
-                    # The block goes on with this very tensor as its stream, so the norm's input alone is not enough.
-                    value.copy_(visited.reshape(value.shape))
+            if visited is not by_token:
+                tap.hold("mid_in", self.label, layer, by_token.detach().clone())
+                tap.hold("mid", self.label, layer, visited)
+                # The block goes on with this very tensor as its stream, so the norm's input alone is not enough.
+                value.copy_(visited.reshape(value.shape))
+            elif post_norm is not None:
+                tap.hold("mid_in", self.label, layer, by_token)
 
+        def at_mid_normed(module: nn.Module, args: Any, output: Tensor) -> None:
+            tap.hold("mid_normed", self.label, layer, _by_token(output, tap))
+
+        def at_end(module: nn.Module, args: Any) -> None:
+            tap.hold("end_in", self.label, layer, _by_token(args[0], tap))
+
+        mid_norm, post_norm = self.architecture.mid_norm, self.architecture.post_norm
         block.register_forward_pre_hook(at_resid_pre, with_kwargs=True)
         block.register_forward_hook(at_resid_post)
-        if self.architecture.mid_norm is not None:
-            submodule(block, self.architecture.mid_norm).register_forward_pre_hook(at_resid_mid)
+        if mid_norm is not None:
+            submodule(block, mid_norm).register_forward_pre_hook(at_resid_mid)
+        if mid_norm is not None and post_norm is not None:
+            submodule(block, mid_norm).register_forward_hook(at_mid_normed)
+            submodule(block, post_norm).register_forward_pre_hook(at_end)
+
+    def _visit(self, name: str, layer: int, value: Tensor, before: Kind | None, after: Kind) -> Tensor:
+        """Visits a point of the stream, and holds what comes to it and what leaves it for the running certificate."""
+        visited = self._tap.visit(self.point(name), layer, value)
+        if before is not None and visited is not value:
+            self._tap.hold(before, self.label, layer, value)
+        self._tap.hold(after, self.label, layer, visited)
+        return visited
 
     def _wire_projections(self, layer: int, block: nn.Module) -> None:
         tap, plan = self._tap, self.architecture
@@ -201,18 +270,26 @@ class Stack:
         def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             if tap.wants(self.point("result"), layer):
                 output = self._through_results(layer, args[0], output)
+            if (balance := tap.under_way.balance) is not None:
+                if tap.edits(self.point("result"), layer):
+                    balance.skip("heads", self.label, layer, "an edit of `result` stands between them")
+                else:
+                    balance.hold_written(self.label, layer, module, output)
             return tap.visit(self.point("attn_raw"), layer, output)
 
         def at_attn_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return tap.visit(self.point("attn_out"), layer, output)
+            visited = tap.visit(self.point("attn_out"), layer, output)
+            if separate or tap.wants(self.point("attn_raw"), layer) or visited is not output:
+                tap.hold("out", self.label, layer, visited)
+            return visited
 
         def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
-            if not tap.wants(self.point("mlp_out"), layer):
-                return None
             value = first_tensor(output)
-            visited = tap.visit(self.point("mlp_out"), layer, _by_token(value, tap))
-            return _with_first(output, visited.reshape(value.shape))
+            by_token = _by_token(value, tap)
+            visited = self._visit("mlp_out", layer, by_token, None, "mlp")
+            return None if visited is by_token else _with_first(output, visited.reshape(value.shape))
 
+        separate = plan.attn_out not in ("", plan.out)
         submodule(block, plan.out).register_forward_hook(at_attn_raw)
         submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
         if plan.mlp_out is not None:
@@ -249,6 +326,13 @@ def _by_token(value: Tensor, tap: Tap) -> Tensor:
 
 def _with_first(output: Any, first: Tensor) -> Any:
     return first if isinstance(output, torch.Tensor) else (first, *output[1:])
+
+
+def _stream_of(args: Any, kwargs: Any) -> Tensor:
+    """The stream that a block is given."""
+    stream = args[0] if args else kwargs["hidden_states"]
+    assert isinstance(stream, torch.Tensor)
+    return stream
 
 
 def _with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:

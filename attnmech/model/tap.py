@@ -1,23 +1,29 @@
 """What a forward pass does at each point: edit the value, keep it, or let it pass.
 
-One `Tap` per model. Every activation point of every architecture is one call of `Tap.visit`, so edits,
-captures and gradients work alike everywhere, and nothing can be left behind: the tap's state is swapped
-in and put back, and the model's modules are never touched again after loading.
+Every activation point of every architecture is one call of `Tap.visit`, so edits, captures and gradients work alike
+everywhere. What is in force and the pass under way belong to the call, not to the model: they live in a context
+variable, so that threads and tasks with different edits can run one model side by side, and each gets what it would get
+alone. A new thread begins with nothing in force; `contextvars.copy_context().run` hands it the caller's edits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..activations import Batch
+from ..arguments import dense
 from ..errors import InputError, UnsupportedModelError
+from ..interventions import Intervention
 from ..points import PointKey, full_name, split_stack
 from .acting import Act, Acts, LayerActs
+from .running import Balance, Kind
 
 if TYPE_CHECKING:
     from .attention import RowBlock
@@ -92,6 +98,24 @@ class Watch:
     """Handed to them, and let go when the layer ends."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which blocks of a column a pass goes through; the others hand on the stream as it comes."""
+
+    start: int
+    stop: int
+    """The first block after them."""
+    stream: Float[Tensor, "batch position d_model"] | None = None
+    """What block `start` is given; None where it is block 0."""
+    keep: frozenset[int] = frozenset()
+    """The blocks whose incoming stream is kept, before hooks there; at the number of blocks, what the last one gave."""
+    kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
+
+    def runs(self, block: int) -> bool:
+        """Whether the pass goes through a block."""
+        return self.start <= block < self.stop
+
+
 @dataclass
 class Pass:
     """What one forward pass is asked for, and what it has brought so far."""
@@ -101,141 +125,220 @@ class Pass:
     watch: Watch = field(default_factory=Watch)
     gradients: bool = False
     """Whether the pass will be differentiated: then what is captured must lie on its path."""
+    part: Part | None = None
+    """Which blocks it goes through; None for all."""
+    embeddings: dict[str, Tensor] | None = None
+    """What the embeddings of positions and token types put out, by label; None where nobody asks."""
     values: dict[PointKey, Tensor] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     """Those of the layer under way."""
     reached: set[PointKey] = field(default_factory=set)
     """The points that were handed to observers and let go."""
+    edits: Mapping[PointKey, Sequence[Edit]] = field(default_factory=dict)
+    """The hooks in force when it began."""
+    acting: Acts = field(default_factory=Acts)
+    """The interventions in force when it began."""
+    in_edit: bool = False
+    """Whether a hook is at work."""
+    balance: Balance | None = None
+    """What is compared when it is through; None in passes that prove the model itself."""
+    tap: "Tap | None" = None
+    """The model that runs."""
+    outer: "Pass | None" = None
+    """The pass in the middle of which this one runs, of this model or another."""
 
     def keeps(self, key: PointKey) -> bool:
         """Whether this point's value is to be kept, for a while or for good."""
         return key in self.captures or key in self.watch.points
 
 
-class Tap:
-    """The edits and interventions in force and the pass under way."""
+@dataclass
+class _Block:
+    """What one `with` block put in force."""
 
-    def __init__(self) -> None:
-        self._edits: list[tuple[PointKey, Edit, object]] = []
-        self._acts: list[tuple[Sequence[Act], object]] = []
-        self._acting = Acts()
-        self._pass: Pass | None = None
-        self._in_edit = False
+    edits: Sequence[tuple[PointKey, Edit]] = ()
+    acts: Sequence[Act] = ()
+    unchecked: bool = False
+    open: bool = True
+    """False once the `with` block has ended, in whatever context that was."""
+
+
+_in_force: ContextVar[Mapping["Tap", tuple[_Block, ...]]] = ContextVar("in force", default=MappingProxyType({}))
+"""One variable for all models, since a context keeps a variable for ever; models with nothing in force are absent."""
+_under_way: ContextVar[Pass | None] = ContextVar("under way", default=None)
+"""The innermost pass: while a module of a model runs, that model's."""
+
+
+class Tap:
+    """The edits and interventions in force and the pass under way, each in the context of its call."""
+
+    # -- what is in force ------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[_Block, ...]:
+        return tuple(block for block in _in_force.get().get(self, ()) if block.open)
+
+    def _become(self, blocks: tuple[_Block, ...]) -> None:
+        others = {tap: held for tap, held in _in_force.get().items() if tap is not self}
+        _in_force.set({**others, self: blocks} if blocks else others)
 
     @property
-    def under_way(self) -> Pass:
-        """The pass under way."""
-        assert self._pass is not None
-        return self._pass
+    def edit_functions(self) -> tuple[tuple[PointKey, Edit], ...]:
+        """The hooks in force, each with its point, in the order in which they apply."""
+        return tuple(entry for block in self._open() for entry in block.edits)
+
+    @property
+    def interventions(self) -> tuple[Intervention, ...]:
+        """The interventions in force, in the order in which they were given."""
+        return tuple(act.intervention for block in self._open() for act in block.acts)
 
     @property
     def edited(self) -> tuple[str, ...]:
         """The points at which edits are in force, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
-        keys = sorted({key for key, _, _ in self._edits}, key=str)
+        keys = sorted({key for key, _ in self.edit_functions}, key=str)
         points = (name if layer is None else f"{name} {layer}" for name, layer in keys)
-        return (*points, *self._acting.names)
+        return (*points, *self._acts().names)
 
-    @contextmanager
-    def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> Iterator[None]:
+    def _acts(self) -> Acts:
+        return Acts.of([act for block in self._open() for act in block.acts])
+
+    def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> AbstractContextManager[None]:
         """Adds edits, after those already in force; whatever happens inside, they are gone afterwards.
 
         Each block takes away its own, in whatever order blocks end.
         """
-        mine = object()
-        try:
-            self._edits = [*self._edits, *((key, edit, mine) for key, edit in edits)]
-            yield
-        finally:
-            self._edits = [entry for entry in self._edits if entry[2] is not mine]
+        return self._in_force(_Block(edits=tuple(edits)))
+
+    def acting(self, acts: Sequence[Act]) -> AbstractContextManager[None]:
+        """Adds interventions, after those already in force; whatever happens inside, they are gone afterwards."""
+        return self._in_force(_Block(acts=tuple(acts)))
+
+    def unchecked(self) -> AbstractContextManager[None]:
+        """Leaves the running certificate out of the passes inside, which are to show what a model does wrong."""
+        return self._in_force(_Block(unchecked=True))
+
+    @property
+    def checks(self) -> bool:
+        """Whether passes are compared with what they were made of."""
+        return not any(block.unchecked for block in self._open())
 
     @contextmanager
-    def acting(self, acts: Sequence[Act]) -> Iterator[None]:
-        """Adds interventions, after those already in force; whatever happens inside, they are gone afterwards."""
-        mine = object()
+    def _in_force(self, block: _Block) -> Iterator[None]:
         try:
-            self._acts = [*self._acts, (acts, mine)]
-            self._acting = self._all_acts()
+            self._become((*self._open(), block))
             yield
         finally:
-            self._acts = [entry for entry in self._acts if entry[1] is not mine]
-            self._acting = self._all_acts()
+            block.open = False
+            self._become(self._open())
 
-    def _all_acts(self) -> Acts:
-        return Acts.of([act for acts, _ in self._acts for act in acts])
+    # -- the pass under way ----------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether a pass of this model is under way."""
+        return any(each.tap is self for each in _passes())
+
+    @property
+    def under_way(self) -> Pass:
+        """The pass under way."""
+        now = _under_way.get()
+        assert now is not None
+        return now
+
+    @contextmanager
+    def recording(self, wanted: Pass) -> Iterator[Pass]:
+        """Makes `wanted` the pass under way, with what is in force; whatever happens inside, the one before is back."""
+        if any(each.tap is self and each.in_edit for each in _passes()):
+            raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
+        wanted.tap, wanted.outer = self, _under_way.get()
+        edits: dict[PointKey, list[Edit]] = {}
+        for key, edit in self.edit_functions:
+            edits.setdefault(key, []).append(edit)
+        wanted.edits, wanted.acting = edits, self._acts()
+        try:
+            _under_way.set(wanted)
+            yield wanted
+        finally:
+            _under_way.set(wanted.outer)
+
+    def passes_by(self, block: int) -> bool:
+        """Whether the pass leaves a block out."""
+        part = self.under_way.part
+        return part is not None and not part.runs(block)
 
     def acts_in(self, stack: str, layer: int) -> LayerActs | None:
         """The interventions inside the attention of a layer."""
-        return self._acting.in_attention.get((stack, layer))
+        return self.under_way.acting.in_attention.get((stack, layer))
 
     def scales_in(self, stack: str, layer: int) -> bool:
         """Whether terms of the layer's scores are changed."""
         acts = self.acts_in(stack, layer)
         return acts is not None and bool(acts.scales)
 
-    @contextmanager
-    def recording(self, wanted: Pass) -> Iterator[Pass]:
-        """Makes `wanted` the pass under way; whatever happens inside, the one before is put back."""
-        if self._in_edit:
-            raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
-        before = self._pass
-        try:
-            self._pass = wanted
-            yield wanted
-        finally:
-            self._pass = before
-
     def wants(self, name: str, layer: int | None) -> bool:
         """Whether anyone edits or captures this point."""
-        return self.edits(name, layer) or (self._pass is not None and self._pass.keeps((name, layer)))
+        return self.edits(name, layer) or self.under_way.keeps((name, layer))
 
     def edits(self, name: str, layer: int | None) -> bool:
         """Whether anyone changes this point."""
-        here = (name, layer)
-        return here in self._acting.at_points or any(key == here for key, _, _ in self._edits)
+        here, now = (name, layer), self.under_way
+        return here in now.edits or here in now.acting.at_points
 
     def visit(self, name: str, layer: int | None, value: Tensor, *, owned: bool = False) -> Tensor:
         """Passes a value through the interventions and edits at its point, keeps it if asked to, and returns it.
 
         `owned` says that nobody else will change this tensor in place; all others are copied when kept.
         """
-        key = (name, layer)
-        if acts := self._acting.at_points.get(key):
+        key, now = (name, layer), self.under_way
+        if acts := now.acting.at_points.get(key):
             value = value.clone()
             for act in acts:
                 assert layer is not None
                 act.at_point(value, layer)
-        for place, edit, _ in self._edits:
-            if place == key:
-                value = self._apply(edit, key, value)
-        now = self._pass
-        if now is not None and now.keeps(key):
-            if key in now.values or key in now.reached:
-                raise UnsupportedModelError(
-                    f"point {_shown(key)} was reached twice in one forward pass: a module of this model stands in "
-                    "two places, so its activations have no single meaning."
-                )
-            if now.gradients:
-                # A tensor of its own, so that the derivative is that of this point alone (in BERT attn_in is the
-                # stream itself), and a copy to go on with, which the model may change in place (Falcon does).
-                now.values[key] = value if owned else value.clone()
-                return value if owned else now.values[key].clone()
-            now.values[key] = value if owned else value.detach().clone()
+        for edit in now.edits.get(key, ()):
+            value = _applied(edit, key, value, now)
+        if not now.keeps(key):
+            return value
+        if key in now.values or key in now.reached:
+            raise UnsupportedModelError(
+                f"point {_shown(key)} was reached twice in one forward pass: a module of this model stands in "
+                "two places, so its activations have no single meaning."
+            )
+        if now.gradients:
+            # A tensor of its own, so that the derivative is that of this point alone (in BERT attn_in is the
+            # stream itself), and a copy to go on with, which the model may change in place (Falcon does).
+            now.values[key] = value if owned else value.clone()
+            return value if owned else now.values[key].clone()
+        now.values[key] = value if owned else value.detach().clone()
         return value
+
+    def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
+        """Shows a quantity to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold(kind, stack, layer, value)
+
+    def hold_rows(self, stack: str, layer: int, first: int, pattern: Tensor, at_sink: Tensor | None) -> None:
+        """Shows a block of rows, before edits, to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold_rows(stack, layer, first, pattern, at_sink)
+
+    def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
+        """Shows z to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold_z(stack, layer, z)
 
     def note(self, **found: Any) -> None:
         """Adds to the notes on the layer under way."""
-        if self._pass is not None:
-            self._pass.notes = replace(self._pass.notes, **found)
+        now = self.under_way
+        now.notes = replace(now.notes, **found)
 
     def begin_layer(self) -> None:
         """Forgets the notes on the layer before."""
-        if self._pass is not None:
-            self._pass.notes = Notes()
+        self.under_way.notes = Notes()
 
     def end_layer(self, stack: str, layer: int) -> None:
         """Shows the layer to its observers, then lets go what was kept for them alone."""
-        now = self._pass
-        if now is None or (stack, layer) not in now.watch.layers:
+        now = self.under_way
+        if (stack, layer) not in now.watch.layers:
             return
         end = LayerEnd(stack, layer, now.watch.layers[stack, layer], now.batch, now.values, now.notes)
         for observe in now.watch.ends:
@@ -244,27 +347,37 @@ class Tap:
             if key[1] == layer and split_stack(key[0])[0] == stack and now.values.pop(key, None) is not None:
                 now.reached.add(key)
 
-    def _apply(self, edit: Edit, key: PointKey, value: Tensor) -> Tensor:
-        # A copy, so that an edit in place changes this point and nothing that shares its memory.
-        given = value.clone()
-        try:
-            self._in_edit = True
-            edited = edit(given)
-        finally:
-            self._in_edit = False
-        if edited is None:
-            return given
-        if not isinstance(edited, torch.Tensor):
-            raise InputError(
-                f"the hook at {_shown(key)} must return a tensor, or None to keep the value; it returned "
-                f"{type(edited).__name__}."
-            )
-        if edited.shape != value.shape:
-            raise InputError(
-                f"the hook at {_shown(key)} must keep the shape {tuple(value.shape)}; it returned "
-                f"{tuple(edited.shape)}."
-            )
-        return edited.to(value)
+
+def _passes() -> Iterator[Pass]:
+    """The passes under way, the innermost first."""
+    now = _under_way.get()
+    while now is not None:
+        yield now
+        now = now.outer
+
+
+def _applied(edit: Edit, key: PointKey, value: Tensor, now: Pass) -> Tensor:
+    # A copy, so that an edit in place changes this point and nothing that shares its memory.
+    given = value.clone()
+    try:
+        now.in_edit = True
+        edited = edit(given)
+    finally:
+        now.in_edit = False
+    if edited is None:
+        return given
+    if not isinstance(edited, torch.Tensor):
+        raise InputError(
+            f"the hook at {_shown(key)} must return a tensor, or None to keep the value; it returned "
+            f"{type(edited).__name__}."
+        )
+    if edited.shape != value.shape:
+        raise InputError(
+            f"the hook at {_shown(key)} must keep the shape {tuple(value.shape)}; it returned {tuple(edited.shape)}."
+        )
+    if dense(f"what the hook at {_shown(key)} returns", edited).is_complex():
+        raise InputError(f"the hook at {_shown(key)} must return real numbers; it returned {edited.dtype}.")
+    return edited.to(value)
 
 
 def _shown(key: PointKey) -> str:

@@ -1,7 +1,9 @@
-"""From the last stream to a logit: which direction of the stream an answer token reads, with the final norm frozen.
+"""From the last stream to a logit: the model's own head of its final norm, and which direction of the stream it reads.
 
-logit_a = N(x) W_U[a] with N(x) = γ ⊙ (x − mean x) · r + β (a LayerNorm) or γ ⊙ x · r (an RMSNorm). With r frozen at its
-value, a part u of x adds r · u·d to the logit, d = γ ⊙ W_U[a], less its mean where the norm takes the mean away.
+logit_a = s · N(x) W_U[a] + b[a], softly capped to c · tanh(logit / c) where the model does so, with
+N(x) = γ ⊙ (x − mean x) · r + β, r = 1 / √(var x + ε) (a LayerNorm) or γ ⊙ x · r, r = 1 / √(mean x² + ε) (an RMSNorm).
+With r frozen at its value, a part u of x adds r · u·d to the logit before the cap, d = s γ ⊙ W_U[a], minus its mean
+where the norm subtracts the mean.
 """
 
 from dataclasses import dataclass
@@ -11,51 +13,115 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..maths.norms import norm_multiplier
+from ..maths.precision import product_rounding, steps_rounding
 from .architectures import submodule
 from .hooked import HookedModel
+from .weights import bias_of
 
 
 @dataclass(frozen=True)
 class Unembedding:
-    """The final norm and the unembedding of one model, in float32 at least."""
+    """The final norm and the head of one model, read from its weights; in float32 at least."""
 
     gamma: Float[Tensor, " d_model"]
     beta: Float[Tensor, " d_model"] | None
+    epsilon: float
     centred: bool
     W_U: Float[Tensor, "vocab d_model"]
-    norm: nn.Module
+    bias: Float[Tensor, " vocab"] | None
+    logit_scale: float
+    softcap: float | None
+    dtype: torch.dtype
+    """The precision of the model."""
+
+    @property
+    def unit(self) -> str:
+        """What a head's part in a logit is counted in: under a soft cap, logits before the cap."""
+        return "logits" if self.softcap is None else "pre-cap logits"
 
     def direction(
         self, answers: Int[Tensor, " batch"], against: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch d_model"]:
         """What a part of the stream is multiplied with: d of the answer, less that of the token it stands against."""
-        rows = self.W_U[answers] if against is None else self.W_U[answers] - self.W_U[against]
-        scaled = rows.to(self.gamma.dtype) * self.gamma
+        rows = self.W_U[answers].to(self.gamma.dtype)
+        rows = rows if against is None else rows - self.W_U[against].to(self.gamma.dtype)
+        scaled = self.logit_scale * rows * self.gamma
         return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
 
-    def scale(self, stream: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
-        """r, by which the final norm multiplies, read off what it makes of the stream."""
-        normed: Tensor = self.norm.forward(stream).to(self.gamma.dtype)
-        return norm_multiplier(stream.to(normed), normed, self.gamma, self.beta, centred=self.centred)
+    def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
+        """r, by which the final norm multiplies."""
+        return (self._centred(stream).pow(2).mean(dim=-1) + self.epsilon).rsqrt()
+
+    def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
+        """The logits that the head makes of the last stream."""
+        uncapped: Tensor = self.logit_scale * (self._normed(stream) @ self.W_U.to(self.gamma.dtype).T)
+        uncapped = uncapped if self.bias is None else uncapped + self.bias.to(uncapped)
+        return uncapped if self.softcap is None else self.softcap * torch.tanh(uncapped / self.softcap)
+
+    def rounding(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
+        """By how much rounding alone may move each of these logits.
+
+        s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: a product of
+        d terms, and what the model rounds to its own precision. An RMSNorm is taken in float32 in float64 models, too.
+        """
+        removed = self.gamma * self.scale(stream)[..., None] * (stream.to(self.gamma) - self._centred(stream))
+        size = self._normed(stream).abs() + removed.abs()
+        rows = torch.linalg.vector_norm(self.W_U, dim=-1, dtype=self.gamma.dtype)
+        in_norm = self.dtype if self.centred or self.dtype != torch.float64 else torch.float32
+        by_product = product_rounding(self.dtype, len(self.gamma)) * torch.linalg.vector_norm(size, dim=-1)
+        by_steps = steps_rounding(in_norm) * size.amax(dim=-1)
+        values = self.logits(stream).abs()
+        values = values if self.bias is None else values + self.bias.abs().to(values)
+        products: Tensor = abs(self.logit_scale) * (by_product + by_steps)[..., None] * rows
+        return products + steps_rounding(self.dtype) * values
+
+    def _centred(self, stream: Tensor) -> Tensor:
+        x: Tensor = stream.to(self.gamma)
+        return x if not self.centred else x - x.mean(dim=-1, keepdim=True)
+
+    def _normed(self, stream: Tensor) -> Tensor:
+        normed: Tensor = self.gamma * self._centred(stream) * self.scale(stream)[..., None]
+        return normed if self.beta is None else normed + self.beta
 
 
 def unembedding_of(model: HookedModel) -> Unembedding:
-    """The unembedding of a model; `InputError` where logits are made in another way."""
-    path = model.output_stack.architecture.final_norm
-    head = model.unembedding
-    if path is None or head is None:
+    """The head of a model; `InputError` says why where logits are not one norm and one matrix of the last stream."""
+    plan = model.output_stack.architecture
+    reason = why_not_linear(model)
+    if reason is not None:
         raise InputError(
-            f"{model.name} does not make logits by one norm and one matrix, so no head's part in them is exact; "
-            "use an ablation."
+            f"{model.name} does not make logits by one norm and one matrix ({reason}), so no head's part in them is "
+            "exact; use an ablation."
         )
-    norm = submodule(model.base, path)
-    centred = isinstance(norm, nn.LayerNorm)
+    assert plan.final_norm is not None and model.unembedding is not None
+    norm = submodule(model.base, plan.final_norm)
+    head: nn.Module = model.plain.get_output_embeddings()  # type: ignore[no-untyped-call]
     precision = torch.promote_types(model.dtype, torch.float32)
-    bias = getattr(norm, "bias", None)
-    weight = norm.weight
-    assert isinstance(weight, torch.Tensor)
-    # What an RMS norm makes of ones is its weight, up to a factor that `scale` takes back.
-    gamma = weight.detach() if centred else norm.forward(torch.ones_like(weight)).detach()
-    beta = None if bias is None else bias.detach().to(precision)
-    return Unembedding(gamma.to(precision), beta, centred, head.detach(), norm)
+    weight, beta, bias = norm.weight, bias_of(norm), bias_of(head)
+    # A LayerNorm may have no weight (OPT's option).
+    gamma = weight if isinstance(weight, torch.Tensor) else torch.ones(model.d_model, device=model.device)
+    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    assert isinstance(epsilon, float)
+    return Unembedding(
+        gamma.detach().to(precision) + plan.norm_offset,
+        None if beta is None else beta.detach().to(precision),
+        epsilon,
+        isinstance(norm, nn.LayerNorm),
+        model.unembedding.detach(),
+        None if bias is None else bias.detach(),
+        plan.logit_scale,
+        plan.logit_softcap,
+        model.dtype,
+    )
+
+
+def why_not_linear(model: HookedModel) -> str | None:
+    """Why the logits are not a final norm's output times a matrix; None where they are."""
+    plan = model.output_stack.architecture
+    if model.points["logits"].absent is not None:
+        return "it was loaded without a head"
+    if plan.head_refused:
+        return plan.head_refused
+    if model.unembedding is None:
+        return "its head is not an unembedding of tokens"
+    return None

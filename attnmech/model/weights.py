@@ -157,7 +157,7 @@ def _split_biases(
 
 def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
     """A projection's matrix, so that its output is x W + b."""
-    weight = getattr(module, "weight", None)
+    weight = _as_used(module, "weight")
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         raise UnsupportedModelError(
             f"a projection of kind {type(module).__name__} holds no plain matrix of floating-point weights "
@@ -168,8 +168,27 @@ def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
 
 def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
     """A projection's bias, None where it has none."""
-    bias = getattr(module, "bias", None)
+    bias = _as_used(module, "bias")
     return bias if isinstance(bias, torch.Tensor) else None
+
+
+def _as_used(module: nn.Module, name: str) -> object:
+    """A weight as the next pass will use it: under `torch.nn.utils.prune` the original times its mask."""
+    original, mask = (getattr(module, f"{name}_{part}", None) for part in ("orig", "mask"))
+    if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
+        # What stands under the name itself is from the last pass, and made anew in each.
+        return original * mask.to(original)
+    return getattr(module, name, None)
+
+
+def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raises `WeightsError` naming the first parameter that is quantised to integers, or complex."""
+    for name, parameter in parameters:
+        if not parameter.is_floating_point():
+            raise WeightsError(
+                f"weights must be floating-point numbers; {name} is {str(parameter.dtype).removeprefix('torch.')}. "
+                "Load the model in its own precision, without quantisation."
+            )
 
 
 def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -185,8 +204,13 @@ def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash."""
-    return tensors_hash(dict(model.named_parameters()))
+    """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash.
+
+    And of the masks of pruned ones (`torch.nn.utils.prune`), which are part of what the model computes.
+    """
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    masks = {name: mask for name, mask in model.named_buffers() if name.removesuffix("_mask") + "_orig" in parameters}
+    return tensors_hash(parameters | masks)
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:

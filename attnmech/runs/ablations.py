@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
+from ..arguments import flag, option, whole_number
 from ..errors import InputError
 from ..interventions import Head, Intervention, Values
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from .reference import mean_z, resampled_z
 
@@ -40,8 +41,9 @@ class Ablations:
 
         Raises `InputError` for a method that there is not, and for a reference that it needs or has no use for.
         """
-        if method not in METHODS:
-            raise InputError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
+        require_model(model)
+        option("method", method, METHODS)
+        seed = checked_seed(seed)
         check_reference(method, reference, per_position)
         label, layers = model.output_stack.label, sorted({layer for layer, _ in heads})
         values: Values | None = None
@@ -64,8 +66,14 @@ class Ablations:
         return {"method": self.method, "values": about}
 
 
+def checked_seed(seed: object) -> int:
+    """A seed that a generator of torch takes."""
+    return whole_number("seed", seed, most=2**63 - 1)
+
+
 def check_reference(method: str, reference: object, per_position: bool) -> None:
     """Raises `InputError` for reference texts that are missing, or that the method has no use for."""
+    flag("per_position", per_position)
     if method == "mean" and reference is None:
         raise InputError('method="mean" needs `reference`: the texts over which each head\'s mean is taken.')
     if reference is not None and method != "mean":

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ..arguments import dense, listed
 from ..errors import InputError, index_of
 from ..model.hooked import HookedModel
 
@@ -16,7 +17,9 @@ Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor | None
 
 def answer_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Tensor, " text"]:
     """A token id for each text; `InputError` where one is no single token."""
-    found = [given] if isinstance(given, (str, int)) else given.tolist() if isinstance(given, Tensor) else list(given)
+    if isinstance(given, Tensor):
+        given = dense(f"`{name}`", given).tolist()
+    found = [given] if isinstance(given, (str, int)) else listed(name, given, "a token for each text, such as [' Tom']")
     if len(found) != texts:
         raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(found)}.")
     ids = []

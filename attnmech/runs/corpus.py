@@ -19,9 +19,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..activations import Batch
-from ..errors import InputError, first_line
+from ..arguments import flag, optional_flag, shown, whole_number
+from ..errors import InputError, first_line, integer
+from ..files import path_of
 from ..model.hooked import HookedModel
-from ..model.inputs import Encoder, Inputs
+from ..model.inputs import Encoder, Ids, Inputs, is_list_of
 from ..model.weights import tensors_hash
 
 # -- files -------------------------------------------------------------------------------------------------------
@@ -51,7 +53,7 @@ class Corpus:
     path: Path
 
     def __init__(self, path: str | Path) -> None:
-        object.__setattr__(self, "path", Path(path))
+        object.__setattr__(self, "path", path_of(path))
         if self.path.is_dir():
             raise InputError(f"{self.path} is a folder; name a file in it.")
         if not self.path.exists():
@@ -190,6 +192,7 @@ def batches(
     truncate: bool = False,
     bos: bool | None = None,
     shard: tuple[int, int] = (0, 1),
+    whole: "CorpusHash | None" = None,
 ) -> Iterator[CorpusBatch]:
     """Cuts a corpus into batches, reading no further ahead than a window of documents.
 
@@ -200,24 +203,52 @@ def batches(
     left or inside; the window ends before it.
 
     `truncate` cuts documents to the model's number of positions. `shard` (k, n) takes the documents k, k + n, ...
-    alone. `bos` is that of `HookedModel.encode`.
+    alone. `bos` is that of `HookedModel.encode`. `whole` takes in every document, those of other shards too.
 
     Raises `InputError`, with the document's number, for one that the model cannot take: empty, of a wrong type, or
     longer than its positions.
     """
-    for name, value in (("tokens_per_batch", tokens_per_batch), ("window", window)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"`{name}` must be 1 or more; got {value!r}.")
-    index, count = shard
-    if not 0 <= index < count:
-        raise InputError(f"`shard` must be (k, n) with k from 0 to n - 1; got {shard!r}.")
-    if isinstance(inputs, str | Tensor | Mapping | Batch):
+    tokens_per_batch = whole_number("tokens_per_batch", tokens_per_batch, least=1)
+    window = whole_number("window", window, least=1)
+    flag("truncate", truncate)
+    optional_flag("bos", bos)
+    shard = checked_shard(shard)
+    if isinstance(inputs, str | Ids | Mapping | Batch):
         inputs = [inputs]
-    if not isinstance(inputs, Iterable):
+    if not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
         raise InputError(
-            f"inputs must be a text, token ids, model inputs, or an iterable of them; got {type(inputs).__name__}."
+            f"inputs must be a text, token ids, model inputs, or an iterable of them; got {shown(inputs)}. For an "
+            "array of ids: torch.tensor(ids)."
         )
-    return _Reading(model, truncate, bos, shard).batches(inputs, tokens_per_batch, window)
+    reading = _Reading(model, truncate, bos, shard, CorpusHash() if whole is None else whole)
+    return reading.batches(inputs, tokens_per_batch, window)
+
+
+class CorpusHash:
+    """SHA-256 over every document of a corpus, in order: of each text in UTF-8, or of the token ids that were given."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def note(self, kind: str, content: str) -> None:
+        """One more document, or a batch of them, by the hash of its content."""
+        self._digest.update(f"{kind} {content}\n".encode())
+
+    @property
+    def value(self) -> str:
+        """The hash of what has been read so far: once all batches are through, of the corpus."""
+        return self._digest.hexdigest()
+
+
+def checked_shard(shard: Any) -> tuple[int, int]:
+    """A shard (k, n) as two ints; `InputError` for anything else."""
+    try:
+        index, count = (integer(each) for each in shard)
+    except (TypeError, ValueError):
+        index, count = 0, 0
+    if not 0 <= index < count:
+        raise InputError(f"`shard` must be two whole numbers (k, n) with k from 0 to n - 1; got {shown(shard)}.")
+    return index, count
 
 
 @dataclass(frozen=True)
@@ -238,8 +269,10 @@ class _AsGiven:
 class _Reading:
     """One way through a corpus: how many documents have come by, and the digest of those that were taken."""
 
-    def __init__(self, model: HookedModel, truncate: bool, bos: bool | None, shard: tuple[int, int]) -> None:
-        self._model, self._truncate, self._bos = model, truncate, bos
+    def __init__(
+        self, model: HookedModel, truncate: bool, bos: bool | None, shard: tuple[int, int], whole: CorpusHash
+    ) -> None:
+        self._model, self._truncate, self._bos, self._whole = model, truncate, bos, whole
         self._encoder = model.encoder
         self._index, self._shards = shard
         self._seen = 0
@@ -263,13 +296,21 @@ class _Reading:
         """The documents of this shard, in order."""
         for item in _one_by_one(inputs):
             first = self._seen
-            if isinstance(item, str) and not self._takes(first):
-                self._seen += 1
-                continue
+            if isinstance(item, str):
+                # Half a surrogate pair is refused where the text is tokenized: in its own shard.
+                self._whole.note("text", hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest())
+                if not self._takes(first):
+                    self._seen += 1
+                    continue
             try:
                 read = self._read(item)
             except InputError as error:
                 raise InputError(f"document {first}: {error}") from error
+            if isinstance(read, Batch):
+                self._whole.note("batch", _batch_hash(read))
+            elif not isinstance(item, str):
+                for ids in read:
+                    self._whole.note("ids", tensors_hash({"ids": ids}))
             self._seen += len(read.ids) if isinstance(read, Batch) else len(read)
             numbers = [number for number in range(first, self._seen) if self._takes(number)]
             if not isinstance(read, Batch):
@@ -314,18 +355,22 @@ class _Reading:
             yield CorpusBatch(batch, numbers, sum(document.truncated for document in group), digest)
 
     def _as_given(self, given: _AsGiven) -> CorpusBatch:
-        batch = given.batch
-        tensors = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
-        if batch.target is not None:
-            tensors |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
-        self._digest.update(tensors_hash(tensors).encode())
-        return CorpusBatch(batch, torch.tensor(given.numbers), 0, self._digest.hexdigest())
+        self._digest.update(_batch_hash(given.batch).encode())
+        return CorpusBatch(given.batch, torch.tensor(given.numbers), 0, self._digest.hexdigest())
+
+
+def _batch_hash(batch: Batch) -> str:
+    """SHA-256 of all that a model is given."""
+    tensors = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
+    if batch.target is not None:
+        tensors |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
+    return tensors_hash(tensors)
 
 
 def _one_by_one(inputs: Iterable[Any]) -> Iterator[Any]:
-    """The items of a corpus, a list of texts text by text."""
+    """The items of a corpus, a list of texts or of their token ids text by text."""
     for item in inputs:
-        if isinstance(item, list | tuple) and item and all(isinstance(text, str) for text in item):
+        if not isinstance(item, str) and (is_list_of(item, str) or is_list_of(item, Ids)) and len(item):
             yield from item
         else:
             yield item

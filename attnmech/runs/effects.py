@@ -1,19 +1,22 @@
 """What sweeps find: by how much a metric changes, head by head or place by place, with intervals over texts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..arguments import whole_number
 from ..errors import InputError
+from ..fields import check_layers
 from ..interventions import Head
 from ..maths.bootstrap import interval, poisson_weights
 from ..model.hooked import HookedModel
-from ..results import PagedResult, Provenance
+from ..results import Provenance, TextResult, by_layer, subtracted
+from .layers import count_layers
 from .row_means import REPLICATES
 from .sweep import Swept
 
@@ -30,14 +33,17 @@ def ratio_interval(
 
     Texts of which `above` is NaN are left out; NaN where fewer than two are left.
     """
-    if not 0 < level < 1:
-        raise InputError(f"`level` must lie between 0 and 1; got {level!r}.")
+    return interval(ratio_replicates(above, below), level)
+
+
+def ratio_replicates(
+    above: Float[Tensor, "*places text"], below: Float[Tensor, "*#places text"]
+) -> Float[Tensor, "*places replicate"]:
+    """Σ above / Σ below in every bootstrap replicate of the texts; NaN where fewer than two texts have a number."""
     weights = poisson_weights(torch.arange(above.shape[-1]), REPLICATES)
     there = ~above.isnan()
     estimates = (above.nan_to_num(0.0) @ weights) / (below.double().where(there, 0.0) @ weights)
-    low, high = interval(estimates, level)
-    enough = there.sum(dim=-1) > 1
-    return low.masked_fill(~enough, torch.nan), high.masked_fill(~enough, torch.nan)
+    return estimates.masked_fill((there.sum(dim=-1) < 2)[..., None], torch.nan)
 
 
 def mean_interval(
@@ -56,11 +62,12 @@ _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to
 
 
 @dataclass(frozen=True, repr=False)
-class Effects(PagedResult):
+class Effects(TextResult):
     """By how much a metric changes when something is done at a place of a layer: after less before.
 
     Units are those of the metric: nats for "loss" and "kl", logits for "logit_difference". The interval is over texts
     (Poisson bootstrap): how the mean would vary with other texts of the same kind. A subclass says what its places are.
+    In a difference `before`, `after` and `effect` are differences too.
     """
 
     PLACE: ClassVar[str]
@@ -70,15 +77,27 @@ class Effects(PagedResult):
     method: str
     """What was done: "zero", "mean", "resample", ..."""
     layers: tuple[int, ...]
-    """The layers of the axis `layer`."""
+    """The layers in which something was changed."""
     before: Float[Tensor, " text"]
     """The metric of each text, with nothing changed."""
     after: Float[Tensor, "layer place text"]
-    """The metric with each place changed alone; NaN where one was not swept, or the sweep was stopped before."""
+    """The metric with each place changed alone; NaN where one was not swept, or the sweep was stopped before.
+
+    Of heads the axis `layer` has every layer of the model, of positions those in `layers`.
+    """
     swept: Float[Tensor, "layer place"]
     """1 at the places that the sweep was asked for."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that layers and texts label."""
+        return {"layer": len(self._layer_of_row), "text": len(self.tokens)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers([self._layer_of_row.index(layer) for layer in self.layers], len(self.after))
 
     @property
     def per_text(self) -> Float[Tensor, "layer place text"]:
@@ -95,12 +114,30 @@ class Effects(PagedResult):
         return mean_interval(self.per_text, level)
 
     @property
+    def _layer_of_row(self) -> Sequence[int]:
+        """The layers of the axis `layer`."""
+        return self.layers
+
+    @property
     def complete(self) -> bool:
-        """Whether every place was measured on every text; else the sweep was stopped, and this is a part."""
+        """Whether every place was measured on every text; else the sweep was interrupted, and this is a part."""
         return not bool(self.after[self.swept.bool()].isnan().any())
+
+    @property
+    def texts(self) -> Int[Tensor, "layer place"]:
+        """Over how many texts each mean is; in a difference of other texts, those of the one with fewer."""
+        if self.parts is None or self.paired:
+            return (~self.per_text.isnan()).sum(dim=-1)
+        one, other = (part.texts[rows] for part, rows in self._parts_in_rows())
+        return torch.minimum(one, other)
+
+    def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
+        """The two results of a difference, each with where it has the difference's rows."""
+        return [(each, [each._layer_of_row.index(layer) for layer in self._layer_of_row]) for each in self._two]
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
         """The rows of `to_frame` with the largest effects, whatever their sign."""
+        count = whole_number("count", count, least=1)
         frame = self.to_frame()
         order = frame["effect"].abs().sort_values(ascending=False).index
         return frame.loc[order].head(count).reset_index(drop=True)
@@ -108,19 +145,19 @@ class Effects(PagedResult):
     def to_frame(self) -> pd.DataFrame:
         """A row a head (or position) swept: layer, head, effect, effect_low, effect_high, before, after, texts."""
         low, high = self.interval()
-        effect, after, per_text = self.effect, self.after.nanmean(dim=-1), self.per_text
+        effect, after, texts = self.effect, self.after.nanmean(dim=-1), self.texts
         rows = []
         for index, place in self.swept.nonzero().tolist():
             rows.append(
                 {
-                    "layer": self.layers[index],
+                    "layer": self._layer_of_row[index],
                     self.PLACE: place,
                     "effect": float(effect[index, place]),
                     "effect_low": float(low[index, place]),
                     "effect_high": float(high[index, place]),
                     "before": float(self.before.nanmean()),
                     "after": float(after[index, place]),
-                    "texts": int((~per_text[index, place].isnan()).sum()),
+                    "texts": int(texts[index, place]),
                 }
             )
         return pd.DataFrame(rows)
@@ -135,9 +172,9 @@ class Effects(PagedResult):
     ) -> "go.Figure":
         from ..draw.effects import effect_map
 
-        return effect_map(
-            value.numpy(), low.numpy(), high.numpy(), layers=self.layers, label=label, columns=self.PLACE, tokens=tokens
-        )
+        rows = [self._layer_of_row.index(layer) for layer in self.layers]
+        shown = (each[rows].numpy() for each in (value, low, high))
+        return effect_map(*shown, layers=self.layers, label=label, columns=self.PLACE, tokens=tokens)
 
     @property
     def _title(self) -> str:
@@ -156,21 +193,49 @@ class Effects(PagedResult):
         if measured.empty:
             return f"{self._about}: nothing was measured."
         top = measured.iloc[0]
+        largest = "effect" if self.parts is None else "difference"
         known = "" if pd.isna(top.effect_low) else f" ({top.effect_low:+.3g} to {top.effect_high:+.3g})"
         part = "" if self.complete else "; stopped early, this is a part"
         return (
-            f"{self._about}: {self._named(int(top['layer']), int(top[self.PLACE]))} has the largest effect, "
+            f"{self._about}: {self._named(int(top['layer']), int(top[self.PLACE]))} has the largest {largest}, "
             f"{top.effect:+.3g} {unit_of(self.metric)}{known}{part}."
         )
 
     @property
     def _about(self) -> str:
-        texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
         done = _DONE.get(self.method, self.method.replace("_", " "))
-        return f"{int(self.swept.sum())} {self.PLACE}s {done}, one at a time, on {texts}"
+        return f"{self._opening}{int(self.swept.sum())} {self.PLACE}s {done}, one at a time, on {self._texts}"
+
+    @property
+    def _n_texts(self) -> int:
+        return len(self.before)
 
     def _named(self, layer: int, place: int) -> str:
         return f"{self.PLACE} {place} of layer {layer}"
+
+    def _comparable(self) -> dict[str, Any]:
+        asked = {name: self.provenance.options.get(name) for name in ("later", "positions")}
+        places = {f"number of {self.PLACE}s": self.swept.shape[1]}
+        return {"metric": self.metric, "method": self.method, **places, **asked}
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        rows = [layer for layer in self._layer_of_row if layer in other._layer_of_row]
+        mine, yours = ([each._layer_of_row.index(layer) for layer in rows] for each in (self, other))
+        swept = self.swept[mine] * other.swept[yours]
+        if not swept.any():
+            raise InputError(
+                f"two results can be subtracted that have {self.PLACE}s in common; got those of the layers "
+                f"{list(self.layers)} and {list(other.layers)}, and none is in both."
+            )
+        before = subtracted(self.before, other.before, paired)
+        return replace(
+            self,
+            layers=tuple(layer for layer in self.layers if layer in other.layers),
+            before=before,
+            after=subtracted(self.per_text[mine], other.per_text[yours], paired) + before,
+            swept=swept,
+            tokens=self.tokens if paired else (),
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"before": self.before, "after": self.after, "swept": self.swept}
@@ -214,15 +279,33 @@ class HeadEffects(Effects):
     """By how much changing one head moves the pattern of another, of any layer of the model: Jensen-Shannon
     divergence in nats."""
 
+    @property
+    def _layer_of_row(self) -> Sequence[int]:
+        return range(len(self.after))
+
     def _named(self, layer: int, place: int) -> str:
         return f"L{layer}H{place}"
+
+    def _comparable(self) -> dict[str, Any]:
+        return super()._comparable() | {"number of layers": len(self.after)}
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        found = super()._minus(other, paired)
+        both = self.shift is not None and other.shift is not None
+        return replace(found, shift=self.shift - other.shift if both else None)  # type: ignore[operator]
+
+    def _facts(self) -> dict[str, Any]:
+        return super()._facts() | {"n_layers": len(self.after)}
 
     def _tensors(self) -> dict[str, Tensor]:
         return super()._tensors() | ({} if self.shift is None else {"shift": self.shift})
 
     @classmethod
     def _fields(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
-        return super()._fields(tensors, facts) | {"shift": tensors.get("shift")}
+        fields = super()._fields(tensors, facts) | {"shift": tensors.get("shift")}
+        if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were measured alone
+            fields |= _of_all_layers(fields, max(facts["layers"]) + 1)
+        return fields
 
 
 def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str) -> HeadEffects:
@@ -232,8 +315,19 @@ def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: 
 
 def head_fields(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str) -> dict[str, Any]:
     """The fields of `HeadEffects` of a sweep that changed one head at a time."""
-    fields = effect_fields(heads, model.output_stack.n_heads, swept, method)
-    return fields | {"shift": None if swept.shift is None else _at(heads, model.output_stack.n_heads, swept.shift)}
+    stack = model.output_stack
+    n_layers = count_layers(model, stack)
+    fields = effect_fields(heads, stack.n_heads, swept, method) | {"shift": None}
+    if swept.shift is not None:
+        fields["shift"] = by_layer(_at(heads, stack.n_heads, swept.shift), stack.layers, n_layers, axis=2)
+    return fields | _of_all_layers(fields, n_layers)
+
+
+def _of_all_layers(fields: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
+    """What is known of some layers, with a row for every layer of the model."""
+    there = [name for name in ("after", "swept", "shift") if fields[name] is not None]
+    known = {name: by_layer(fields[name], fields["layers"], n_layers) for name in there}
+    return known | {"swept": known["swept"].nan_to_num(0.0)}
 
 
 def effect_fields(places: Sequence[tuple[int, int]], count: int, swept: Swept, method: str) -> dict[str, Any]:

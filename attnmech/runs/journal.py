@@ -1,21 +1,123 @@
-"""A run on disk: what it needs to go on after it was cut off, whatever cut it off."""
+"""A run on disk: what it needs to resume after an interruption, whatever the interruption was."""
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import JournalError, first_line
-from ..files import writing
+from ..errors import JournalError, OutputError, first_line
+from ..files import check_writable, path_of, writing
+from ..model.weights import tensors_hash
 
 ADVICE: Final = "Give another path or delete it."
+
+_ROUNDING: Final = 1000
+"""By how many units of the last place of the model's precision the same measurement may differ, relative to 1 and to
+the number: what batches of another shape make of deep models."""
+
+_MOST_ROUNDING: Final = 0.1
+"""But by no more than this: half precision knows few digits."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# -- the file, while a run owns it -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Kept:
+    """A journal that this run owns."""
+
+    stays: bool = False
+    """Whether it is needed once the run has ended."""
+
+
+_KEPT: ContextVar[Mapping[Path, _Kept]] = ContextVar("attnmech_journals", default={})  # noqa: B039 - never changed
+
+
+@contextmanager
+def kept(path: str | Path | None) -> Iterator[None]:
+    """Owns the journal at a path while the block lasts, and removes it when the block has ended well.
+
+    >>> with kept("table.csv.journal"):                             # doctest: +SKIP
+    ...     am.ablate_heads(model, texts, journal="table.csv.journal").to_html("page.html")
+
+    Inside another `kept` of the same path the outer one decides, so whoever writes what a run found keeps the journal
+    until that is written. After an exception or Ctrl-C the journal is still there. Without a path nothing happens.
+
+    Raises `JournalError` at once where another process, or another thread, owns the journal, and `OutputError` where
+    none can be written.
+    """
+    if path is None or (real := _real(path_of(path))) in _KEPT.get():
+        yield
+        return
+    with _locked(Path(path), real):
+        mine = _Kept()
+        _KEPT.set({**_KEPT.get(), real: mine})
+        try:
+            yield
+        finally:
+            _KEPT.set({other: held for other, held in _KEPT.get().items() if other != real})
+        if not mine.stays:
+            real.unlink(missing_ok=True)
+
+
+def leave(path: str | Path | None) -> None:
+    """Lets the journal at a path stand when its `kept` ends: what is returned is a part of what it is for."""
+    if path is not None:
+        _KEPT.get()[_real(path)].stays = True
+
+
+def owning_journal(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function own the journal that its keyword `journal` names, from its first line to its last."""
+
+    @wraps(function)
+    def owned(*arguments: P.args, **options: P.kwargs) -> R:
+        with kept(cast(str | Path | None, options.get("journal"))):
+            return function(*arguments, **options)
+
+    return owned
+
+
+def _real(path: str | Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+@contextmanager
+def _locked(path: Path, real: Path) -> Iterator[None]:
+    """Holds a lock that the system takes back when the process dies; leaves no file behind."""
+    check_writable(path)
+    lock = FileLock(real.with_name(f".{real.name}.lock"), blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise JournalError(
+            f"{path} belongs to another run that is under way. Wait until it has ended, or give another path."
+        ) from None
+    except OSError as error:
+        raise OutputError(f"cannot lock {path}: {error.strerror or error}.") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no open file
+            Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+# -- what is in it -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -34,7 +136,7 @@ class Entry:
 class Journal:
     """One file with the last entry of a run, written whole or not at all.
 
-    `identity` says, as JSON values, what the run is: only a run of the same identity goes on from the file.
+    `identity` says, as JSON values, what the run is: only a run of the same identity resumes from the file.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -48,23 +150,26 @@ class Journal:
             str(number): value.detach().cpu().clone(memory_format=torch.contiguous_format)
             for number, value in enumerate(entry.tensors.values())
         }
-        header = {
-            "kind": type(self).__name__,
-            "identity": self._identity,
-            "names": list(entry.tensors),
-            "batches": entry.batches,
-            "digest": entry.digest,
-            "counters": dict(entry.counters),
-        }
+        header = json.dumps(
+            {
+                "kind": type(self).__name__,
+                "identity": self._identity,
+                "names": list(entry.tensors),
+                "batches": entry.batches,
+                "digest": entry.digest,
+                "counters": dict(entry.counters),
+            }
+        )
         with writing(self.path) as draft:
-            save_file(tensors, draft, metadata={"attnmech": json.dumps(header)})
+            save_file(tensors, draft, metadata={"attnmech": header, "sha256": _checksum(header, tensors)})
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
 
     def resume(self) -> Entry | None:
         """The last entry, or None where there is no file.
 
-        Raises `JournalError` for the journal of another run and for a file that is none; it stays as it is.
+        Raises `JournalError` for the journal of another run, for a damaged one and for any other file; it stays as it
+        is.
         """
         if not self.path.exists():
             return None
@@ -81,15 +186,31 @@ class Journal:
         self._check(header["identity"])
         return entry
 
-    def remove(self) -> None:
-        """Takes the file away once the run is at its end."""
-        self.path.unlink(missing_ok=True)
+    def require_same(self, names: Sequence[str], held: Tensor, found: Tensor, precision: torch.dtype) -> None:
+        """Raises `JournalError` where a number measured again, one of `names`, is not the one that the journal holds.
+
+        The same code gives the same number to the bit on a processor, and to within rounding on a GPU or where texts
+        and changes share batches otherwise (`memory`): so much is allowed, by the precision that the model runs in.
+        """
+        allowed = min(_ROUNDING * torch.finfo(precision).eps, _MOST_ROUNDING)
+        apart = ~torch.isclose(found, held, rtol=allowed, atol=allowed, equal_nan=True)
+        if bool(apart.any()):
+            first = int(apart.flatten().int().argmax())
+            was, now = float(held.flatten()[first]), float(found.flatten()[first])
+            raise JournalError(
+                f"{self.path} holds other numbers than this run measures: {names[first]} is {was:.6g} in the journal, "
+                f"{now:.6g} now. The metric, a hook or the model has changed, or one of them draws at random. {ADVICE}"
+            )
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with safe_open(self.path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["attnmech"])
+            metadata = file.metadata() or {}
             # Copies, since what is read in place changes with the file.
-            return header, {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dict
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dict
+        header = metadata["attnmech"]
+        if metadata["sha256"] != _checksum(header, tensors):
+            raise ValueError("it is damaged: its checksum is that of other numbers")
+        return json.loads(header), tensors
 
     def _check(self, held: Mapping[str, str]) -> None:
         names = [*self._identity, *(name for name in held if name not in self._identity)]
@@ -100,6 +221,11 @@ class Journal:
         ]
         if differences:
             raise JournalError(f"{self.path} is the journal of another run. {'; '.join(differences)}. {ADVICE}")
+
+
+def _checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of all that a journal says."""
+    return hashlib.sha256(f"{header}\n{tensors_hash(tensors)}".encode()).hexdigest()
 
 
 def _written(value: Any) -> str:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..activations import Batch
+from ..arguments import dense, shown
 from ..errors import InputError
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
 from ..model.hooked import HookedModel
@@ -48,10 +49,10 @@ class Metric:
             raise InputError("`against` needs `answers`: the tokens that it is compared with.")
         if callable(metric):
             return cls(_name_of(metric), metric, right, wrong)
-        if metric not in METRICS:
+        if not isinstance(metric, str) or metric not in METRICS:
             known = "; ".join(f"{name!r} ({about})" for name, about in METRICS.items())
             raise InputError(
-                f"`metric` must be one of {known}, or a function (logits, batch) -> [batch]; got {metric!r}."
+                f"`metric` must be one of {known}, or a function (logits, batch) -> [batch]; got {shown(metric)}."
             )
         if model.grid is not None:
             raise InputError(f"{metric!r} is of tokens, and an image has one row of logits; give a function of them.")
@@ -107,13 +108,12 @@ class Metric:
         assert self.compute is not None
         found = self.compute(logits, replace(batch, answers=self.answers, against=self.against))
         texts = len(batch.ids)
-        if not isinstance(found, torch.Tensor) or found.shape != (texts,):
-            shape = list(found.shape) if isinstance(found, torch.Tensor) else repr(found)
+        if not isinstance(found, torch.Tensor) or found.shape != (texts,) or found.is_complex():
             raise InputError(
                 f"the metric {self.name} must return one number for each of the {texts} texts, a tensor [{texts}]; got "
-                f"{shape}."
+                f"{shown(found)}."
             )
-        return found.double()
+        return dense(f"what the metric {self.name} returns", found).double()
 
     def of_logits(self, logits: Float[Tensor, "batch position vocab"], batch: Batch) -> Float[Tensor, " batch"]:
         """The metric of whole logits, where it needs no clean output; it can be differentiated."""
@@ -126,12 +126,14 @@ class Metric:
 
 
 def require_finite(name: str, found: Float[Tensor, " text"], documents: Sequence[int], what: str) -> None:
-    """Raises `InputError` with the first text for which a metric is NaN."""
-    bad = found.isnan().nonzero()
+    """Raises `InputError` with the first text for which a metric is NaN or infinite."""
+    bad = (~found.isfinite()).nonzero()
     if len(bad):
+        place = int(bad[0])
+        came = "NaN" if bool(found[place].isnan()) else str(float(found[place]))
         raise InputError(
-            f"the metric {name} is NaN for text {documents[int(bad[0])]} ({what}). Texts need at least two tokens for "
-            "a loss; a function of one's own must give a number for every text."
+            f"the metric {name} is {came} for text {documents[place]} ({what}). Texts need at least two tokens for a "
+            "loss; a function must give a finite number for every text."
         )
 
 

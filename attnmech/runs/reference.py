@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from ..arguments import flag
 from ..errors import InputError
 from ..interventions import Values
 from ..model.hooked import HookedModel
@@ -32,6 +33,7 @@ def mean_z(
 
     By layer `[1 1 head d_head]`, or `[1 position head d_head]`, in the model's precision.
     """
+    flag("per_position", per_position)
     found: Values
     (found,) = stream(model, inputs, [_MeanZ(per_position)], layers=layers, stack=stack, bos=bos)
     return found

@@ -6,6 +6,7 @@ in every bootstrap replicate, so that of a corpus nothing is kept that grows wit
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
@@ -16,12 +17,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..activations import Batch
+from ..arguments import dense, flag, option, shown
 from ..errors import InputError, MissingPointError
+from ..fields import check_entries, check_layers, check_rows
 from ..maths.bootstrap import interval, poisson_weights
-from ..results import PagedResult, Provenance
+from ..results import Provenance, TextResult, by_layer
+from .layers import count_layers
 from .stream import Run, Source, State
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
+
     from ..draw.figure_page import Section
 
 REPLICATES: Final = 200
@@ -76,20 +82,57 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
     return one + other
 
 
+def _disjoint_shards(parts: Sequence["RowMeans"]) -> list[tuple[int, int]]:
+    """The shards (k, n) of one corpus that some results are of; `InputError` where documents would count twice."""
+    shards: list[tuple[int, int]] = []
+    for each in parts:
+        corpus, ours = (str(one.provenance.options.get("corpus", "")) for one in (each, parts[0]))
+        if not corpus:
+            raise InputError(
+                f"results can be merged where it is known which corpus they are of; {each!r} was saved before that was "
+                "noted. Measure it again."
+            )
+        if corpus != ours:
+            raise InputError(
+                f"results can be merged of shards of one corpus; got those of two, with the SHA-256 {ours[:12]}… and "
+                f"{corpus[:12]}…. Give one corpus to every call, each with its shard=(k, n)."
+            )
+        for k, n in each.provenance.shards:
+            for other_k, other_n in shards:
+                if (k - other_k) % math.gcd(n, other_n) == 0:
+                    raise InputError(
+                        f"results can be merged of shards that share no document; {(other_k, other_n)} and {(k, n)} do."
+                    )
+            shards.append((k, n))
+    return shards
+
+
 @dataclass(frozen=True, repr=False)
-class RowMeans(PagedResult):
+class RowMeans(TextResult):
     """What was measured of the rows of some texts: its means, their intervals, and of a single run every row.
 
     `state` holds "sums" `[statistic class layer head replicate]` and "counts" `[statistic class layer #head replicate]`
     and, of texts that were run together, "values" `[statistic layer head batch query]`, "valid" `[statistic layer
-    #head batch query]` and "classes" `[batch class query]`.
+    #head batch query]` and "classes" `[batch class query]`. A difference has means, their intervals, and rows; the
+    rest is for its two `parts` to say.
     """
 
     STATISTICS: ClassVar[tuple[str, ...]]
     """What is measured, in the order of the axis `statistic`."""
 
+    STATE: ClassVar[Mapping[str, Any]] = {
+        "sums": Float[Tensor, "statistic class layer head replicate"],
+        "counts": Float[Tensor, "statistic class layer #head replicate"],
+        "values": Float[Tensor, "statistic layer head batch row"],
+        "valid": Bool[Tensor, "statistic layer #head batch row"],
+        "classes": Bool[Tensor, "batch class row"],
+    }
+    """What the entries of `state` are; a subclass adds its own."""
+
     layers: tuple[int, ...]
-    """The layers measured, in the order of the axis `layer`."""
+    """The layers measured: all that a frame lists, and the axis `layer` of what has a query, key or position axis."""
+    n_layers: int
+    """How many layers the model has: the length of the axis `layer` of means, which are NaN at layers not measured."""
     documents: int
     """How many texts there were."""
     truncated: int
@@ -108,6 +151,7 @@ class RowMeans(PagedResult):
         batch = source.batch
         return cls(
             layers=source.layers,
+            n_layers=count_layers(source.model, source.stack),
             documents=source.documents,
             truncated=source.truncated,
             state=state,
@@ -117,14 +161,38 @@ class RowMeans(PagedResult):
             **more,
         )
 
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that statistics, classes, layers and, of texts run together, tokens label."""
+        rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
+        return {"statistic": len(self.STATISTICS), "class": len(ROW_CLASSES), "layer": len(self.layers), **rows}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, self.n_layers)
+        lengths = self.axis_lengths
+        check_entries("state", self.state, self.STATE, lengths)
+        self.state["sums"], self.state["counts"]
+        texts = len(self.state["classes"]) if "classes" in self.state else len(self.tokens)
+        check_rows("tokens", self.tokens, texts, lengths.get("row"))
+        for name in self.chosen:
+            option("chosen", name, ROW_CLASSES)
+
     def merged(self, *others: Self) -> Self:
         """The result over the texts of several runs on parts of one corpus, as if they had been run together.
 
         >>> parts = [am.attention_focus(model, am.Corpus(path), shard=(k, 4)) for k in range(4)]    # doctest: +SKIP
         >>> parts[0].merged(*parts[1:])                                                             # doctest: +SKIP
+
+        Raises `InputError` for shards that share documents, for those of two corpora, and for results of another
+        model, or with other layers, options or hooks.
         """
         parts = (self, *others)
         for each in parts:
+            if not isinstance(each, RowMeans):
+                raise InputError(f"results are merged with results; got {shown(each)}.")
+            if each.parts is not None:
+                raise InputError("differences cannot be merged; merge the results of each corpus, then subtract.")
             if "values" in each.state:
                 raise InputError("results of texts that were run together keep their rows; merge results of a corpus.")
             if (each.provenance.weights, each.provenance.edits, each._kind) != (
@@ -136,11 +204,12 @@ class RowMeans(PagedResult):
                     f"results can be merged of one model, with the same layers, options and hooks; got {self!r} and "
                     f"{each!r}."
                 )
+        shards = _disjoint_shards(parts)
         state = self.state
         for each in others:
             state = added(dict(state), dict(each.state))
         hashes = "".join(sorted(each.provenance.inputs for each in parts))
-        options = {**self.provenance.options, "shard": [each.provenance.options.get("shard") for each in parts]}
+        options = {**self.provenance.options, "shard": [list(shard) for shard in shards]}
         return replace(
             self,
             documents=sum(each.documents for each in parts),
@@ -152,25 +221,37 @@ class RowMeans(PagedResult):
     @property
     def _kind(self) -> tuple[Any, ...]:
         """What two results must share to be merged."""
-        options = {name: value for name, value in self.provenance.options.items() if name != "shard"}
+        options = {name: value for name, value in self.provenance.options.items() if name not in ("shard", "corpus")}
         return type(self), self.layers, self.chosen, json.dumps(options, sort_keys=True, default=str)
 
     def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
         """The mean of a statistic over the rows that count and on which it is defined; NaN where there is none."""
-        return self._ratios(statistic)[..., 0]
+        return self._by_layer(self._ratios(statistic)[..., 0])
 
     def interval(
         self, statistic: str, level: float = 0.95
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
-        """Low and high end of the bootstrap interval over texts; None where there is one text only."""
+        """Low and high end of the bootstrap interval over texts; None where there is one text only.
+
+        Of a difference that of the paired differences; NaN where the two results are of other texts.
+        """
         ratios = self._ratios(statistic)
+        if self.parts is not None and not self.paired:
+            none = self._by_layer(torch.full_like(ratios[..., 0], torch.nan))
+            return none, none
         if self.documents < 2 or ratios.shape[-1] == 1:
             return None
-        return interval(ratios[..., 1:], level)
+        low, high = interval(ratios[..., 1:], level)
+        return self._by_layer(low), self._by_layer(high)
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic on each row; NaN where it is not defined."""
         place = self._place(statistic)
+        if self.parts is not None:
+            if not self.paired:
+                raise MissingPointError("rows of different texts have no difference; take `by_row` of each of `parts`.")
+            one, other = (part.by_row(statistic)[rows] for part, rows in self._parts_in_rows())
+            return one - other
         return self._row("values")[place].masked_fill(~self._row("valid")[place], torch.nan)
 
     def where(
@@ -181,15 +262,20 @@ class RowMeans(PagedResult):
         `rows` is True at the rows to be counted, of texts that were run together (of a corpus rows are not kept); then
         only what is known of each row can be had, without intervals.
         """
-        chosen = ("ordinary", *(["special"] if special else []), *(["first"] if first_row else []))
+        if self.parts is not None:
+            one, other = self._two
+            options: dict[str, Any] = {"first_row": first_row, "special": special, "rows": rows}
+            return one.where(**options) - other.where(**options)
+        with_special, with_first = flag("special", special), flag("first_row", first_row)
+        chosen = ("ordinary", *(["special"] if with_special else []), *(["first"] if with_first else []))
         if rows is None:
             return replace(self, chosen=chosen)
         classes = self._row("classes")
-        if rows.dtype != torch.bool or rows.shape != classes[:, 0].shape:
+        if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != classes[:, 0].shape:
             raise InputError(
-                f"`rows` must be True or False for each of the {list(classes[:, 0].shape)} rows; got {rows.dtype} "
-                f"{list(rows.shape)}."
+                f"`rows` must be True or False for each of the {list(classes[:, 0].shape)} rows; got {shown(rows)}."
             )
+        dense("`rows`", rows)
         kept = {name: value for name, value in self.state.items() if name in self.BY_ROW}
         members = classes & rows.cpu()[:, None]
         sums, counts = (each.sum(dim=-1, keepdim=True) for each in sums_by_text(kept["values"], kept["valid"], members))
@@ -198,16 +284,25 @@ class RowMeans(PagedResult):
     BY_ROW: ClassVar[tuple[str, ...]] = ("values", "valid", "classes")
     """The entries of the state that are kept row by row."""
 
+    def _by_layer(self, measured: Tensor) -> Tensor:
+        return by_layer(measured, self.layers, self.n_layers)
+
+    def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
+        """The two results of a difference, each with where its state has the difference's layers."""
+        return [(each, [each.layers.index(layer) for layer in self.layers]) for each in self._two]
+
     def _ratios(self, statistic: str) -> Float[Tensor, "layer head replicate"]:
         place = self._place(statistic)
+        if self.parts is not None:
+            # A text has one weight in a replicate of both, so paired replicates differ as the texts do.
+            one, other = (part._ratios(statistic)[rows] for part, rows in self._parts_in_rows())
+            return one - other if self.paired else one[..., :1] - other[..., :1]
         chosen = [ROW_CLASSES.index(name) for name in self.chosen]
         sums, counts = (self.state[name][place][chosen].sum(dim=0) for name in ("sums", "counts"))
         return sums / counts
 
     def _place(self, statistic: str) -> int:
-        if statistic not in self.STATISTICS:
-            raise InputError(f"`statistic` must be one of {', '.join(self.STATISTICS)}; got {statistic!r}.")
-        return self.STATISTICS.index(statistic)
+        return self.STATISTICS.index(option("statistic", statistic, self.STATISTICS))
 
     def _row(self, name: str) -> Tensor:
         return self._kept(name, "rows are kept of texts that are run together (a string or a list), not of a corpus")
@@ -218,6 +313,8 @@ class RowMeans(PagedResult):
         return whole[[ROW_CLASSES.index(each) for each in self.chosen]].sum(dim=0)
 
     def _kept(self, name: str, why: str) -> Tensor:
+        if self.parts is not None:
+            raise MissingPointError("a difference does not hold that; take it of each of its two results, `parts`.")
         if name not in self.state:
             raise MissingPointError(f"this result does not hold that: {why}.")
         return self.state[name]
@@ -230,13 +327,72 @@ class RowMeans(PagedResult):
             ends = self.interval(name)
             if ends is not None:
                 columns[f"{name}_low"], columns[f"{name}_high"] = ends
-        layers, heads = columns[self.STATISTICS[0]].shape
+        heads, rows = columns[self.STATISTICS[0]].shape[1], list(self.layers)
         return pd.DataFrame(
             {
-                "layer": [layer for layer in self.layers for _ in range(heads)],
-                "head": [head for _ in range(layers) for head in range(heads)],
-                **{name: value.flatten().tolist() for name, value in columns.items()},
+                "layer": [layer for layer in rows for _ in range(heads)],
+                "head": [head for _ in rows for head in range(heads)],
+                **{name: value[rows].flatten().tolist() for name, value in columns.items()},
             }
+        )
+
+    def _comparable(self) -> dict[str, Any]:
+        options = self.provenance.options
+        drawn = [(each["replicates"], each["seed"]) for _, each in options.get("reducers", ()) if "seed" in each]
+        return {
+            "number of layers": self.n_layers,
+            "number of heads": self.state["sums"].shape[3],
+            "stack": options.get("stack"),
+            "rows": self.chosen,
+            "bootstrap": sorted(set(drawn)),
+        }
+
+    def _minus(self, other: Self, paired: bool) -> Self:
+        layers = tuple(layer for layer in self.layers if layer in other.layers)
+        if not layers:
+            raise InputError(
+                f"two results can be subtracted that have layers in common; got {list(self.layers)} and "
+                f"{list(other.layers)}."
+            )
+        return replace(
+            self,
+            layers=layers,
+            documents=min(self.documents, other.documents),
+            truncated=max(self.truncated, other.truncated),
+            state={},
+            tokens=self.tokens if self.tokens == other.tokens else (),
+        )
+
+    def _difference_map(self, statistic: str) -> "go.Figure":
+        """Layers × heads, coloured by the difference of a statistic, with intervals in the hover."""
+        from ..draw.effects import effect_map
+
+        value = self.mean(statistic)
+        ends = self.interval(statistic) or (torch.full_like(value, torch.nan),) * 2
+        shown = (each[list(self.layers)].numpy() for each in (value, *ends))
+        return effect_map(*shown, layers=self.layers, label=f"difference of {statistic}")
+
+    def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
+        """A map for each figure, given with its statistic."""
+        from ..draw.figure_page import Section
+
+        reading = "Each cell is one head: blue where the first result has more, brown where the second has."
+        return [
+            Section(
+                f"Difference of {statistic}", reading, self._difference_map(statistic), f'difference.plot("{name}")'
+            )
+            for name, statistic in figures.items()
+        ]
+
+    def _difference_lead(self, statistic: str) -> str:
+        """The head at which a statistic differs most."""
+        value = self.mean(statistic)
+        layer, head = divmod(int(value.abs().nan_to_num(-1.0).argmax()), value.shape[1])
+        ends = [float(end[layer, head]) for end in self.interval(statistic) or ()]
+        known = f" ({ends[0]:+.3g} to {ends[1]:+.3g})" if ends and not math.isnan(ends[0]) else ""
+        return (
+            f"{self._opening}on {self._texts}, {statistic} differs most at L{layer}H{head}, by "
+            f"{float(value[layer, head]):+.3g}{known}."
         )
 
     def _sections(self) -> "Sequence[Section]":
@@ -248,16 +404,17 @@ class RowMeans(PagedResult):
 
     @property
     def _origin(self) -> dict[str, str]:
-        return {**super()._origin, "texts": f"{self._texts}, {self.truncated} of them cut to the model's length"}
+        cut = f", {self.truncated} of them cut to the model's length" if self.parts is None else ""
+        return {**super()._origin, "texts": f"{self._texts}{cut}"}
 
     @property
     def lead(self) -> str:
         """One sentence that the numbers support."""
-        return f"Means over the rows of {self._texts}."
+        return f"{self._opening}Means over the rows of {self._texts}."
 
     @property
-    def _texts(self) -> str:
-        return "1 text" if self.documents == 1 else f"{self.documents} texts"
+    def _n_texts(self) -> int:
+        return self.documents
 
     def _tensors(self) -> dict[str, Tensor]:
         return dict(self.state)
@@ -265,6 +422,7 @@ class RowMeans(PagedResult):
     def _facts(self) -> dict[str, Any]:
         return {
             "layers": list(self.layers),
+            "n_layers": self.n_layers,
             "documents": self.documents,
             "truncated": self.truncated,
             "chosen": list(self.chosen),
@@ -273,7 +431,9 @@ class RowMeans(PagedResult):
 
     @classmethod
     def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        own = {name: value for name, value in facts.items() if name not in ("layers", "chosen", "tokens")}
+        # Files of attnmech 0.1.0 do not say how many layers the model had.
+        known = {"n_layers": max(facts["layers"]) + 1, **facts}
+        own = {name: value for name, value in known.items() if name not in ("layers", "chosen", "tokens")}
         return cls(
             layers=tuple(facts["layers"]),
             chosen=tuple(facts["chosen"]),

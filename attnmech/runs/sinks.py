@@ -13,13 +13,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..activations import Batch
+from ..arguments import shown
 from ..errors import InputError
 from ..maths.focus import received_by_key
 from ..maths.null_attention import most_attended, sink_mass, value_ratio
 from ..maths.updates import Writer
 from ..model.attention import RowBlock
 from ..model.hooked import HookedModel
-from ..model.inputs import Inputs
+from ..model.inputs import Ids, Inputs
 from ..model.tap import LayerEnd
 from .norm_scale import norm_scale
 from .row_means import begins
@@ -63,12 +64,12 @@ def sinks_of(
 
     Raises `InputError` for a target that there is not, and where a text has no special token to be the sink.
     """
-    if target not in TARGETS:
+    if not isinstance(target, str) or target not in TARGETS:
         known = ", ".join(f'"{name}" ({about})' for name, about in TARGETS.items())
-        raise InputError(f"`target` must be one of {known}; got {target!r}.")
+        raise InputError(f"`target` must be one of {known}; got {shown(target)}.")
     if target == "special" and not model.encoder.special:
         raise InputError('target="special" needs a tokenizer with special tokens; take target="first".')
-    whole = isinstance(inputs, (str, torch.Tensor, Mapping, Batch)) or not isinstance(inputs, Iterable)
+    whole = isinstance(inputs, str | Ids | Mapping | Batch) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
     found: Sinks
     (found,) = stream(model, iter(documents), [SinkReducer(target)], layers=layers, stack=stack, bos=bos)

@@ -18,16 +18,19 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..activations import Batch
+from ..arguments import flag, listed, optional_flag, shown
 from ..errors import InputError, JournalError, ReducerError
+from ..files import path_of
 from ..model.attention import RowBlock
-from ..model.hooked import HookedModel
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.stack import Stack
 from ..model.tap import LayerEnd
 from ..points import PointKey
 from ..results import Provenance
-from .corpus import CorpusBatch, batches
-from .journal import Entry, Journal
+from .corpus import CorpusBatch, CorpusHash, batches, checked_shard
+from .identity import digest_of, hooks_digests
+from .journal import Entry, Journal, kept
 from .progress import Meter, meter
 
 State: TypeAlias = dict[str, Tensor]
@@ -153,7 +156,8 @@ class Reducer(ABC):
     def options(self) -> dict[str, str]:
         """What distinguishes it from another of its kind, for provenance and journal: by default its attributes.
 
-        A journal is gone on with where these texts are the same, so none may hold an address in memory.
+        A journal is resumed where these texts are the same, so none may hold an address in memory; and where the code
+        of the class is and, unless the class has `options` of its own, all attributes are, tensors by content.
         """
         return {name: repr(value) for name, value in vars(self).items()}
 
@@ -181,7 +185,7 @@ def stream(
     A corpus goes through in batches of similar length and is not kept. `shard=(k, n)` takes every n-th of its
     documents from the k-th on, under its own number, so that the merged states of n shards are those of the whole;
     `truncate` cuts documents that are longer than the model allows, and counts them. With `journal`, a path, the
-    states so far are kept in a file: the same call after an interruption goes on from there, and ends with the same
+    states so far are kept in a file: the same call after an interruption resumes from it, and ends with the same
     result; the file is removed at the end. `progress` shows a bar with rate and time left on stderr.
 
     `layers` and `stack` choose what passes by. Hooks in force change what reducers see. States of shards, which are
@@ -189,9 +193,13 @@ def stream(
 
     Raises `InputError` for inputs that cannot be, `MissingPointError` and `CertificateError` for points that this
     model does not have or that could not be proven, `ReducerError` for a reducer that misbehaves, and
-    `JournalError` for a journal of something else.
+    `JournalError` for a journal of something else (other code of a reducer or a hook included), a damaged one, or one
+    that another process is writing.
     """
+    require_model(model)
     work = _Work(model, _checked(reducers), model.stack(stack), layers)
+    shard, truncate = checked_shard(shard), flag("truncate", truncate)
+    bos, progress = optional_flag("bos", bos), flag("progress", progress)
     if not _is_corpus(inputs):
         if shard != (0, 1) or journal is not None or truncate:
             raise InputError(
@@ -209,12 +217,11 @@ def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]
 
 
 def _checked(reducers: Any) -> tuple[Reducer, ...]:
-    found = tuple(reducers) if isinstance(reducers, Iterable) else (reducers,)
+    wanted = "a list of reducers, such as [am.AttentionFocus.reducer()]"
+    found = (reducers,) if isinstance(reducers, Reducer) else tuple(listed("reducers", reducers, wanted))
     for each in found:
         if not isinstance(each, Reducer):
-            raise InputError(
-                f"`reducers` must be a list of reducers, such as [am.AttentionFocus.reducer()]; got {each!r} in it."
-            )
+            raise InputError(f"`reducers` must be {wanted}; got {shown(each)} in it.")
     if not found:
         raise InputError("`reducers` must hold at least one reducer; got an empty list.")
     return found
@@ -269,25 +276,24 @@ class _Work:
     ) -> tuple[Any, ...]:
         """The results of a corpus, batch by batch."""
         options = self._options(bos) | {"truncate": truncate, "shard": list(shard)}
-        journal = None if path is None else Journal(Path(path), self._identity(options, inputs))
-        done = journal.resume() if journal else None
-        total = _Total(self.reducers, done)
-        parts = batches(inputs, self.model, truncate=truncate, bos=bos, shard=shard)
-        try:
-            with meter(inputs, shard, show=progress) as bar:
-                self._go_through(parts, total, journal, bar)
-        except BaseException:
-            if journal and total.fresh:
-                journal.write(total.entry())
-            raise
-        if total.states is None:
-            raise InputError(f"no document is in shard {shard}; give fewer shards than there are documents.")
-        model = self.model
-        provenance = Provenance(model.name, model.weights_hash, total.digest, model.edited, (), options)
-        results = self._finished(total.states, Source(*self._place, total.documents, total.truncated, None, provenance))
-        if journal:
-            journal.remove()
-        return results
+        with kept(path):
+            journal = None if path is None else Journal(path_of(path), self._identity(options, inputs))
+            total = _Total(self.reducers, journal.resume() if journal else None)
+            whole = CorpusHash()
+            parts = batches(inputs, self.model, truncate=truncate, bos=bos, shard=shard, whole=whole)
+            try:
+                with meter(inputs, shard, show=progress) as bar:
+                    self._go_through(parts, total, journal, bar)
+            finally:
+                if journal and total.fresh:
+                    journal.write(total.entry())
+            if total.states is None:
+                raise InputError(f"no document is in shard {shard}; give fewer shards than there are documents.")
+            model = self.model
+            options |= {"corpus": whole.value}
+            provenance = Provenance(model.name, model.weights_hash, total.digest, model.edited, (), options)
+            source = Source(*self._place, total.documents, total.truncated, None, provenance)
+            return self._finished(total.states, source)
 
     def _go_through(self, parts: Iterator[CorpusBatch], total: "_Total", journal: Journal | None, bar: Meter) -> None:
         spent = 0.0
@@ -320,6 +326,8 @@ class _Work:
             "model": model.name,
             "weights": model.weights_hash,
             "hooks": list(model.edited),
+            "code and values of the hooks": hooks_digests(model),
+            "code of the reducers": [_digest_of(each) for each in self.reducers],
             "corpus": getattr(inputs, "fingerprint", None),
             **options,
         }
@@ -354,6 +362,12 @@ class _Work:
 
     def _finished(self, states: Sequence[State], source: Source) -> tuple[Any, ...]:
         return tuple(each.finish(state, source) for each, state in zip(self.reducers, states, strict=True))
+
+
+def _digest_of(reducer: Reducer) -> str:
+    """A reducer's code and attributes; its code alone, where its `options` say what distinguishes it."""
+    says_itself = type(reducer).options is not Reducer.options
+    return digest_of(type(reducer) if says_itself else reducer)
 
 
 def _after(parts: Iterator[CorpusBatch], total: "_Total", bar: Meter) -> Iterator[CorpusBatch]:

@@ -15,14 +15,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..activations import Batch
+from ..arguments import finite_number, flag, shown
 from ..errors import InputError
-from ..model.hooked import HookedModel
+from ..files import path_of
+from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches
 from .engine import Change, Engine
-from .journal import Entry, Journal
+from .identity import digest_of, hooks_digests
+from .journal import Entry, Journal, kept, leave
 from .metrics import Metric, MetricLike, require_finite
 from .progress import Steps, steps
 
@@ -37,7 +41,7 @@ class Swept:
     before: Float[Tensor, " text"]
     """The metric of each text, with nothing changed."""
     after: Float[Tensor, "change text"]
-    """The metric under each change; NaN where the sweep was stopped before."""
+    """The metric under each change; NaN where the sweep was interrupted before."""
     documents: int
     provenance: Provenance
     tokens: tuple[tuple[str, ...], ...]
@@ -63,20 +67,25 @@ def sweep(
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
+    partial: bool = False,
     progress: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Swept:
     """Measures each change on every text.
 
     `memory` is by how many GB (10⁹ bytes) a step may grow; it decides how many changes share a batch. With `journal`, a
-    path, what is measured is kept in a file, and the same call after an interruption goes on from there; the file
-    is removed at the end. Ctrl-C ends the sweep with what is done. `shifts` also measures how patterns move.
+    path, what is measured is kept in a file, and the same call resumes from it after an interruption; the file is
+    removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the sweep with what is done. `shifts`
+    also measures how patterns move.
 
-    Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep.
+    Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: one of other
+    weights, texts, changes, hooks or metric, by their code and by what the first texts give when measured again.
     """
-    if later not in LATER:
-        raise InputError(f'`later` must be "recompute" or "frozen"; got {later!r}.')
-    if shifts and later == "frozen":
+    require_model(model)
+    if not isinstance(later, str) or later not in LATER:
+        raise InputError(f'`later` must be "recompute" or "frozen"; got {shown(later)}.')
+    memory, progress = finite_number("memory", memory, above=0.0, below=1e9), flag("progress", progress)
+    if flag("shifts", shifts) and later == "frozen":
         raise InputError('patterns do not move where later="frozen" holds them.')
     for change in changes:
         for each in change:
@@ -91,24 +100,27 @@ def sweep(
     given = tokens_of(parts, texts, model.output_stack.label)
     provenance = Provenance(model.name, model.weights_hash, parts[-1].digest, model.edited, given, noted)
     record = _Record(len(changes), texts, model if shifts else None)
-    file = None if journal is None else Journal(Path(journal), _identity(provenance, changes, judge, shifts, parts))
-    if file and (entry := file.resume()):
-        record.restore(entry)
-    work = _Work(model, engine, changes, judge, record, file)
-    with steps("ablations", len(changes) * texts, show=progress) as bar:
-        try:
-            for part in parts:
-                work.part(part, bar)
-        except KeyboardInterrupt:
-            if not record.any_done:
-                raise
-    if file and record.complete:
-        file.remove()
+    with kept(journal):
+        file = (
+            None if journal is None else Journal(path_of(journal), _identity(model, provenance, changes, judge, shifts))
+        )
+        work = _Work(model, engine, changes, judge, record, file)
+        if file and (entry := file.resume()):
+            record.restore(entry)
+            work.check(parts)
+        with steps("ablations", len(changes) * texts, show=progress) as bar:
+            try:
+                for part in parts:
+                    work.part(part, bar)
+            except KeyboardInterrupt:
+                if not partial or not record.any_done:
+                    raise
+                leave(journal)
     return Swept(record.before, record.after, texts, provenance, given, record.mean_shift())
 
 
 def _identity(
-    origin: Provenance, changes: Sequence[Change], judge: Metric, shifts: bool, parts: Sequence[CorpusBatch]
+    model: HookedModel, origin: Provenance, changes: Sequence[Change], judge: Metric, shifts: bool
 ) -> dict[str, Any]:
     targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against)]
     return {
@@ -116,6 +128,8 @@ def _identity(
         "model": origin.model,
         "weights": origin.weights,
         "hooks": list(origin.edits),
+        "code and values of the hooks": hooks_digests(model),
+        "code of the metric": None if judge.compute is None else digest_of(judge.compute),
         "inputs": origin.inputs,
         "options": {name: str(value) for name, value in origin.options.items()},
         "answers": targets,
@@ -200,6 +214,33 @@ class _Work:
     record: _Record
     journal: Journal | None
 
+    def check(self, parts: Sequence[CorpusBatch]) -> None:
+        """Measures the first texts of the journal again; `JournalError` where they give other numbers than it holds."""
+        done = ~self.record.after.isnan()
+        for part in parts:
+            first = next(self.engine.groups(part.batch, self.changes, range(len(self.changes))))
+            rows = done[first[0], part.documents].nonzero()[:, 0]
+            if len(rows):
+                # As they were measured the first time, if the same texts and changes share a batch.
+                batch = part.batch if len(rows) == len(part.documents) else part.batch.texts(rows)
+                documents = part.documents[rows]
+                group = [number for number in first if bool(done[number, documents].all())]
+                self._check(batch, documents, group)
+                return
+
+    def _check(self, batch: Batch, documents: Tensor, group: Sequence[int]) -> None:
+        assert self.journal is not None
+        changes = [self.changes[number] for number in group]
+        texts, judge = self.engine.texts(batch, documents, changes), self.judge.at(documents)
+        held = self.record.before[documents][None], self.record.after[torch.tensor(group)[:, None], documents]
+        found = texts.before(judge)[None], texts.after(changes, judge)[0]
+        names = [
+            f"the {judge.name} of text {document} ({_named(change)})"
+            for change in ((), *changes)
+            for document in documents.tolist()
+        ]
+        self.journal.require_same(names, torch.cat(held), torch.cat(found), self.model.dtype)
+
     def part(self, part: CorpusBatch, bar: Steps) -> None:
         """All changes that are not measured on these texts yet."""
         documents = part.documents
@@ -216,8 +257,7 @@ class _Work:
         for group in self.engine.groups(part.batch, self.changes, todo):
             after, shift = texts.after([self.changes[number] for number in group], judge)
             for number, values in zip(group, after, strict=True):
-                named = "; ".join(map(str, self.changes[number])) or "nothing changed"
-                require_finite(judge.name, values, documents.tolist(), named)
+                require_finite(judge.name, values, documents.tolist(), _named(self.changes[number]))
             rows = torch.tensor(group)
             self.record.after[rows[:, None], documents] = after
             if self.record.shift is not None and shift is not None:
@@ -225,3 +265,7 @@ class _Work:
             if self.journal:
                 self.journal.write(self.record.entry())
             bar.advance(len(group) * len(documents))
+
+
+def _named(change: Change) -> str:
+    return "; ".join(map(str, change)) or "nothing changed"

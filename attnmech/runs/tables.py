@@ -1,11 +1,13 @@
-"""A frame on disk: CSV or Parquet, written whole or not at all."""
+"""A result on disk: its table, CSV or Parquet, and its page; both are new or neither is."""
 
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from ..errors import OutputError
 from ..files import check_writable, writing
+
+if TYPE_CHECKING:
+    from ..results import PagedResult
 
 FORMATS = (".csv", ".parquet")
 
@@ -22,11 +24,14 @@ def check_table(target: Path) -> None:
     check_writable(target)
 
 
-def write_table(frame: pd.DataFrame, target: Path) -> None:
-    """Writes a frame in the format that the name says."""
-    check_table(target)
-    with writing(target) as draft:
-        if target.suffix == ".csv":
-            frame.to_csv(draft, index=False)
+def write_table_and_page(found: "PagedResult", table: Path, page: Path) -> None:
+    """Writes a result's table, in the format that its name says, and its page."""
+    check_table(table)
+    frame = found.to_frame()
+    # Neither draft takes its place before both are written.
+    with writing(table) as rows, writing(page) as html:
+        if table.suffix == ".csv":
+            frame.to_csv(rows, index=False)
         else:
-            frame.to_parquet(draft, index=False)
+            frame.to_parquet(rows, index=False)
+        found.to_html(html)

@@ -84,10 +84,10 @@ def test_tokens_are_text() -> None:
     ("changed", "message"),
     [
         ({"terms": {}}, "at least one term"),
-        ({"tokens": TOKENS[:3]}, "`score` must have one number for each of the 3 tokens; got 5"),
-        ({"pattern": PATTERN[:4]}, "`pattern` must have one number for each of the 5 tokens; got 4"),
+        ({"tokens": TOKENS[:3]}, "`score` must have one number for each of the 3 tokens; got \\(5,\\)"),
+        ({"pattern": PATTERN[:4]}, "`pattern` must have one number for each of the 5 tokens; got \\(4,\\)"),
         ({"query": 5}, r"`query` must be from 0 to 4 \(the text has 5 tokens\); got 5"),
-        ({"top": 0}, "`top` must be at least 1; got 0"),
+        ({"top": 0}, "`top` must be a whole number, 1 or more; got 0"),
         ({"score": np.full(5, np.nan)}, "NaN"),
     ],
 )

@@ -10,6 +10,7 @@ import models
 import pytest
 import torch
 from by_hand import divergences, losses, z_changed
+from safetensors import safe_open
 from torch import Tensor, nn
 
 import attnmech as am
@@ -104,10 +105,10 @@ def test_mean_over_a_reference_and_per_position() -> None:
 
             with z_changed(plain, 1, replaced):
                 expected = losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids))
-        torch.testing.assert_close(effects.after[0, 2], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(effects.after[1, 2], expected, rtol=1e-4, atol=1e-5)
         assert effects.layers == (1,)
         assert effects.swept.sum() == 1
-        assert effects.effect[0, :2].isnan().all()
+        assert effects.effect.isnan().sum() == 14
 
 
 def test_resampling_takes_z_of_another_text() -> None:
@@ -146,18 +147,18 @@ def test_answers_and_a_function_of_ones_own() -> None:
     difference = last.gather(1, answers[:, None])[:, 0] - last.gather(1, against[:, None])[:, 0]
     options: dict[str, Any] = {"answers": answers, "against": against}
     found = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", **options)
-    torch.testing.assert_close(found.after[0, 3], difference.double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.after[1, 3], difference.double(), rtol=1e-4, atol=1e-5)
     right = am.ablate_heads(hooked, ids, [(1, 3)], metric="accuracy", **options)
-    assert right.after[0, 3].tolist() == (difference > 0).double().tolist()
+    assert right.after[1, 3].tolist() == (difference > 0).double().tolist()
     best = am.ablate_heads(hooked, ids, [(1, 3)], metric="accuracy", answers=last.argmax(dim=-1))
-    assert best.after[0, 3].tolist() == [1.0] * len(ids)
+    assert best.after[1, 3].tolist() == [1.0] * len(ids)
 
     def own(logits: Tensor, batch: am.Batch) -> Tensor:
         assert batch.answers is not None and torch.equal(batch.answers, answers[: len(batch.ids)])
         return logits[:, -1].gather(1, batch.answers[:, None])[:, 0]
 
     mine = am.ablate_heads(hooked, ids, [(1, 3)], metric=own, answers=answers)
-    torch.testing.assert_close(mine.after[0, 3], last.gather(1, answers[:, None])[:, 0].double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mine.after[1, 3], last.gather(1, answers[:, None])[:, 0].double(), rtol=1e-4, atol=1e-5)
     assert mine.metric == "own"
 
 
@@ -236,6 +237,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"metric": lambda logits: logits}, "must take"),
         ({"metric": lambda logits, batch: logits}, r"one number for each of the 3 texts"),
         ({"metric": lambda logits, batch: logits[:, 0, 0] * torch.nan}, "is NaN for text 0"),
+        ({"metric": lambda logits, batch: logits[:, 0, 0].abs() / 0}, "is inf for text 0 .with nothing changed"),
+        ({"metric": lambda logits, batch: torch.tensor([1.0, -torch.inf, 2.0])[: len(logits)]}, "is -inf for text 1"),
         ({"memory": 1e-6}, "`memory` is"),
         ({"later": "never"}, '"recompute" or "frozen"'),
         ({"later": "frozen", "shifts": True}, "patterns do not move"),
@@ -256,7 +259,7 @@ def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
         am.ablate_heads(am.load(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])
 
 
-def test_a_stopped_sweep_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_sweep_returns_what_is_done_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.runs import engine
 
     hooked = models.hooked("gpt2")
@@ -271,7 +274,10 @@ def test_a_stopped_sweep_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
         return real(self, *arguments)
 
     monkeypatch.setattr(engine.Texts, "after", stopping)
-    effects = am.ablate_heads(hooked, ids)
+    with pytest.raises(KeyboardInterrupt):
+        am.ablate_heads(hooked, ids)
+    calls.clear()
+    effects = am.ablate_heads(hooked, ids, partial=True)
     assert not effects.complete
     assert effects.effect.isnan().any()
     assert not effects.effect.isnan().all()
@@ -317,9 +323,24 @@ def test_killed_sweeps_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         counted.append(len(changes) * len(self.documents))
         return real(self, changes, *arguments)
 
+    with safe_open(journal, framework="pt") as file:
+        done = int((~file.get_tensor("1").isnan()).sum())
     monkeypatch.setattr(engine.Texts, "after", counting)
     found = am.ablate_heads(hooked, ids, journal=journal)
-    assert 0 < sum(counted) < 15 * 30
+    # The first group again, and what is missing.
+    assert done > 0 and counted[0] <= 60 and sum(counted[1:]) == 15 * 30 - done
     assert not journal.exists()
     whole = am.ablate_heads(hooked, ids)
     assert torch.equal(found.after, whole.after)
+
+
+def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    clean = hooked.run(ids).logits[:, -1, 0]
+
+    def odds(logits: torch.Tensor, batch: am.Batch) -> torch.Tensor:
+        moved = (logits[:, -1, 0] - clean[: len(logits)]).abs()
+        return torch.where(moved > 1e-3, torch.inf, 1.0)
+
+    with pytest.raises(am.InputError, match=r"the metric odds is inf for text \d \(z of L"):
+        am.ablate_heads(hooked, ids, metric=odds)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.methods import decomposition
+from attnmech.model import ledger
 
 F32, F64 = torch.float32, torch.float64
 LEDGERS = ("bloom", "bloom12", "bloom5", "gpt2", "llama", "llama_bias", "bert")
@@ -390,8 +391,10 @@ def test_layers_chosen_at_once_or_afterwards_are_the_same() -> None:
         assert torch.equal(some.terms[name], chosen.terms[name])
         if whole.terms[name].shape[1] == 3:
             assert torch.equal(chosen.terms[name][:, 0], whole.terms[name][:, 2])
-    assert torch.equal(chosen.residual, whole.residual[[2, 0]])
-    assert torch.equal(some.residual, chosen.residual)
+    for found in (some, chosen):
+        assert torch.equal(found.residual[[2, 0]], whole.residual[[2, 0]]) and found.residual[1].isnan().all()
+        assert torch.equal(found.largest[[2, 0]], whole.largest[[2, 0]]) and found.largest[1].isnan().all()
+    assert repr(some) == repr(chosen) and "nan" not in repr(some)
     assert torch.equal(chosen.shares(1).key, whole.shares(1).key[:, [2, 0]])
 
 
@@ -429,7 +432,7 @@ def test_the_frame_has_a_row_a_head() -> None:
     assert frame[["layer", "head"]].to_numpy().tolist() == [[1, 0], [1, 1], [1, 2]]
     shares = split.shares(0)
     assert frame.position_share[2] == pytest.approx(float(shares["position"][:, 0, 2].nanmean()))
-    assert frame.residual[1] == float(split.residual[0, 1])
+    assert frame.residual[1] == float(split.residual[1, 1])
 
 
 def test_a_result_stays_as_it_is_when_the_model_is_trained_on() -> None:
@@ -481,6 +484,72 @@ def test_a_hook_that_changes_the_scores_is_not_explained_away(name: str, point: 
     assert am.decompose_scores(hooked, models.token_ids(name)).layers[-1] == hooked.n_layers - 1
 
 
+def strong_and_weak(name: str) -> Any:
+    """A model whose head 0 has scores of thousands in layer 1, and head 1 of thousandths."""
+    model = models.fresh(name)
+    attention = models.blocks_of(model)[1]
+    with torch.no_grad():
+        if name == "gpt2":
+            fused, bias = attention.attn.c_attn.weight.view(20, 3, 5, 4), attention.attn.c_attn.bias.view(3, 5, 4)
+            for part in (0, 1):
+                fused[:, part, 0] *= 50
+                fused[:, part, 1] *= 0.05
+                bias[part, 0] *= 50
+                bias[part, 1] *= 0.05
+        else:
+            for projection in (attention.self_attn.q_proj, attention.self_attn.k_proj):
+                for value in (projection.weight, projection.bias):
+                    value[:6] *= 50
+                    value[6:12] *= 0.05
+    return model
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("share", [0.5, 1e-3])
+@pytest.mark.parametrize(("name", "weak"), [("gpt2", 1), ("llama_bias", 2)])
+def test_noise_in_a_weak_head_beside_a_strong_one_is_refused(
+    name: str, weak: int, share: float, dtype: torch.dtype
+) -> None:
+    hooked, ids = am.load(strong_and_weak(name), dtype=dtype), models.token_ids(name)
+    split = am.decompose_scores(hooked, ids)
+    strongest, weakest = float(split.largest[1, 0]), float(split.largest[1, weak])
+    assert strongest > 1000 * weakest
+
+    def noisy(scores: Tensor) -> Tensor:
+        noise = torch.randn(scores[:, weak].shape, generator=torch.Generator().manual_seed(0)).to(scores)
+        scores[:, weak] += torch.where(scores[:, weak] > -1e30, share * weakest * noise, 0.0)
+        return scores
+
+    assert share * weakest < 1e-5 * strongest or dtype == F64 or share == 0.5
+    with hooked.hooks({("scores", 1): noisy}):
+        with pytest.raises(
+            am.ExactnessError, match=rf"layer 1, head {weak}: the terms .* times what rounding explains"
+        ):
+            am.decompose_scores(hooked, ids)
+        certificate = am.certify(hooked)
+    assert "ledger" in {check.name for check in certificate.failed}
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama_bias", "qwen3_bias", "gemma2", "gpt_neox"])
+def test_what_rounding_leaves_is_well_within_what_it_explains(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    excess: list[float] = []
+    honest = ledger.require_exact
+
+    def recorded(layer: int, heads: Any, what: str, residual: Tensor, found: Tensor) -> None:
+        excess.append(float(found.max()))
+        honest(layer, heads, what, residual, found)
+
+    monkeypatch.setattr(ledger, "require_exact", recorded)
+    hooked = am.load(models.fresh(name), dtype=dtype)
+    am.decompose_scores(hooked, models.padded(name, "left"))
+    am.decompose_scores(hooked, models.token_ids(name, 2, 15), fold_norm=True)
+    assert len(excess) == 2 * hooked.n_layers
+    assert max(excess) < 0.5
+
+
 def test_a_hook_upstream_of_the_scores_is_part_of_them() -> None:
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     with hooked.hooks({("resid_pre", 1): lambda x: x + 1 + torch.arange(20.0)}):
@@ -507,7 +576,7 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: am.decompose_scores(hooked, ids, layers=[3]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
         (lambda: am.decompose_scores(hooked, ids, layers=[-1]), r"from 0 to 2 .* got -1"),
         (lambda: am.decompose_scores(hooked, ids, layers=[]), "at least one layer"),
-        (lambda: am.decompose_scores(hooked, ids, layers=[True]), "must be a list of ints; got True"),
+        (lambda: am.decompose_scores(hooked, ids, layers=[True]), r"must be a list of ints; got \[True\]"),
         (lambda: split.select([1]), r"one of the layers decomposed, \[0, 2\]; got 1"),
         (lambda: split.shares(7), r"`rank` must be from 0 to 6 \(0 is the highest score\); got 7"),
         (lambda: split.shares(-1), "got -1"),

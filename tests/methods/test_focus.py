@@ -1,6 +1,9 @@
 """Where heads look, against loops over the patterns that plain transformers hands out."""
 
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -286,7 +289,7 @@ def test_layers_and_saving(tmp_path: Path) -> None:
     hooked = models.hooked("gpt2")
     focus, some = am.attention_focus(hooked, ids), am.attention_focus(hooked, ids, layers=[2, 0])
     assert some.layers == (2, 0)
-    assert torch.allclose(some.entropy, focus.entropy[[2, 0]], atol=1e-9)
+    assert torch.allclose(some.entropy[[2, 0]], focus.entropy[[2, 0]], atol=1e-9) and some.entropy[1].isnan().all()
     again = am.AttentionFocus.load(focus.save(tmp_path / "focus.safetensors"))
     assert again.to_frame().equals(focus.to_frame())
     assert again.last == focus.last and again.provenance == focus.provenance
@@ -340,3 +343,96 @@ def test_parts_of_a_corpus_merge() -> None:
         whole.merged(am.attention_focus(model, iter(texts), layers=[1]))
     with pytest.raises(am.InputError, match="keep their rows"):
         whole.merged(am.attention_focus(model, texts[:2]))
+
+
+def focus_of(documents: Iterable[Any], k: int = 0, n: int = 1, **options: Any) -> am.AttentionFocus:
+    found: am.AttentionFocus = am.attention_focus(
+        models.hooked("bloom"), iter(list(documents)), shard=(k, n), **options
+    )
+    return found
+
+
+def some_documents(count: int = 12) -> list[Tensor]:
+    return [torch.arange(3, 6 + number % 5) + number for number in range(count)]
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(am.InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
+    texts = some_documents()
+    whole, half, other, quarter = (focus_of(texts, *shard) for shard in ((0, 1), (0, 2), (1, 2), (2, 4)))
+    for twice in (lambda: half.merged(half), lambda: half.merged(other, half), lambda: whole.merged(other)):
+        assert "share no document" in refused(twice)
+    assert refused(lambda: half.merged(quarter)).endswith("share no document; (0, 2) and (2, 4) do.")
+    assert "(0, 2) and (2, 3)" in refused(lambda: half.merged(focus_of(texts, 2, 3)))
+    merged = other.merged(quarter)
+    assert merged.provenance.options["shard"] == [[1, 2], [2, 4]]
+    assert "(2, 4) and (0, 2)" in refused(lambda: merged.merged(half))
+    rest = am.AttentionFocus.load(focus_of(texts, 0, 4).save(tmp_path / "rest"))
+    everything = merged.merged(rest)
+    assert everything.documents == 12
+    torch.testing.assert_close(everything.mean("entropy"), whole.mean("entropy"), rtol=1e-6, atol=1e-7)
+    assert "share no document" in refused(lambda: everything.merged(rest))
+
+
+def test_parts_of_two_corpora_are_not_merged() -> None:
+    texts = some_documents()
+    half = focus_of(texts, 0, 2)
+    changed = [*texts[:4], texts[4] + 1, *texts[5:]]
+    for corpus in (changed, texts[:-1], texts[::-1], [*texts, texts[0]]):
+        assert "shards of one corpus; got those of two" in refused(
+            lambda corpus=corpus: half.merged(focus_of(corpus, 1, 2))
+        )
+    # In whatever form the same token ids come.
+    padded = {"input_ids": torch.stack([texts[0], texts[5]]), "attention_mask": torch.ones(2, len(texts[0]))}
+    mine = [padded, texts[1], texts[2]]
+    yours = [texts[0], texts[5].numpy(), [texts[1], texts[2]]]
+    assert focus_of(mine, 0, 2).merged(focus_of(yours, 1, 2)).documents == 4
+
+
+def test_shards_of_texts_know_their_corpus(tmp_path: Path) -> None:
+    model = am.load(models.fresh("bloom"), tokenizer=models.tokenizer())
+    path = tmp_path / "corpus.txt"
+    path.write_text("the keys\na dog\nthe cabinet\nthe dog and the keys\n")
+    first, second = (am.attention_focus(model, am.Corpus(path), shard=(k, 2)) for k in range(2))
+    assert first.merged(second).documents == 4
+    digest = first.provenance.options["corpus"]
+    path.write_text("the keys\na dog\nthe cabinet\nthe dog and a cabinet\n")
+    assert am.attention_focus(model, am.Corpus(path), shard=(0, 2)).provenance.options["corpus"] != digest
+    assert "got those of two" in refused(lambda: first.merged(am.attention_focus(model, am.Corpus(path), shard=(1, 2))))
+
+
+def test_a_result_that_does_not_know_its_corpus_is_not_merged() -> None:
+    half, other = (focus_of(some_documents(), k, 2) for k in range(2))
+    options = {name: value for name, value in half.provenance.options.items() if name != "corpus"}
+    old = replace(half, provenance=replace(half.provenance, options=options))
+    for merge in (lambda: old.merged(other), lambda: other.merged(old)):
+        assert "saved before that was noted. Measure it again." in refused(merge)
+
+
+def test_a_resumed_run_knows_its_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import corpus, stream
+
+    monkeypatch.setattr(stream, "batches", partial(corpus.batches, window=2))
+    texts, journal = some_documents(), tmp_path / "journal"
+    whole = focus_of(texts, 0, 2)
+    real, calls = stream._Total.add, []
+
+    def stopping(self: Any, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(self, *arguments)
+
+    monkeypatch.setattr(stream._Total, "add", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        focus_of(texts, 0, 2, journal=journal)
+    assert journal.exists()
+    resumed = focus_of(texts, 0, 2, journal=journal)
+    assert resumed.provenance == whole.provenance
+    assert resumed.merged(focus_of(texts, 1, 2)).documents == 12

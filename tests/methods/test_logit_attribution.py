@@ -1,5 +1,6 @@
 """What each head writes towards an answer's logit, against the final norm and the unembedding written out."""
 
+from pathlib import Path
 from typing import Any
 
 import models
@@ -103,5 +104,65 @@ def test_what_cannot_be_asked() -> None:
         am.residual_updates(model, text, answers=99999)
     with pytest.raises(am.MissingPointError, match="ask for it"):
         _ = am.residual_updates(model, text).logits
-    with pytest.raises(am.InputError, match="not make logits by one norm and one matrix"):
-        am.residual_updates(models.hooked("bert"), models.token_ids("bert", 1), answers=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bert", "its head transforms the stream by a layer of its own before the unembedding"),
+        ("bert_headless", "it was loaded without a head"),
+        ("opt_post", "its stream is projected before the unembedding"),
+        ("t5", "the norm above its stacks is not among its points, and tied heads scale it"),
+    ],
+)
+def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reason: str) -> None:
+    hooked = models.hooked(name)
+    stack = "decoder" if name == "t5" else None
+    inputs = models.inputs_of(name)
+    with pytest.raises(am.InputError, match=rf"not make logits by one norm and one matrix \({reason}\), so no head's"):
+        am.residual_updates(hooked, inputs, answers=[5, 5, 5], stack=stack)
+    assert am.residual_updates(hooked, inputs, stack=stack).magnitude.isfinite().any()
+
+
+def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
+    for name, unit in (("gemma2", "pre-cap logits"), ("llama", "logits")):
+        updates = am.residual_updates(models.hooked(name), models.padded(name), answers=[4, 5, 6])
+        assert updates.logit_unit == unit
+        assert f" {unit} on average." in updates.lead
+        assert am.ResidualUpdates.load(updates.save(tmp_path / f"{name}.safetensors")).logit_unit == unit
+    plain = am.residual_updates(models.hooked("gemma2"), models.padded("gemma2"))
+    assert "Towards the answers" not in plain.lead
+    with pytest.raises(am.MissingPointError, match="ask for it"):
+        _ = plain.logit_unit
+
+
+def test_the_lead_names_the_head_that_writes_most() -> None:
+    updates = am.residual_updates(models.hooked("gpt2"), models.padded("gpt2"), answers=[4, 5, 6])
+    mean = updates.logits.mean(dim=-1)
+    layer, head = divmod(int(mean.abs().argmax()), 5)
+    assert f"L{layer}H{head} writes most: {float(mean[layer, head]):+.2f} logits" in updates.lead
+
+
+def test_a_head_that_somebody_has_changed_is_refused() -> None:
+    model = models.fresh("llama")
+    model.lm_head.register_forward_hook(lambda module, args, output: 1.5 * output)
+    with pytest.warns(UserWarning, match="NOT certified: 1 of 25 checks fail, first 'logits'"):
+        hooked = am.load(model)
+    with pytest.raises(am.CertificateError, match=r"'logits' is refused on this model: logits = N\(resid_post\) W_U "):
+        am.residual_updates(hooked, models.token_ids("llama", 1), answers=5)
+    assert am.residual_updates(hooked, models.token_ids("llama", 1)).magnitude.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FINAL_NORMS)
+def test_the_head_written_out_is_the_models(name: str, dtype: torch.dtype) -> None:
+    """From the weights alone, within what rounding explains; a small share of some logits would be outside."""
+    share = {torch.bfloat16: 0.3, torch.float16: 0.03}.get(dtype, 1e-4)
+    hooked = am.load(models.fresh(name), dtype=dtype)
+    acts = hooked.run(models.token_ids(name), points=["resid_post", "logits"])
+    head = unembedding_of(hooked)
+    stream = acts["resid_post", hooked.n_layers - 1]
+    difference = (head.logits(stream) - acts["logits"].to(head.gamma)).abs()
+    allowed = head.rounding(stream)
+    assert float((difference / allowed).max()) < 0.5
+    assert bool((share * head.logits(stream).abs() > allowed).any())

@@ -149,11 +149,13 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, calls: int) -> list[int]:
     return measured
 
 
-def test_stopped_it_returns_the_steps_done_and_goes_on_from_its_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from attnmech.runs import engine
+def test_interrupted_it_resumes_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.methods import pruning
+    from attnmech.runs import engine, sweep
 
+    # What is measured again to compare it with the journal has tests of its own.
+    monkeypatch.setattr(sweep._Work, "check", lambda *_: None)
+    monkeypatch.setattr(pruning._Greedy, "_check", lambda *_: None)
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     # Three changes of the three texts at once, so that steps and random orders take several passes each.
     monkeypatch.setattr(engine, "STEP_TOKENS", 3 * 3 * 7)
@@ -168,13 +170,14 @@ def test_stopped_it_returns_the_steps_done_and_goes_on_from_its_journal(
             # One for the clean texts, and two of the work: mostly in the middle of a step.
             done = interrupted(patched, 3)
             try:
-                curve = am.prune_heads(hooked, ids, random=2, journal=journal)
+                curve = am.prune_heads(hooked, ids, random=2, journal=journal, partial=rounds % 2 == 0)
             except KeyboardInterrupt:
                 continue
             finally:
                 measured += done[1:]
         if curve.complete:
             break
+        assert rounds % 2 == 0 and journal.exists()
         assert curve.order == whole.order[: len(curve.order)]
         assert len(curve.order) == 6 or "stopped early" in repr(curve)
     assert curve.order == whole.order
@@ -190,7 +193,7 @@ def test_the_journal_of_another_call_is_refused(tmp_path: Path, monkeypatch: pyt
     journal = tmp_path / "journal"
     with monkeypatch.context() as patched:
         interrupted(patched, 5)
-        part = am.prune_heads(hooked, ids, journal=journal)
+        part = am.prune_heads(hooked, ids, journal=journal, partial=True)
     assert not part.complete and 0 < len(part.order) < 6
     held = journal.read_bytes()
     with pytest.raises(am.JournalError, match="steps: expected 4"):
@@ -198,13 +201,48 @@ def test_the_journal_of_another_call_is_refused(tmp_path: Path, monkeypatch: pyt
     assert journal.read_bytes() == held
 
 
+def test_a_metric_or_a_hook_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
+    journal = tmp_path / "journal"
+
+    def scaled(by: float) -> Any:
+        return lambda logits, batch: by * logits[:, -1, 0]
+
+    def prune(by: float) -> am.PruningCurve:
+        return am.prune_heads(hooked, ids, random=0, metric=scaled(by), higher_is_better=True, journal=journal)
+
+    with monkeypatch.context() as patched:
+        interrupted(patched, 5)
+        with pytest.raises(KeyboardInterrupt):
+            prune(1.0)
+    held = journal.read_bytes()
+    with pytest.raises(am.JournalError, match="code of the metric: expected"):
+        prune(2.0)
+    with hooked.hooks({("z", 0): lambda z: z}), pytest.raises(am.JournalError, match="code and values of the hooks"):
+        prune(1.0)
+    # As if the code had hidden what it does: then the numbers tell.
+    monkeypatch.setattr("attnmech.methods.pruning.digest_of", lambda _: "same")
+    monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
+    journal.unlink()
+    Path(f"{journal}.step").unlink(missing_ok=True)
+    with monkeypatch.context() as patched:
+        interrupted(patched, 5)
+        with pytest.raises(KeyboardInterrupt):
+            prune(1.0)
+    held = journal.read_bytes()
+    with pytest.raises(am.JournalError, match=r"text \d with \d heads? ablated is .* in the journal, .* now"):
+        prune(2.0)
+    assert journal.read_bytes() == held
+    assert prune(1.0).complete and list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"steps": 0}, r"`steps` must be 1 to 6 \(the heads chosen\); got 0"),
-        ({"steps": 7}, r"`steps` must be 1 to 6"),
-        ({"heads": [(0, 1)], "steps": 2}, r"`steps` must be 1 to 1"),
-        ({"random": -1}, r"`random` must be 0 or more; got -1"),
+        ({"steps": 0}, r"`steps` must be a whole number, 1 to 6 \(the heads chosen\); got 0"),
+        ({"steps": 7}, r"`steps` must be a whole number, 1 to 6"),
+        ({"heads": [(0, 1)], "steps": 2}, r"`steps` must be a whole number, 1 to 1"),
+        ({"random": -1}, r"`random` must be a whole number, 0 or more; got -1"),
         ({"heads": [(0, 3)]}, "`head` must be from 0 to 2"),
         ({"method": "mean"}, "needs `reference`"),
         ({"metric": "accuracy"}, "needs `answers`"),

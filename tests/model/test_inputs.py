@@ -1,8 +1,10 @@
 """From texts, ids and mappings to a batch; and every input that cannot be, with its one line."""
 
+from collections.abc import Callable
 from typing import Any
 
 import models
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -69,6 +71,76 @@ def test_a_batch_of_texts_is_each_text_alone(name: str) -> None:
         torch.testing.assert_close(acts["pattern"][:, row, :, :n, :n], alone["pattern"][:, 0], rtol=1e-4, atol=1e-5)
         assert not bool(acts["pattern"][:, row, :, :n, n:].any())
         torch.testing.assert_close(acts["resid_post"][:, row, :n], alone["resid_post"][:, 0], rtol=1e-4, atol=1e-4)
+
+
+FORMS: list[Callable[[Tensor], Any]] = [lambda ids: ids, lambda ids: ids.int().numpy(), lambda ids: ids[None]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_a_list_of_token_ids_is_each_text_alone(name: str, form: Callable[[Tensor], Any]) -> None:
+    hooked, rows = models.hooked(name), [torch.tensor(ids) for ids in ([5, 7, 9, 11], [3, 4], [8])]
+    batch = hooked.encode([form(row) for row in rows])
+    assert batch.lengths.tolist() == [4, 2, 1]
+    assert [ids[mask].tolist() for ids, mask in zip(batch.ids, batch.mask, strict=True)] == [r.tolist() for r in rows]
+    assert batch.mask.tolist()[1] == [True, True, False, False]
+    logits = hooked.run([form(row) for row in rows]).logits
+    for row, ids in enumerate(rows):
+        alone = hooked.run(ids).logits[0]
+        torch.testing.assert_close(logits[row, : len(alone)], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_arrays_are_as_tensors() -> None:
+    ids = models.token_ids("gpt2")
+    assert torch.equal(models.hooked("gpt2").run(ids.numpy()).logits, models.hooked("gpt2").run(ids).logits)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_whatever_takes_inputs_takes_a_list_of_token_ids(form: Callable[[Tensor], Any]) -> None:
+    hooked, rows = models.hooked("gpt2"), [torch.tensor(ids) for ids in ([5, 7, 9, 11], [3, 4, 6])]
+    padded = {"input_ids": torch.tensor([[5, 7, 9, 11], [3, 4, 6, 0]]), "attention_mask": torch.ones(2, 4).long()}
+    padded["attention_mask"][1, 3] = 0
+    given = [form(row) for row in rows]
+    pairs = {"metric": "logit_difference", "answers": [9, 9], "against": [10, 10]}
+    calls: dict[str, Callable[[Any], Any]] = {
+        "focus": lambda inputs: am.attention_focus(hooked, inputs),
+        "corpus": lambda inputs: am.attention_focus(hooked, iter([inputs])),
+        "updates": lambda inputs: am.residual_updates(hooked, inputs),
+        "scores": lambda inputs: am.decompose_scores(hooked, inputs),
+        "sources": lambda inputs: am.decompose_by_source(hooked, inputs, heads=[(1, 2)]),
+        "ablation": lambda inputs: am.ablate_heads(hooked, inputs, [(0, 1), (2, 3)], "mean", reference=inputs),
+        "resampling": lambda inputs: am.ablate_heads(hooked, inputs, [(0, 1)], "resample"),
+        "importance": lambda inputs: am.head_importance(hooked, inputs),
+        "pairs": lambda inputs: am.ablate_pairs(hooked, inputs, [((0, 1), (2, 3))]),
+        "pruning": lambda inputs: am.prune_heads(hooked, inputs, layers=[0], steps=1, random=0),
+        "null": lambda inputs: am.null_attention(hooked, inputs, heads=[(0, 1)], reference=inputs),
+        "patching": lambda inputs: am.patch(hooked, inputs, inputs, heads=[(0, 1)], **pairs),
+    }
+    for name, call in calls.items():
+        found, wanted = call(given).to_frame(), call(padded).to_frame()
+        assert len(found) and list(found.columns) == list(wanted.columns), name
+        numbers = found.select_dtypes("number")
+        np.testing.assert_allclose(numbers, wanted[numbers.columns], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_lists_of_token_ids_that_cannot_be() -> None:
+    hooked, ids = speaking(), torch.tensor([3, 4, 5])
+    bad: list[tuple[Any, str]] = [
+        ([TEXT, ids], "got a list of Tensor and str"),
+        ([ids, [3, 4]], "got a list of Tensor and list"),
+        ([ids, {"input_ids": ids}], "got a list of Tensor and dict"),
+        ([ids, ids.float()], "token ids must be whole numbers; entry 1 of the list is a tensor of torch.float32"),
+        ([ids, ids.double().numpy()], "entry 1 of the list is a tensor of torch.float64"),
+        ([ids, ids > 3], "entry 1 of the list is a tensor of torch.bool"),
+        ([ids, ids[:0]], "at least one token; entry 1 has (0,)"),
+        ([ids, torch.tensor(3)], "entry 1 has ()"),
+        ([ids, torch.tensor([3, 99])], "token ids must be from 0 to 52"),
+    ]
+    for given, said in bad:
+        assert said in message_of(lambda given=given: hooked.run(given)), given
+    for mixed in ([TEXT, ids], [ids, [3, 4]]):
+        assert "got a list of" in message_of(lambda mixed=mixed: am.attention_focus(hooked, iter([mixed])))
 
 
 def test_token_types_go_through_to_bert() -> None:

@@ -1,8 +1,9 @@
 """Loading: objects, folders, names; what is refused; and that the caller's object stays as it is."""
 
 import json
-import time
+import socket
 import warnings
+from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import attnmech as am
 
@@ -55,14 +57,24 @@ def test_a_folder_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     assert given.encode("the keys").ids.tolist() == [[3, 4]]
 
 
-def test_the_demo_model_loads_by_default_and_quickly() -> None:
+def test_the_demo_model_loads_by_default() -> None:
     hooked = am.load()
     assert hooked.certificate.ok
-    start = time.perf_counter()
-    am.certify(hooked)
-    assert time.perf_counter() - start < 3
     split = am.decompose_scores(hooked, "The keys to the cabinet are here.")
     assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-5
+
+
+def test_a_certificate_takes_few_passes_however_many_layers_there_are() -> None:
+    passes = []
+    for layers in (4, 12):
+        hooked, calls = am.load(models.randomised(models.gpt2(layers=layers))), Counter[str]()
+        hook = register_module_forward_pre_hook(lambda module, _, calls=calls: calls.update([type(module).__name__]))
+        try:
+            am.certify(hooked)
+        finally:
+            hook.remove()
+        passes.append(calls["GPT2Model"])
+    assert 0 < passes[0] <= passes[1] < 30, passes
 
 
 def test_a_real_encoder_loads_and_shows_its_previous_token_head() -> None:
@@ -83,12 +95,14 @@ def test_a_real_encoder_loads_and_shows_its_previous_token_head() -> None:
 # -- folders and names that hold no model --------------------------------------------------------------------
 
 
-def test_unknown_names_fail_at_once_in_one_line() -> None:
-    start = time.perf_counter()
+def test_unknown_names_fail_in_one_line_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: Any) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
     for name in ("no-such-model-at-all", "someone/no-such-model", "a b c", "x" * 200, "someone/with spaces/and"):
         assert name in message_of(lambda name=name: am.load(name), am.ModelNotFoundError)
     assert "HF_HUB_OFFLINE" in message_of(lambda: am.load("someone/no-such-model"), am.ModelNotFoundError)
-    assert time.perf_counter() - start < 5
     for path in ("/no/such/folder", "./none", Path("none")):
         assert "there is no folder" in message_of(lambda path=path: am.load(path), am.ModelNotFoundError)
     message_of(lambda: am.load(""), am.AttnmechError)
@@ -241,7 +255,8 @@ def test_another_precision_works_or_is_refused_in_a_line(name: str, dtype: torch
     assert hooked.certificate.ok, repr(hooked.certificate)
     assert hooked.dtype == dtype
     acts = hooked.run(ids, points=["q", "pattern", "logits"])
-    assert acts["pattern", 0].dtype == acts.logits.dtype == dtype
+    assert acts["q", 0].dtype == acts.logits.dtype == dtype
+    assert acts["pattern", 0].dtype == torch.promote_types(dtype, torch.float32)
     with torch.no_grad():
         theirs = model(ids).logits
     size = float(theirs.abs().max())

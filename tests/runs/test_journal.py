@@ -1,5 +1,7 @@
-"""What is written comes back bit by bit; what belongs to another run, or is no journal, is left alone."""
+"""What is written comes back bit by bit; what belongs to another run, or is no journal, is left alone; one run at a
+time owns a journal, and it is removed when that run has ended well."""
 
+import contextvars
 import os
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import attnmech as am
-from attnmech.runs.journal import Entry, Journal
+from attnmech.runs.journal import Entry, Journal, kept, leave
 
 IDENTITY: dict[str, Any] = {
     "model": "5f", "version": "0.1.0", "reducers": ["Focus", {"bins": 7, "k": 3}], "corpus": None, "nan": float("nan"),
@@ -53,9 +55,6 @@ def test_an_entry_comes_back_as_it_was(held: dict[str, Tensor], batches: int, co
             assert torch.equal(found.tensors[name], value)
         assert (found.batches, found.digest, found.counters) == (batches, "ab" * 32, counters)
         assert [file.name for file in Path(folder).iterdir()] == ["run.journal"]
-        journal.remove()
-        journal.remove()
-        assert journal.resume() is None and not list(Path(folder).iterdir())
 
 
 def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_where_no_journal_can_be_written(tmp_path: Path) -> None:
 KILLED = """
 import sys, torch
 from pathlib import Path
-from attnmech.runs.journal import Entry, Journal
+from attnmech.runs.journal import Entry, Journal, kept, leave
 journal = Journal(Path(sys.argv[1]), {"run": 1})
 for step in range(10**9):
     journal.write(Entry({"sum": torch.full((300_000,), step)}, step, str(step)))
@@ -186,3 +185,148 @@ def test_a_failed_write_leaves_the_last_entry(tmp_path: Path, monkeypatch: pytes
     found = journal.resume()
     assert found is not None and found.batches == 1
     assert [file.name for file in tmp_path.iterdir()] == ["journal"]
+
+
+def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, {"run": 1})
+    journal.write(Entry({"sum": torch.tensor([1.5, -2.0]), "n": torch.tensor(3)}, 4, "ab", {"documents": 7}))
+    whole = path.read_bytes()
+    # One bit of every byte.
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(am.JournalError, match="is not a whole journal"):
+            journal.resume()
+    # The last bytes are the numbers: safetensors reads them, whatever they are.
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "its checksum is that of other numbers" in refused(journal)
+    path.write_bytes(whole)
+    assert journal.resume() is not None
+
+
+# -- what is measured again ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "same", "other"),
+    [
+        (torch.float32, [3.0, 0.0, 1e-6, torch.inf], [3.0004, 1e-4, 0.0, torch.inf]),
+        (torch.float64, [3.0, 0.0, 1e-15, 7.0], [3 + 1e-13, 1e-14, 0.0, 7.0]),
+        (torch.bfloat16, [3.0, 0.0, 1e-3, 7.0], [3.3, 0.05, 0.0, 7.5]),
+    ],
+)
+def test_numbers_measured_again_may_differ_by_rounding(
+    tmp_path: Path, dtype: torch.dtype, same: list[float], other: list[float]
+) -> None:
+    journal, names = Journal(tmp_path / "journal", {}), ["a", "b", "c", "d"]
+    held, found = (torch.tensor(values, dtype=torch.float64) for values in (same, other))
+    journal.require_same(names, held, held, dtype)
+    journal.require_same(names, held, found, dtype)
+    for place, step in ((1, 0.2), (0, 1.0), (3, torch.nan)):
+        changed = held.clone()
+        changed[place] = held[place] + step if step == step else step
+        with pytest.raises(am.JournalError, match=f"{names[place]} is {held[place]:.6g} in the journal, .* now. The"):
+            journal.require_same(names, held, changed, dtype)
+
+
+# -- who owns it ---------------------------------------------------------------------------------------------
+
+
+def interrupted(path: Path, error: type[BaseException]) -> None:
+    Journal(path, {}).write(Entry({}, 1, ""))
+    raise error
+
+
+def test_a_journal_is_removed_when_its_owner_has_ended_well(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with kept(path):
+        Journal(path, {}).write(Entry({}, 1, ""))
+        with kept(str(path)):
+            pass
+        assert path.exists(), "the outer owner decides"
+    assert list(tmp_path.iterdir()) == []
+    for error in (KeyboardInterrupt, ValueError):
+        with pytest.raises(error), kept(path):
+            interrupted(path, error)
+        assert list(tmp_path.iterdir()) == [path]
+    with kept(path):
+        leave(path)
+    with kept(path), kept(path):
+        leave(str(path))
+    assert list(tmp_path.iterdir()) == [path]
+    with kept(None):
+        leave(None)
+
+
+def test_the_journal_behind_a_symbolic_link(tmp_path: Path) -> None:
+    link, real = tmp_path / "link", tmp_path / "scratch" / "real"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    with kept(link):
+        Journal(link, {}).write(Entry({}, 1, ""))
+        assert real.is_file() and link.is_symlink()
+        said = contextvars.Context().run(refused_owner, real)
+        assert f"{real} belongs to another run" in said
+    assert not real.exists() and list(real.parent.iterdir()) == []
+
+
+def refused_owner(path: Path) -> str:
+    with pytest.raises(am.JournalError) as caught, kept(path):
+        pass
+    return str(caught.value)
+
+
+def test_where_no_journal_can_be_kept(tmp_path: Path) -> None:
+    for path, said in ((tmp_path, "it is a folder"), (tmp_path / "no" / "journal", "there is no folder")):
+        with pytest.raises(am.OutputError, match=said), kept(path):
+            raise AssertionError("no work begins")
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from attnmech.runs.journal import Entry, Journal, kept
+path = Path(sys.argv[1])
+with kept(path):
+    Journal(path, {}).write(Entry({}, 1, ""))
+    print("owned", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Any]:
+    """Another process that owns the journal until it is told to end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "journal")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "owned\n"
+        yield process
+        process.kill()
+
+
+def test_another_process_is_refused_at_once_and_harms_nothing(owner: Any, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    held = path.read_bytes()
+    said = refused_owner(path)
+    assert said == f"{path} belongs to another run that is under way. Wait until it has ended, or give another path."
+    assert path.read_bytes() == held
+    owner.stdin.write("\n")
+    owner.stdin.flush()
+    assert owner.wait() == 0
+    assert list(tmp_path.iterdir()) == []
+    with kept(path):
+        assert not path.exists()
+
+
+def test_a_killed_owner_leaves_the_journal_and_no_lock(owner: Any, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    owner.kill()
+    owner.wait()
+    assert Journal(path, {}).resume() is not None
+    with pytest.raises(KeyboardInterrupt), kept(path):
+        interrupted(path, KeyboardInterrupt)
+    assert list(tmp_path.iterdir()) == [path]

@@ -575,6 +575,54 @@ def test_journals_of_something_else(broken_off: Path, monkeypatch: pytest.Monkey
     assert not broken_off.exists()
 
 
+class Marked(Rows):
+    """Has a tensor, which its `repr` shows in part."""
+
+    def __init__(self, marks: Tensor) -> None:
+        super().__init__(21)
+        self.marks = marks
+
+
+@pytest.mark.usefixtures("many_batches")
+def test_journals_of_other_code_or_other_tensors(tmp_path: Path) -> None:
+    hooked, documents, path = models.hooked("bloom"), documents_of("bloom", LENGTHS), tmp_path / "journal"
+    marks = torch.zeros(5000, dtype=torch.int64)
+    other = marks.index_fill(0, torch.tensor([2500]), 1)
+    assert repr(marks) == repr(other)
+
+    def halved(by: float) -> Callable[[Tensor], Tensor]:
+        return lambda z: z * by
+
+    def run(reducer: am.Reducer, by: float = 0.5, last: int | None = None) -> Any:
+        def given() -> Iterator[Tensor]:
+            yield from documents[:last]
+            if last is not None:
+                raise KeyboardInterrupt
+
+        with hooked.hooks({("z", 1): halved(by)}):
+            return am.stream(hooked, given(), [reducer], journal=path)
+
+    class Differs(Marked):
+        def merge(self, one: State, other: State) -> State:
+            return one
+
+    Differs.__name__ = "Marked"
+    with pytest.raises(KeyboardInterrupt):
+        run(Marked(marks), last=17)
+    held = path.read_bytes()
+    for reducer, by, said in (
+        (Marked(other), 0.5, "code of the reducers: expected"),
+        (Differs(marks), 0.5, "code of the reducers: expected"),
+        (Marked(marks), 0.25, "code and values of the hooks: expected"),
+    ):
+        with pytest.raises(am.JournalError, match=said):
+            run(reducer, by)
+    assert path.read_bytes() == held and list(tmp_path.iterdir()) == [path]
+    counts = run(Marked(marks.clone()))[0]["counts"]
+    assert counts[:, 0, 0].tolist() == [len(document) for document in documents]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_corpus_file_that_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, path = tmp_path / "a.txt", tmp_path / "journal"
     texts.write_text("the keys\na dog\n")

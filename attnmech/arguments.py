@@ -1,0 +1,169 @@
+"""What a caller's argument must be: each function returns it, or raises `InputError` with its name and what came.
+
+>>> whole_number("steps", 3, least=1), finite_number("memory", 0.5, above=0)
+(3, 0.5)
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import InputError, integer
+
+_LONGEST: Final = 80
+"""A value takes at most so many characters of a message."""
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False, and nothing that merely counts as such.
+
+    >>> flag("truncate", True)
+    True
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"`{name}` must be True or False; got {shown(value)}.")
+    return value
+
+
+def optional_flag(name: str, value: object) -> bool | None:
+    """True, False, or None, which leaves the choice open.
+
+    >>> optional_flag("bos", None)
+    """
+    if value is not None and not isinstance(value, bool):
+        raise InputError(f"`{name}` must be True, False or None; got {shown(value)}.")
+    return value
+
+
+def whole_number(name: str, value: object, *, least: int = 0, most: int | None = None, about: str = "") -> int:
+    """A whole number in a range, of any integer type; `about` says what the upper end is.
+
+    >>> whole_number("count", 7, most=7)
+    7
+    """
+    try:
+        found = integer(value)
+        if found >= least and (most is None or found <= most):
+            return found
+    except TypeError:
+        pass
+    upper = " or more" if most is None else f" to {most}"
+    known = f" ({about})" if about else ""
+    raise InputError(f"`{name}` must be a whole number, {least}{upper}{known}; got {shown(value)}.")
+
+
+def member(name: str, value: object, known: Sequence[int], about: str) -> int:
+    """A whole number among some, such as a layer among those that were measured; `about` says which these are.
+
+    >>> member("layer", 3, (0, 3), "the layers measured")
+    3
+    """
+    try:
+        found = integer(value)
+        if found in known:
+            return found
+    except TypeError:
+        pass
+    raise InputError(f"`{name}` must be one of {about}, {list(known)}; got {shown(value)}.")
+
+
+def option(name: str, value: object, known: Iterable[str]) -> str:
+    """A string among some.
+
+    >>> option("side", "query", ("query", "target"))
+    'query'
+    """
+    known = tuple(known)
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"`{name}` must be one of {', '.join(known)}; got {shown(value)}.")
+    return value
+
+
+def finite_number(name: str, value: object, *, above: float = -math.inf, below: float = math.inf) -> float:
+    """A finite number between two bounds, which are left out.
+
+    >>> finite_number("level", 0.95, above=0, below=1)
+    0.95
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        if math.isfinite(found) and above < found < below:
+            return found
+    bounds = [f"above {above:g}"] * (above > -math.inf) + [f"below {below:g}"] * (below < math.inf)
+    wanted = f" {' and '.join(bounds)}" if bounds else ""
+    raise InputError(f"`{name}` must be a finite number{wanted}; got {shown(value)}.")
+
+
+def listed(name: str, value: Any, wanted: str) -> list[Any]:
+    """The items of a list or another iterable, which a string is not; `wanted` says of what.
+
+    >>> listed("layers", (0, 2), "a list of ints")
+    [0, 2]
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.")
+    try:
+        return list(value)
+    except TypeError:  # arrays without an axis claim to be iterable
+        raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.") from None
+
+
+def strings(name: str, value: Any) -> list[str]:
+    """The strings of a list.
+
+    >>> strings("tokens", ["Anna", " sang"])
+    ['Anna', ' sang']
+    """
+    found = listed(name, value, "a list of strings")
+    for each in found:
+        string(name, each, "hold strings alone")
+    return found
+
+
+def string(name: str, value: object, wanted: str = "be a string") -> str:
+    """A string.
+
+    >>> string("title", "Attention")
+    'Attention'
+    """
+    if not isinstance(value, str):
+        raise InputError(f"`{name}` must {wanted}; got {shown(value)}.")
+    return value
+
+
+def dense(name: str, value: Tensor) -> Tensor:
+    """A tensor whose numbers can be read one by one: neither sparse, nested nor quantised, nor without data (meta).
+
+    >>> dense("token ids", torch.tensor([5, 7]))
+    tensor([5, 7])
+    """
+    if value.is_meta:
+        raise InputError(f"{name} must hold numbers; got a tensor on the meta device, which has none.")
+    if value.layout != torch.strided or value.is_nested or value.is_quantized:
+        kind = "nested" if value.is_nested else "quantised" if value.is_quantized else "sparse"
+        remedy = "dequantize" if value.is_quantized else "to_padded_tensor" if value.is_nested else "to_dense"
+        raise InputError(f"{name} must be a dense tensor; got a {kind} one. Try .{remedy}().")
+    return value
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: in one short line, a tensor or an array by its type and shape.
+
+    >>> shown("yes"), shown(torch.zeros(2, 3))
+    ("'yes'", 'a Tensor of torch.float32 [2, 3]')
+    """
+    if isinstance(value, Tensor | np.ndarray) and value.ndim:
+        return f"a {type(value).__name__} of {value.dtype} [{', '.join(map(str, value.shape))}]"
+    try:
+        line = " ".join(repr(value).split())
+    except Exception:  # repr is anybody's code
+        return f"a {type(value).__name__}"
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}… ({type(value).__name__})"

@@ -1,0 +1,480 @@
+"""A certificate that runs along: in every pass, what a layer puts out is compared with what it was made of.
+
+Both sides of an identity, such as attn_raw = Σ_h z_h W_O^h + b_O, are multiplied with a few fixed random vectors r
+and compared token by token (R. Freivalds 1977): Σ_h z_h · (W_O^h r) + b_O · r takes O(d_model) operations a token,
+and two sides that differ by e have products that differ by e·r, of the size of ‖e‖.
+
+| identity | holds between |
+|---|---|
+| `heads` | attn_raw = Σ_h z_h W_O^h + b_O |
+| `block` | resid_post = resid_pre + attn_out + mlp_out; in post-norm models resid_mid = resid_pre + attn_out |
+| `mlp` | post-norm models: what the last norm is given = N(resid_mid) + mlp_out |
+| `chain` | resid_pre of a layer = resid_post of the one before |
+| `rows` | Σ_j pattern_ij = 1, with a sink's mass |
+
+They hold between what stands after hooks and interventions. An edit of `result` stands between the two sides of
+`heads`, which is then left out, and the run says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..activations import Batch
+from ..errors import ExactnessError
+from ..points import full_name
+from .weights import bias_of, matrix_of
+
+Kind: TypeAlias = Literal[
+    "pre_in", "pre", "raw", "out", "mid_in", "mid", "mid_normed", "mlp", "end_in", "post_in", "post"
+]
+"""A place where the stream, or what is added to it, is looked at; those with "_in" come before edits there."""
+
+_DIRECTIONS: Final = 2
+_SEED: Final = 7
+_HELD_BYTES: Final = 2**21
+"""So much is held before it is multiplied."""
+_SMALL_BYTES: Final = 2**16
+"""Tensors up to this size are multiplied together, since an operation costs more than its work."""
+
+_ROUNDINGS: Final = 8.0
+"""By how many roundings of every term the two sides may differ; e·r of one rounding seldom exceeds three."""
+_PRODUCT_ROUNDINGS: Final = 16.0
+"""Likewise of the products z W_O, whose rounding errors add up along d_head."""
+_ROW_TOLERANCE: Final = 1e-4
+
+_POINTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "heads": ("z", "attn_raw"),
+    "block": ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"),
+    "mlp": ("resid_mid", "mlp_out", "resid_post"),
+    "chain": ("resid_pre", "resid_post"),
+    "rows": ("pattern",),
+}
+"""The points that an identity speaks of: where the certificate refuses one of them, it is not tried."""
+
+STATEMENTS: Final = {
+    "heads": "attn_raw = Σ_h z W_O + b_O",
+    "block": "the stream after a block = the stream before + what attention and MLP add",
+    "mlp": "what the last norm is given = N(resid_mid) + mlp_out",
+    "chain": "resid_pre = resid_post of the layer before",
+    "rows": "a row of the pattern sums to 1",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """What the identities of a stack depend on."""
+
+    label: str
+    post_norm: bool
+    has_mlp: bool
+    interposed: str
+    chained: bool
+    """Whether a layer goes on from where the layer before ended."""
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """W_O and b_O of a layer after the product with the directions."""
+
+    weight: Float[Tensor, "layer direction features"]
+    bias: Float[Tensor, "layer direction 1"]
+    size: Float[Tensor, "layer 1"]
+    """‖W_O‖, the root of the sum of squares."""
+    source: tuple[tuple[int, int], ...]
+    """Address and version of the parameters that it was made of."""
+
+
+_PRODUCTS: Final = ("weight", "bias", "size")
+
+
+class Directions:
+    """The random vectors of one model, and the weights multiplied with them."""
+
+    def __init__(self, d_model: int, device: torch.device) -> None:
+        self.d_model = d_model
+        generator = torch.Generator().manual_seed(_SEED)
+        self._vectors = torch.randn(_DIRECTIONS, d_model, generator=generator, dtype=torch.float64).to(device)
+        self._by_dtype: dict[torch.dtype, Tensor] = {}
+        self._written: dict[tuple[str, int], Written] = {}
+        self._together: dict[tuple[Written, ...], Written] = {}
+        self.changing: set[str] = set()
+        """The kinds of tensors that this model was seen to change in place, which are multiplied at once."""
+
+    def of(self, dtype: torch.dtype) -> Float[Tensor, "direction d_model"]:
+        """The vectors in a precision."""
+        if dtype not in self._by_dtype:
+            self._by_dtype[dtype] = self._vectors.to(dtype)
+        return self._by_dtype[dtype]
+
+    def written(self, key: tuple[str, int], out: nn.Module) -> Written:
+        """W_O r and b_O r of a layer, kept until the parameters are seen to be others."""
+        source = tuple((part.data_ptr(), _version(part)) for part in out._parameters.values() if part is not None)
+        known = self._written.get(key)
+        if known is None or known.source != source:
+            known = self._written[key] = self._multiplied(out, source)
+        return known
+
+    def together(self, written: tuple[Written, ...]) -> Written:
+        """Those of several layers."""
+        if len(written) == 1:
+            return written[0]
+        if written not in self._together:
+            weight, bias, size = (torch.cat([getattr(each, name) for each in written]) for name in _PRODUCTS)
+            self._together = {written: Written(weight, bias, size, ())}
+        return self._together[written]
+
+    def forget_changed(self, key: tuple[str, int], out: nn.Module) -> bool:
+        """Whether weights were changed in a way that leaves no trace; then nothing that was kept counts any more."""
+        known = self._written.get(key)
+        fresh = self._multiplied(out, ())
+        if known is None or (torch.equal(known.weight, fresh.weight) and torch.equal(known.bias, fresh.bias)):
+            return False
+        self._written.clear()
+        return True
+
+    def _multiplied(self, out: nn.Module, source: tuple[tuple[int, int], ...]) -> Written:
+        matrix, bias = matrix_of(out).detach(), bias_of(out)
+        wide = torch.promote_types(matrix.dtype, torch.float32)
+        r, matrix = self.of(wide), matrix.to(wide)
+        by_bias = r.new_zeros(len(r)) if bias is None else r @ bias.detach().to(wide)
+        return Written(
+            (r @ matrix.T)[None], by_bias[None, :, None], torch.linalg.vector_norm(matrix)[None, None], source
+        )
+
+
+def _version(value: Tensor) -> int:
+    """How often a tensor was changed in place, where torch counts it."""
+    return 0 if value.is_inference() else value._version
+
+
+Key: TypeAlias = tuple[Kind, str, int]
+"""What a tensor is, of which stack and layer."""
+
+
+@dataclass
+class _Group:
+    """The products of texts of one number of tokens: first those of the stream, then those of z."""
+
+    names: dict[Key, int] = field(default_factory=dict)
+    """Where each quantity is among the products of the stream."""
+    count: int = 0
+    products: list[Float[Tensor, "quantity direction token"]] = field(default_factory=list)
+    sizes: list[Float[Tensor, "quantity token"]] = field(default_factory=list)
+    z_keys: list[tuple[str, int]] = field(default_factory=list)
+    z_products: list[Float[Tensor, "quantity direction token"]] = field(default_factory=list)
+    z_sizes: list[Float[Tensor, "quantity token"]] = field(default_factory=list)
+
+
+class Balance:
+    """What one pass leaves to compare."""
+
+    def __init__(
+        self, directions: Directions, columns: Sequence[Column], dtype: torch.dtype, refused: Mapping[str, str]
+    ) -> None:
+        self._directions, self._columns, self._dtype = directions, tuple(columns), dtype
+        self._wide = torch.promote_types(dtype, torch.float32)
+        self._refused = frozenset(refused)
+        self._held: list[tuple[Key, Tensor, int]] = []
+        self._bytes = 0
+        self._last: tuple[Tensor, int, int] | None = None
+        """The tensor multiplied last, with its version and its place: the next block is given it."""
+        self._z: dict[tuple[str, int], Tensor] = {}
+        self._held_z: list[tuple[tuple[str, int], Tensor, Written]] = []
+        self._groups: dict[int, _Group] = {}
+        self._rows: dict[tuple[int, ...], list[tuple[str, int, int, Tensor]]] = {}
+        self.skipped: list[str] = []
+        """What could not be compared, and why."""
+
+    def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
+        """Takes note of a quantity `[batch position d_model]`."""
+        self._held.append(((kind, stack, layer), value, _version(value)))
+        self._bytes += value.nbytes
+        if self._bytes > _HELD_BYTES or kind in self._directions.changing:
+            self._multiply()
+
+    def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
+        """Takes note of z `[batch position head d_head]`, which W_O is about to multiply."""
+        self._z[stack, layer] = z
+
+    def hold_written(self, stack: str, layer: int, out: nn.Module, raw: Tensor) -> None:
+        """Takes note of what W_O made of the layer's z."""
+        z = self._z.pop((stack, layer), None)
+        if z is not None:
+            self._held_z.append(((stack, layer), z, self._directions.written((stack, layer), out)))
+            self._bytes += z.nbytes
+        self.hold("raw", stack, layer, raw)
+
+    def hold_rows(
+        self,
+        stack: str,
+        layer: int,
+        first: int,
+        pattern: Float[Tensor, "batch head row key"],
+        at_sink: Float[Tensor, "batch head row"] | None,
+    ) -> None:
+        """Takes note of the sums of a block of rows of the pattern, with a sink's mass."""
+        sums = pattern.sum(dim=-1)
+        sums = sums if at_sink is None else sums + at_sink
+        self._rows.setdefault(tuple(sums.shape), []).append((stack, layer, first, sums))
+
+    def skip(self, identity: str, stack: str, layer: int, why: str) -> None:
+        """Says that an identity is not tried in a layer."""
+        where = f"layer {layer}" + (f" of the {stack} stack" if stack else "")
+        self.skipped.append(f"{STATEMENTS[identity]}, {where}: {why}")
+
+    @torch.no_grad()
+    def _multiply(self) -> None:
+        """Multiplies what is held with the directions, and lets it go."""
+        by_group: dict[int, list[Tensor]] = {}
+        places: dict[int, tuple[int, int]] = {}
+        if self._last is not None:
+            value, version, place = self._last
+            places[id(value)] = version, place
+        for key, value, version in self._held:
+            tokens = value.shape[0] * value.shape[1]
+            group = self._groups.setdefault(tokens, _Group())
+            known = places.get(id(value))
+            if known is not None and known[0] == version:
+                group.names[key] = known[1]
+                continue
+            if _version(value) != version:
+                self._directions.changing.add(key[0])
+                self.skipped.append(f"what is made of {key[0]} in layer {key[2]}: the model changes it in place")
+                continue
+            places[id(value)] = version, group.count
+            group.names[key] = group.count
+            group.count += 1
+            by_group.setdefault(tokens, []).append(value)
+        if self._held:
+            _, value, version = self._held[-1]
+            known = places.get(id(value))
+            self._last = None if known is None else (value, version, known[1])
+        r = self._directions.of(self._wide)
+        for tokens, values in by_group.items():
+            group = self._groups[tokens]
+            for some in _portions(values):
+                together = self._together(some, tokens)
+                group.products.append(r @ together.transpose(1, 2))
+                group.sizes.append(torch.linalg.vector_norm(together, dim=-1))
+        self._multiply_z()
+        self._held, self._held_z, self._bytes = [], [], 0
+
+    def _multiply_z(self) -> None:
+        by_shape: dict[tuple[int, ...], list[tuple[tuple[str, int], Tensor, Written]]] = {}
+        for each in self._held_z:
+            by_shape.setdefault(tuple(each[1].shape), []).append(each)
+        for shape, held in by_shape.items():
+            tokens = shape[0] * shape[1]
+            group = self._groups.setdefault(tokens, _Group())
+            values, written = [z for _, z, _ in held], iter([each for *_, each in held])
+            for some in _portions(values):
+                together = self._together(some, tokens)
+                layers = self._directions.together(tuple(islice(written, len(some))))
+                group.z_products.append(torch.baddbmm(layers.bias, layers.weight, together.transpose(1, 2)))
+                group.z_sizes.append(torch.linalg.vector_norm(together, dim=-1) * layers.size)
+            group.z_keys += [key for key, _, _ in held]
+
+    def _together(self, values: Sequence[Tensor], tokens: int) -> Float[Tensor, "quantity token features"]:
+        """Tensors `[batch position ...]` as one, in the precision in which they are compared."""
+        if len({value.dtype for value in values}) > 1:
+            values = [value.to(self._wide) for value in values]
+        together = values[0] if len(values) == 1 else torch.stack(list(values))
+        return together.to(self._wide).reshape(len(values), tokens, -1)
+
+    @torch.no_grad()
+    def unbalanced(self, batch: Batch) -> "Unbalanced | None":
+        """The first identity that does not hold, layer by layer; None where all do."""
+        self._multiply()
+        found = [each for group in self._groups.values() if (each := self._in_group(group, batch)) is not None]
+        if "pattern" not in self._refused and (row := self._in_rows(batch)) is not None:
+            found.append(row)
+        return min(found, key=lambda each: each.layer, default=None)
+
+    def _in_group(self, group: _Group, batch: Batch) -> "Unbalanced | None":
+        names, z_keys = tuple(group.names.items()), tuple(group.z_keys)
+        found = _equations(names, group.count, z_keys, self._columns, self._refused)
+        if not found.identities:
+            return None
+        products = _joined((*group.products, *group.z_products))
+        device = products.device
+        each_z = _PRODUCT_ROUNDINGS * _product_eps(self._dtype, device)
+        each_stream = _ROUNDINGS * torch.finfo(self._dtype).eps
+        each_stream += _product_eps(self._wide, device) * self._directions.d_model**0.5 / 2
+        signs, scaled = found.on(device, self._wide, (each_stream, each_z))
+        difference = (signs @ products.flatten(1)).view(-1, *products.shape[1:]).abs().amax(dim=1)
+        allowed = scaled @ _joined((*group.sizes, *group.z_sizes))
+        # NaN is not within any bound.
+        if bool((difference <= allowed).all()):
+            return None
+        return self._told(found, signs, scaled, products, _joined((*group.sizes, *group.z_sizes)), batch)
+
+    def _told(
+        self, found: "_Equations", signs: Tensor, scaled: Tensor, products: Tensor, sizes: Tensor, batch: Batch
+    ) -> "Unbalanced | None":
+        """The first identity that does not hold, each by itself: 0 · NaN of another layer would be NaN."""
+        for number, (identity, stack, layer) in enumerate(found.identities):
+            used = signs[number].nonzero()[:, 0]
+            difference = torch.tensordot(signs[number, used], products[used], dims=1).abs().amax(dim=0)
+            allowed = scaled[number, used] @ sizes[used]
+            real = batch.queries(stack).mask
+            rows = (~(difference <= allowed).view(real.shape) & real).nonzero()
+            if len(rows):
+                text, position = rows[0].tolist()
+                at = text * real.shape[1] + position
+                return Unbalanced(identity, stack, layer, text, position, float(difference[at]), float(allowed[at]))
+        return None
+
+    def _in_rows(self, batch: Batch) -> "Unbalanced | None":
+        for shape, blocks in self._rows.items():
+            sums = torch.stack([each for *_, each in blocks])
+            if bool(((sums - 1).abs() <= _ROW_TOLERANCE).all()):
+                continue
+            for stack, layer, first, one in blocks:
+                real = batch.queries(stack).mask[:, None, first : first + shape[-1]]
+                rows = (~((one - 1).abs() <= _ROW_TOLERANCE) & real).nonzero()
+                if len(rows):
+                    text, head, row = rows[0].tolist()
+                    off = float((one[text, head, row] - 1).abs())
+                    return Unbalanced("rows", stack, layer, text, first + row, off, _ROW_TOLERANCE)
+        return None
+
+
+def _portions(values: list[Tensor]) -> list[list[Tensor]]:
+    """Those that are multiplied together."""
+    return [values] if values[0].nbytes <= _SMALL_BYTES else [[value] for value in values]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _product_eps(dtype: torch.dtype, device: torch.device) -> float:
+    """The rounding of the sums in a matrix product, which torch may be told to take in less than float32."""
+    if dtype == torch.float32:
+        chosen = {"high": 2.0**-11, "medium": 2.0**-8}
+        return chosen.get(torch.get_float32_matmul_precision(), torch.finfo(dtype).eps)
+    if dtype == torch.float64:
+        return torch.finfo(dtype).eps
+    # In 16 bits sums are taken in float32; a graphics card may round parts of them.
+    return torch.finfo(torch.float32).eps if device.type == "cpu" else torch.finfo(dtype).eps / 16
+
+
+@dataclass(frozen=True)
+class Unbalanced:
+    """An identity that does not hold at a token."""
+
+    identity: str
+    stack: str
+    layer: int
+    text: int
+    position: int
+    difference: float
+    allowed: float
+
+    def error(self, batch: Batch) -> ExactnessError:
+        """What a user is told."""
+        where = f"layer {self.layer}" + (f" of the {self.stack} stack" if self.stack else "")
+        tokens = batch.queries(self.stack).tokens
+        token = tokens[self.text][self.position] if self.text < len(tokens) else ""
+        text = f" of text {self.text}" if len(batch.ids) > 1 else ""
+        place = f"{where}, token {self.position} ({token!r}){text}"
+        if not self.difference < float("inf"):
+            return ExactnessError(
+                f"{place}: the model computes NaN or infinity there (found at: {STATEMENTS[self.identity]}). In 16 "
+                "bits a stream may overflow: try dtype=torch.float32."
+            )
+        return ExactnessError(
+            f"{place}: {STATEMENTS[self.identity]} does not hold; after a product with random vectors the two sides "
+            f"differ by {self.difference:.2e}, at most {self.allowed:.2e} is rounding. A module of this model was "
+            "changed or hooked since it was loaded, or does in this text what it did not do in the certificate's: "
+            "am.certify(model)."
+        )
+
+
+@dataclass(frozen=True)
+class _Equations:
+    """Identities as rows of signs over the quantities of a pass: what they sum to must be 0."""
+
+    identities: tuple[tuple[str, str, int], ...]
+    signs: Float[Tensor, "identity quantity"]
+    streams: int
+    """How many of the quantities are of the stream; the others are z."""
+    _placed: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def on(self, device: torch.device, dtype: torch.dtype, rounding: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """The signs, and their sizes times the rounding of each quantity of the stream and of each z."""
+        key = device, dtype, rounding
+        if key not in self._placed:
+            signs = self.signs.to(device, dtype)
+            each = [rounding[0]] * self.streams + [rounding[1]] * (signs.shape[1] - self.streams)
+            self._placed[key] = signs, signs.abs() * signs.new_tensor(each)
+        return self._placed[key]
+
+
+@lru_cache(maxsize=64)
+def _equations(
+    names: tuple[tuple[tuple[Kind, str, int], int], ...],
+    streams: int,
+    z_keys: tuple[tuple[str, int], ...],
+    columns: tuple[Column, ...],
+    refused: frozenset[str],
+) -> _Equations:
+    """The identities that can be tried between the quantities there are."""
+    place = dict(names)
+    by_label = {column.label: column for column in columns}
+    rows: list[tuple[tuple[str, str, int], dict[int, float]]] = []
+
+    def add(identity: str, stack: str, layer: int, plus: Sequence[int | None], minus: Sequence[int | None]) -> None:
+        if any(each is None for each in (*plus, *minus)):
+            return
+        if any(full_name(stack, point) in refused for point in _POINTS[identity]):
+            return
+        signs: dict[int, float] = {}
+        for sign, places in ((1.0, plus), (-1.0, minus)):
+            for each in places:
+                assert each is not None
+                signs[each] = signs.get(each, 0.0) + sign
+        if any(signs.values()):
+            rows.append(((identity, stack, layer), signs))
+
+    layers = dict.fromkeys((stack, layer) for (_, stack, layer), _ in names)
+    for stack, layer in layers:
+        column = by_label[stack]
+
+        def at(kind: Kind, stack: str = stack, layer: int = layer) -> int | None:
+            return place.get((kind, stack, layer))
+
+        if (stack, layer) in z_keys:
+            add("heads", stack, layer, [streams + z_keys.index((stack, layer))], [at("raw")])
+        written = at("raw") if at("out") is None else at("out")
+        if column.post_norm:
+            add("block", stack, layer, [at("pre"), written], [at("mid_in")])
+            add("mlp", stack, layer, [at("mid_normed"), at("mlp")], [at("end_in")])
+        else:
+            added = [at("pre"), written]
+            added += [at("mlp")] if column.has_mlp else []
+            if column.interposed:
+                other = at("out", column.interposed)
+                added.append(at("raw", column.interposed) if other is None else other)
+            edited = at("mid") is not None
+            ended = at("post") if at("post_in") is None else at("post_in")
+            add(
+                "block", stack, layer, [*added, *([at("mid")] if edited else [])],
+                [ended, *([at("mid_in")] if edited else [])],
+            )  # fmt: skip
+        before = place.get(("post", stack, layer - 1))
+        entered = at("pre") if at("pre_in") is None else at("pre_in")
+        if column.chained and before is not None and before != entered:
+            add("chain", stack, layer, [before], [entered])
+    signs = torch.zeros(len(rows), streams + len(z_keys))
+    for number, (_, row) in enumerate(rows):
+        for quantity, sign in row.items():
+            signs[number, quantity] = sign
+    return _Equations(tuple(identity for identity, _ in rows), signs, streams)

@@ -1,0 +1,109 @@
+"""Whether a folder's weights can be those of its config: told from the headers of its files, before any is read.
+
+A config is anybody's text. One that asks for a million layers would be built for hours before transformers missed the
+first weight, and weights that are stored as integers would be taken for real ones.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+
+from ..errors import WeightsError, first_line
+from .architectures import ARCHITECTURES
+
+WHOLE: Final = "model.safetensors"
+SHARDED: Final = "model.safetensors.index.json"
+
+_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers")
+"""Where configs say how many layers there are, by transformers' common names."""
+
+_REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+"""The types of safetensors whose numbers are the weights themselves."""
+
+_MOST: Final = 2
+"""A config may ask for so many times the numbers that are stored: what is missing by less is named one by one."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a safetensors file, by its header."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """The name that safetensors has for its type, such as "F32"."""
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a folder's weights by name; none of their numbers is read.
+
+    Raises `WeightsError` for files that are no safetensors, or an index that names files that are not there.
+    """
+    try:
+        files = [WHOLE]
+        if not (folder / WHOLE).is_file():
+            files = sorted(set(json.loads((folder / SHARDED).read_text(encoding="utf-8"))["weight_map"].values()))
+        found = {}
+        for name in files:
+            with safe_open(folder / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 - no dict
+                    part = file.get_slice(key)
+                    found[key] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
+    except Exception as error:  # what is wrong with anybody's file has many names
+        raise WeightsError(f"folder {folder}: its weights cannot be read: {first_line(error)}") from error
+    return found
+
+
+def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None:
+    """Raises `WeightsError` where a folder's weights cannot be those of the model that its config asks for.
+
+    That is: where it asks for another number of layers, for far more numbers than are stored, or where what is stored
+    under the name of a weight are no real numbers.
+    """
+    stored = stored_tensors(folder)
+    if config.model_type in ARCHITECTURES:
+        _check_layers(folder, stored, config)
+    try:
+        with torch.device("meta"):
+            asked = dict(kind(config).named_parameters())
+    except Exception as error:
+        message = f"folder {folder}: no {kind.__name__} can be made of its config: {first_line(error)}"
+        raise WeightsError(message) from error
+    numbers, held = sum(each.numel() for each in asked.values()), sum(prod(each.shape) for each in stored.values())
+    if numbers > _MOST * held:
+        raise WeightsError(
+            f"folder {folder}: its config asks for {numbers:,} parameters, but its weights hold {held:,}; the two do "
+            "not belong together."
+        )
+    # A file of a headless model leaves out the prefix that the same module has in a model with a head.
+    prefix = f"{kind.base_model_prefix}."
+    for name, tensor in stored.items():
+        named = {name, f"{prefix}{name}", name.removeprefix(prefix)}
+        if tensor.dtype not in _REAL and not named.isdisjoint(asked):
+            raise WeightsError(
+                f"folder {folder}: weights must be floating-point numbers, but {name} is stored as {tensor.dtype}. "
+                "Save the model in its own precision, without quantisation."
+            )
+
+
+def _check_layers(folder: Path, stored: Mapping[str, StoredTensor], config: Any) -> None:
+    counts = [getattr(config, name, None) for name in _LAYER_COUNTS]
+    asked = max((count for count in counts if isinstance(count, int)), default=0)
+    held: dict[str, int] = {}
+    for name in stored:
+        numbered = re.match(r"(\D*)\.(\d+)\.", f".{name}")
+        if numbered:
+            held[numbered[1]] = max(held.get(numbered[1], 0), int(numbered[2]) + 1)
+    layers = max(held.values(), default=0)
+    if asked != layers:
+        raise WeightsError(
+            f"folder {folder}: its config asks for {asked} layers, but its weights hold {layers}; the two do not "
+            "belong together."
+        )

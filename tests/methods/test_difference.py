@@ -1,0 +1,273 @@
+"""`a - b` of two results of one kind: the numbers of each subtracted, with intervals where the texts are paired."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.maths.bootstrap import poisson_weights
+
+MODEL = "gpt2"
+PAIRS = [((0, 1), (2, 3)), ((0, 0), (1, 1))]
+
+
+def patched(model: am.HookedModel, ids: Tensor, **options: Any) -> Any:
+    answers = {"answers": [5] * len(ids), "against": [9] * len(ids)}
+    return am.patch(model, ids, ids.roll(2, dims=1), **answers, **options)
+
+
+KINDS: dict[str, Callable[[am.HookedModel, Tensor], Any]] = {
+    "focus": am.attention_focus,
+    "focus of a corpus": lambda model, ids: am.attention_focus(model, iter(list(ids))),
+    "updates": am.residual_updates,
+    "blocks": lambda model, ids: am.residual_updates(model, ids).blocks,
+    "ablation": lambda model, ids: am.ablate_heads(model, ids, shifts=True),
+    "patching heads": patched,
+    "patching positions": lambda model, ids: patched(model, ids, at="resid_pre"),
+    "importance": am.head_importance,
+    "null": am.null_attention,
+    "pairs": lambda model, ids: am.ablate_pairs(model, ids, PAIRS),
+}
+SAME = ("layer", "head", "position", "other_layer", "other_head", "texts", "verdict", "collapse")
+"""Columns that are no numbers of a head."""
+
+
+@cache
+def result(kind: str, run: str) -> Any:
+    """Of seven texts, of these under a hook, of other weights, or of five other texts."""
+    model, ids = models.hooked(MODEL), models.token_ids(MODEL, batch=7)
+    if run == "hooked":
+        with model.hooks({("resid_pre", 1): lambda stream: stream.flip(-1)}):
+            return KINDS[kind](model, ids)
+    if run == "trained":
+        return KINDS[kind](am.load(models.fresh(MODEL, seed=8)), ids)
+    return KINDS[kind](model, models.token_ids(MODEL, batch=5, seed=9) if run == "others" else ids)
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(am.InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("first", ["hooked", "trained", "others"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_those_of_the_first_minus_those_of_the_second(kind: str, first: str, tmp_path: Path) -> None:
+    one, other = result(kind, first), result(kind, "plain")
+    found = one - other
+    assert type(found) is type(one) and found.parts == (one, other) and found.paired is (first != "others")
+    frame, mine, yours = found.to_frame(), one.to_frame(), other.to_frame()
+    assert not frame.drop(columns=list({*SAME} & {*frame.columns})).equals(mine)
+    for name in frame.columns:
+        if name in SAME:
+            if name not in ("texts", "verdict"):
+                assert list(frame[name]) == list(yours[name]), name
+        elif not name.endswith(("_low", "_high")):
+            wanted = mine[name] - yours[name]
+            # Of null attention some texts lack some numbers: those that one of the two lacks are left out of both.
+            if kind != "null" or name in ("sink_mass", "remove", "zero_value", "only_sink"):
+                np.testing.assert_allclose(frame[name], wanted, rtol=1e-6, atol=1e-9, err_msg=name)
+    ends = [name for name in frame.columns if name.endswith("_low")]
+    assert ends
+    for low in ends:
+        high = low.replace("_low", "_high")
+        if first == "others":
+            assert frame[[low, high]].isna().all().all()
+        elif kind != "null":
+            known = mine[low].notna() & yours[low].notna()
+            assert (frame[low] <= frame[high])[known].all(), low
+    again = type(found).load(found.save(tmp_path / "difference"))
+    assert again.to_frame().equals(frame) and repr(again) == repr(found)
+    assert again.provenance == found.provenance and again.paired is found.paired
+    assert [part.to_frame().equals(wanted) for part, wanted in zip(again.parts, (mine, yours), strict=True)] == [
+        True
+    ] * 2
+    assert "Difference of two results" in repr(found)
+    page = found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<title>Difference: " in page or "<h1>Difference: " in page
+
+
+def test_what_it_is_the_difference_of_is_told() -> None:
+    hooked, trained, others = (result("ablation", run) - result("ablation", "plain") for run in
+                               ("hooked", "trained", "others"))  # fmt: skip
+    assert "(hooks resid_pre 1 − none)" in hooked.lead and "on 7 texts: " in hooked.lead
+    assert hooked.provenance.edits == ("resid_pre 1 − none",)
+    weights = [part.provenance.weights for part in trained.parts]
+    assert f"(weights {weights[0][:8]}… − {weights[1][:8]}…)" in trained.lead
+    assert trained.provenance.weights == f"{weights[0]} − {weights[1]}"
+    assert "on 5 texts against 7 texts: " in others.lead and others.provenance.tokens == ()
+    assert hooked.provenance.inputs == result("ablation", "plain").provenance.inputs
+
+
+def test_the_interval_of_an_effect_is_that_of_the_paired_differences() -> None:
+    one, other = result("ablation", "hooked"), result("ablation", "plain")
+    weights = poisson_weights(torch.arange(7), 200)
+    differences = (one.after - one.before) - (other.after - other.before)
+    estimates = torch.einsum("lhn,nr->lhr", differences, weights) / weights.sum(dim=0)
+    low, high = (one - other).interval()
+    torch.testing.assert_close(low, estimates.quantile(0.025, dim=-1), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(high, estimates.quantile(0.975, dim=-1), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["focus", "focus of a corpus"])
+def test_the_interval_of_a_mean_is_that_of_the_paired_differences(kind: str) -> None:
+    one, other = result(kind, "hooked"), result(kind, "plain")
+    weights = poisson_weights(torch.arange(7), 200)
+    ratios = []
+    for each in (result("focus", "hooked"), result("focus", "plain")):
+        rows = each.by_row("entropy")[..., 1:].double()
+        sums, counts = rows.nansum(dim=-1), (~rows.isnan()).double().sum(dim=-1)
+        ratios.append((sums @ weights) / (counts @ weights))
+    low, high = (one - other).interval("entropy")
+    torch.testing.assert_close(low, (ratios[0] - ratios[1]).quantile(0.025, dim=-1), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(high, (ratios[0] - ratios[1]).quantile(0.975, dim=-1), rtol=1e-5, atol=1e-7)
+    apart = (each.interval("entropy") for each in (one, other))
+    (low_one, _), (_, high_other) = apart
+    assert not torch.allclose(low, low_one - high_other)
+
+
+def test_the_interval_of_what_is_recovered() -> None:
+    one, other = result("patching heads", "hooked"), result("patching heads", "plain")
+    weights = poisson_weights(torch.arange(7), 200)
+    ratios = [(each.per_text @ weights) / ((each.clean - each.before) @ weights) for each in (one, other)]
+    low, high = (one - other).recovered_interval()
+    torch.testing.assert_close(low, (ratios[0] - ratios[1]).quantile(0.025, dim=-1), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(high, (ratios[0] - ratios[1]).quantile(0.975, dim=-1), rtol=1e-9, atol=1e-12)
+
+
+def test_nothing_is_the_difference_of_a_result_and_itself() -> None:
+    for kind in KINDS:
+        plain = result(kind, "plain")
+        frame = (plain - plain).to_frame().select_dtypes("number").drop(columns=list(SAME), errors="ignore")
+        assert (frame.fillna(0.0) == 0).all().all(), kind
+    null = result("null", "plain")
+    assert (null - null).verdict == null.verdict
+
+
+def test_heads_measured_in_one_of_them_have_no_difference() -> None:
+    model, ids = models.hooked(MODEL), models.token_ids(MODEL, batch=7)
+    some = am.ablate_heads(model, ids, [(0, 0), (2, 3), (2, 4)])
+    others = am.ablate_heads(model, ids, [(2, 3), (1, 1)])
+    found = some - others
+    assert found.layers == (2,) and found.to_frame()[["layer", "head"]].to_numpy().tolist() == [[2, 3]]
+    assert (~found.effect.isnan()).nonzero().tolist() == [[2, 3]]
+    focus = am.attention_focus(model, ids, layers=[2, 0]) - am.attention_focus(model, ids, layers=[0, 1])
+    assert focus.layers == (0,) and focus.entropy[[1, 2]].isnan().all()
+    assert focus.entropy[0].tolist() == [0.0] * 5 and focus.by_row("entropy").shape == (1, 5, 7, 7)
+    apart = am.ablate_heads(model, ids, [(0, 0)]), am.ablate_heads(model, ids, [(0, 1)])
+    assert "heads in common" in refused(lambda: apart[0] - apart[1])
+    apart_focus = (am.attention_focus(model, ids, layers=[layer]) for layer in (0, 2))
+    assert "layers in common; got [0] and [2]" in refused(lambda: next(apart_focus) - next(apart_focus))
+
+
+def test_texts_that_only_one_of_them_has_are_left_out() -> None:
+    one, other = result("ablation", "hooked"), result("ablation", "plain")
+    stopped = one.after.clone()
+    stopped[1, 2, 3:] = torch.nan
+    found = replace(one, after=stopped) - other
+    wanted = ((one.after - one.before) - (other.after - other.before))[1, 2, :3].mean()
+    assert float(found.effect[1, 2]) == pytest.approx(float(wanted), rel=1e-9)
+    assert not found.complete and found.texts[1, 2] == 3 and found.texts[0, 0] == 7
+
+
+def test_verdicts_say_how_they_changed() -> None:
+    now, before = result("null", "others"), result("null", "plain")
+    found = now - before
+    changed = 0
+    for row, new, old in zip(found.verdict, now.verdict, before.verdict, strict=True):
+        for name, after, earlier in zip(row, new, old, strict=True):
+            assert name == (after if after == earlier else f"{earlier} → {after}")
+            changed += after != earlier
+    assert changed and f"{changed} of 15 heads have another verdict" in found.lead
+    torch.testing.assert_close(found.null_share, now.null_share - before.null_share)
+
+
+def test_shards_of_one_corpus_are_paired_whatever_the_tokens() -> None:
+    texts = ["the keys to the cabinet", "a dog", "the cabinet", "the dog and the keys", "there are keys"]
+    with_bos = am.load(models.fresh("llama"), tokenizer=models.tokenizer(has_bos=True))
+    results = [am.attention_focus(with_bos, iter(texts), bos=bos) for bos in (True, False)]
+    found = results[0] - results[1]
+    assert found.paired and "bos True − False" in found.lead
+    halves = [am.attention_focus(with_bos, iter(texts), shard=(k, 2)) for k in range(2)]
+    merged = [halves[0].merged(halves[1]), halves[1].merged(halves[0])]
+    assert (merged[0] - merged[1]).paired and not (halves[0] - merged[0]).paired
+    whole = am.attention_focus(with_bos, iter(texts), bos=True)
+    assert (whole - merged[0]).paired and not (whole - halves[0]).paired
+    for ends in zip((whole - merged[0]).interval("entropy"), (whole - results[1]).interval("entropy"), strict=True):
+        torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-6)
+    assert "merge the results of each corpus, then subtract" in refused(lambda: found.merged(results[0]))
+
+
+def test_rows_and_other_facts_of_a_difference() -> None:
+    one, other = result("focus", "hooked"), result("focus", "plain")
+    found = one - other
+    torch.testing.assert_close(found.by_row("entropy"), one.by_row("entropy") - other.by_row("entropy"), equal_nan=True)
+    first = found.where(first_row=True)
+    torch.testing.assert_close(
+        first.mean("self_mass"), one.where(first_row=True).self_mass - other.where(first_row=True).self_mass
+    )
+    for ask in (lambda: found.received, lambda: found.top_key, lambda: found.collapse, lambda: found.sink_share(0)):
+        with pytest.raises(am.MissingPointError, match="take it of each of its two results, `parts`"):
+            ask()
+    with pytest.raises(am.MissingPointError, match="rows of different texts have no difference"):
+        (result("focus", "others") - other).by_row("entropy")
+    (trace,) = found.plot("self_focus").data
+    np.testing.assert_array_equal(np.asarray(trace.z), found.self_top.numpy())
+    updates = result("updates", "hooked") - result("updates", "plain")
+    (trace,) = updates.plot("magnitude", side="target").data
+    np.testing.assert_array_equal(np.asarray(trace.z), updates.target_magnitude.numpy())
+    assert "is drawn by figure" in refused(lambda: updates.plot("magnitude_by_position"))
+    torch.testing.assert_close(
+        updates.blocks.mean("cancellation"),
+        result("blocks", "hooked").mean("cancellation") - result("blocks", "plain").mean("cancellation"),
+        equal_nan=True,
+    )
+
+
+def test_what_does_not_match_is_refused_with_what_differs() -> None:
+    model, ids = models.hooked(MODEL), models.token_ids(MODEL, batch=7)
+    plain, focus = result("ablation", "plain"), result("focus", "plain")
+    shallow = am.load(models.randomised(models.gpt2(layers=2)))
+    narrow = am.load(models.randomised(models.gpt2(heads=4)))
+    heads = [(0, 0), (1, 1)]
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: plain - am.ablate_heads(model, ids, heads, metric="kl"), "same metric; got 'loss' and 'kl'"),
+        (lambda: plain - am.ablate_heads(model, ids, heads, "resample"), "same method; got 'zero' and 'resample'"),
+        (lambda: plain - am.ablate_heads(model, ids, heads, later="frozen"), "same later; got 'recompute' and"),
+        (lambda: plain - am.ablate_heads(shallow, ids, heads), "same number of layers; got 3 and 2"),
+        (lambda: plain - am.ablate_heads(narrow, ids, heads), "same number of heads; got 5 and 4"),
+        (lambda: focus - am.attention_focus(shallow, ids), "same number of layers; got 3 and 2"),
+        (lambda: focus - am.attention_focus(model, ids, last=3), "same last; got 8 and 3"),
+        (lambda: focus - focus.where(first_row=True), "same rows; got"),
+        (lambda: result("patching heads", "plain") - patched(model, ids, positions=[1]), "same positions; got None"),
+        (lambda: result("importance", "plain") - am.head_importance(model, ids, method="zero"), "same method; got"),
+        (lambda: result("null", "plain") - am.null_attention(model, ids, heads=heads, delta=0.1), "same delta; got"),
+        (lambda: result("pairs", "plain") - am.ablate_pairs(model, ids, PAIRS[:1]), "same pairs; got"),
+        (lambda: plain - focus, "kind HeadEffects another HeadEffects can be subtracted; got AttentionFocus"),
+        (lambda: plain - 1.0, "got float"),
+        (lambda: (plain - plain) - plain, "a difference cannot be subtracted again"),
+        (lambda: plain - (plain - plain), "a difference cannot be subtracted again"),
+    ]  # fmt: skip
+    for subtract, said in cases:
+        assert said in refused(subtract)
+
+
+def test_kinds_without_a_difference_say_what_has_one() -> None:
+    model, ids = models.hooked(MODEL), models.token_ids(MODEL)
+    made: dict[str, Any] = {
+        "subtract a term": am.decompose_scores(model, ids),
+        "subtract the matrices of a head": am.decompose_by_source(model, ids, layers=[1]),
+        "subtract the results of am.ablate_heads": am.prune_heads(model, ids, layers=[0], steps=1, random=0),
+        "subtract results that they hold": am.report(model, ids[:1]),
+    }
+    for said, each in made.items():
+        assert said in refused(lambda each=each: each - each)

@@ -1,0 +1,175 @@
+"""`[layer, head]` of a result is that head of that layer of the model, whichever layers were measured."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+import attnmech as am
+
+JUDGED = {"answers": torch.tensor([5, 9, 11]), "against": torch.tensor([7, 4, 30])}
+
+
+def corrupted(ids: Tensor) -> Tensor:
+    return ids.roll(2, dims=1)
+
+
+def arrays(model: am.HookedModel, ids: Tensor, layers: list[int] | None) -> dict[str, Tensor]:
+    """Everything by layer and head that has no query, key or position axis."""
+    heads: Any = "all" if layers is None else [(layer, head) for layer in layers for head in range(model.n_heads)]
+    focus = am.attention_focus(model, ids, layers=layers)
+    updates = am.residual_updates(model, ids, layers=layers)
+    effects = am.ablate_heads(model, ids, heads, shifts=True)
+    patched = am.patch(model, ids, corrupted(ids), heads=heads, **JUDGED)
+    null = am.null_attention(model, ids, heads=heads)
+    importance = am.head_importance(model, ids, layers=layers, sweep=effects)
+    split = am.decompose_scores(model, ids, layers=layers)
+    contrast = split.contrast(4, 3, 1)
+    verdicts = ["", "null", "active", "mixed", "undecided", "not attending"]
+    collapse = ["not measured", "", "dead", "sink", "low entropy"]
+    assert effects.shift is not None and importance.exact is not None
+    found = {
+        **{f"focus {name}": focus.mean(name) for name in focus.STATISTICS},
+        **{f"updates {name}": updates.mean(name) for name in updates.STATISTICS},
+        **{f"blocks {name}": updates.blocks.mean(name) for name in updates.blocks.STATISTICS},
+        "low": focus.interval("entropy")[0], "high": updates.interval("magnitude")[1],  # type: ignore[index]
+        "distances": focus.distance_histogram, "types": focus.received_by_type, "expected": focus.expected_by_type,
+        "bos_mass": focus.bos_mass,
+        "effect": effects.effect, "after": effects.after, "effect low": effects.interval()[0], "shift": effects.shift,
+        "recovered": patched.recovered, "recovered high": patched.recovered_interval()[1],
+        "score": importance.score, "normalised": importance.normalised, "exact": importance.exact,
+        "importance low": importance.interval()[0],
+        "sink_mass": null.sink_mass, "value_ratio": null.value_ratio, "difference": null.update_difference,
+        "difference low": null.update_interval()[0], "null_share": null.null_share, "facts": null.facts.movedim(1, 0),
+        "zero_value": null.effects["zero_value"].effect,
+        "residual": split.residual, "largest": split.largest,
+        "contrast": contrast.total.movedim(1, 0), "term": contrast["query_key"].movedim(1, 0),
+        "verdict": torch.tensor([[verdicts.index(name) for name in row] for row in null.verdict]).float(),
+        "collapse": torch.tensor([[collapse.index(name) for name in row] for row in focus.collapse]).float(),
+    }  # fmt: skip
+    missing = found["verdict"] == 0, found["collapse"] == 0
+    found["verdict"][missing[0]] = found["collapse"][missing[1]] = torch.nan
+    return found
+
+
+@pytest.mark.parametrize("layers", [[0, 2], [2, 1], [1]])
+def test_a_row_is_a_layer_of_the_model(layers: list[int]) -> None:
+    model, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    whole, some = arrays(model, ids, None), arrays(model, ids, layers)
+    left_out = [layer for layer in range(3) if layer not in layers]
+    for name, found in some.items():
+        assert len(found) == 3, name
+        torch.testing.assert_close(
+            found[layers], whole[name][layers], equal_nan=True, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: name + m
+        )
+        assert found[left_out].isnan().all(), name
+
+
+def test_two_heads_of_two_layers_stand_at_their_places() -> None:
+    model, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    whole = am.ablate_heads(model, ids)
+    some = am.ablate_heads(model, ids, [(0, 0), (2, 3)])
+    assert some.effect.shape == whole.effect.shape and some.layers == (0, 2)
+    measured = [(0, 0), (2, 3)]
+    for head in measured:
+        assert float(some.effect[head]) == pytest.approx(float(whole.effect[head]), rel=1e-4, abs=1e-6)
+    assert (~some.effect.isnan()).nonzero().tolist() == some.swept.nonzero().tolist() == [list(at) for at in measured]
+    assert some.to_frame()[["layer", "head"]].to_numpy().tolist() == [list(at) for at in measured]
+    assert "L2H3" in repr(some) or "L0H0" in repr(some)
+    patched = am.patch(model, ids, corrupted(ids), heads=measured, **JUDGED)
+    everywhere = am.patch(model, ids, corrupted(ids), **JUDGED)
+    assert float(patched.recovered[2, 3]) == pytest.approx(float(everywhere.recovered[2, 3]), rel=1e-3)
+    assert patched.recovered.shape == (3, 5) and patched.recovered[1].isnan().all()
+
+
+def test_figures_show_the_layers_that_were_measured() -> None:
+    model, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    effects = am.ablate_heads(model, ids, [(0, 0), (2, 3)])
+    (trace,) = effects.plot().data
+    assert list(trace.y) == ["0", "2"] and np.shape(trace.z) == (2, 5)
+    assert trace.z[1][3] == float(effects.effect[2, 3]) and "layer 2, head 3" in trace.text[1][3]
+    importance = am.head_importance(model, ids, layers=[2, 1])
+    (trace,) = importance.plot().data
+    assert list(trace.y) == ["2", "1"]
+    np.testing.assert_array_equal(np.asarray(trace.z), importance.score[[2, 1]].numpy())
+    assert list(importance.to_frame()["layer"]) == [2] * 5 + [1] * 5
+    assert list(importance.to_frame()["score"]) == importance.score[[2, 1]].flatten().tolist()
+    (trace,) = am.null_attention(model, ids, heads=[(2, 1)]).plot().data
+    assert [label.split(" ")[0] for label in trace.y] == ["2"]
+    focus = am.attention_focus(model, ids, layers=[2, 0])
+    assert focus.view().layers == (2, 0)
+    np.testing.assert_array_equal(focus.view().first_top, focus.first_top[[2, 0]].float().numpy())
+    frame = focus.to_frame()
+    assert list(frame["layer"]) == [2] * 5 + [0] * 5
+    assert list(frame["entropy"]) == focus.entropy[[2, 0]].flatten().tolist() and not frame["entropy"].isna().any()
+    assert "10 heads" in focus.lead and "2 layers" in repr(focus)
+
+
+def test_a_hybrids_rows_are_its_own_layer_numbers() -> None:
+    model = models.hooked("jamba")
+    ids = torch.tensor([[5, 9, 3, 30, 7, 7, 12, 40], [8, 4, 6, 30, 9, 7, 2, 11], [3, 3, 5, 8, 9, 10, 12, 40]])
+    for name, found in arrays(model, ids, None).items():
+        assert len(found) == 4, name
+        assert found[[0, 2]].isnan().all(), name
+    effects = am.ablate_heads(model, ids, [(3, 1)], shifts=True)
+    assert effects.to_frame()[["layer", "head"]].to_numpy().tolist() == [[3, 1]]
+    assert effects.shift is not None
+    assert effects.shift.shape == (4, model.n_heads, 4, model.n_heads)
+    moved = effects.shift[3, 1]
+    assert moved[[0, 2]].isnan().all() and not moved[[1, 3]].isnan().any()
+    assert am.decompose_by_source(models.hooked("gpt2"), models.token_ids("gpt2"), layers=[2]).residual.shape == (3, 5)
+
+
+def test_the_sinks_of_some_layers() -> None:
+    model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss")
+    whole, some = am.decompose_scores(model, ids).sink, am.decompose_scores(model, ids, layers=[1]).sink
+    assert whole is not None and some is not None and some.shape == whole.shape
+    assert torch.equal(some[1], whole[1]) and some[0].isnan().all()
+
+
+CALLS: dict[str, Callable[[am.HookedModel, Tensor], Any]] = {
+    "focus": lambda model, ids: am.attention_focus(model, ids, layers=[2, 0]),
+    "updates": lambda model, ids: am.residual_updates(model, ids, layers=[1]),
+    "ablation": lambda model, ids: am.ablate_heads(model, ids, [(0, 0), (2, 3)], shifts=True),
+    "patching": lambda model, ids: am.patch(model, ids, corrupted(ids), heads=[(0, 0), (1, 3)], **JUDGED),
+    "null": lambda model, ids: am.null_attention(model, ids, heads=[(2, 1), (0, 3)]),
+    "importance": lambda model, ids: am.head_importance(model, ids, layers=[1]),
+    "scores": lambda model, ids: am.decompose_scores(model, ids, layers=[2, 0]),
+    "sources": lambda model, ids: am.decompose_by_source(model, ids, layers=[1, 0]),
+}
+BY_LAYER = {
+    "after": 0, "swept": 0, "shift": 0, "per_text": 0, "exact": 0, "facts": 1, "residual": 0, "largest": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_files_of_results_with_measured_layers_alone_are_read(name: str, tmp_path: Path) -> None:
+    """As attnmech 0.1.0 wrote them: a row for each layer that was measured, in their order."""
+    made = CALLS[name](models.hooked("gpt2"), models.token_ids("gpt2"))
+    new = made.save(tmp_path / "new")
+    assert type(made).load(new).to_frame().equals(made.to_frame())
+    with safe_open(new, framework="pt") as file:
+        header = json.loads(file.metadata()["attnmech"])
+    header["same_as"] = {}
+    tensors = {}
+    for key, value in made._tensors().items():
+        axis = BY_LAYER.get(key.split(" ")[-1])
+        measured = value if axis is None else value.index_select(axis, torch.tensor(made.layers))
+        tensors[key] = measured.clone(memory_format=torch.contiguous_format)
+    for facts in (header["facts"], *header["facts"].get("effects", {}).values()):
+        facts.pop("n_layers", None)
+    save_file(tensors, tmp_path / "old", metadata={"attnmech": json.dumps(header)})
+    old = type(made).load(tmp_path / "old")
+    assert old.layers == made.layers
+    assert old.to_frame().equals(made.to_frame())
+    known = old.score if name == "importance" else old.sink_mass if name == "null" else None
+    if known is not None:
+        assert len(known) == max(made.layers) + 1

@@ -1,0 +1,641 @@
+"""What cannot be used is refused in one line of an error of ours, whatever is given where.
+
+Every case is a call, the class of its error, and words of its message. Annotations are not checked here: these calls
+see what a user sees who runs without such checks.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import models
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import attnmech as am
+from attnmech import draw
+from attnmech.model import points as model_points
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+NAN, INF = float("nan"), float("inf")
+TEXT: Final = "Anna sang of shells."
+TEXTS: Final = (TEXT, "Tom lost his old anchor.")
+META, SPARSE = torch.zeros(1, 1, 8, 24, device="meta"), torch.zeros(1, 1, 8, 24).to_sparse()
+LONG: Final = "/tmp/" + "x" * 5000
+Case = tuple[Callable[[], Any], type[am.AttnmechError], str]
+
+demo: Any = None
+acts: Any = None
+ids = torch.tensor([[5, 7, 9]])
+tokens = ["Anna", " sang", " of", " shells"]
+pattern = np.full((4, 8, 4, 4), 0.25, dtype=np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """What the calls below are made on; here, so that it is not loaded to collect the tests."""
+    model = am.load()
+    globals().update(demo=model, acts=model.run(TEXT, points=["pattern", "logits"]))
+
+
+def refused(call: Callable[[], Any], error: type[am.AttnmechError], words: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    said = str(caught.value)
+    assert words in said
+    assert "\n" not in said
+    assert len(said) < 600
+
+
+def within(edits: Any) -> Any:
+    with demo.hooks(edits):
+        return demo.run(TEXT)
+
+
+def changed(intervention: am.Intervention) -> Any:
+    with demo.intervene(intervention):
+        return demo.run(TEXT)
+
+
+def patched(**options: Any) -> Any:
+    given = {"layers": [0], "answers": [" a"], "against": [" the"]} | options
+    return am.patch(demo, given.pop("clean", [TEXT]), [TEXT], **given)
+
+
+def swept(run: Callable[..., Any] = am.ablate_heads, /, **options: Any) -> Any:
+    return run(demo, list(TEXTS), **{"layers": [0]} | options)
+
+
+LOAD: list[Case] = [
+    (lambda: am.load(LONG), am.ModelNotFoundError, "File name too long"),
+    (lambda: am.load(Path(LONG)), am.ModelNotFoundError, "File name too long"),
+    (lambda: am.load("/tmp/a\0b"), am.ModelNotFoundError, "null byte"),
+    (lambda: am.load("~nobody_of_this_name/model"), am.ModelNotFoundError, "there is no folder"),
+    (lambda: am.load(dtype=5), am.InputError, "dtype must be a floating-point type"),
+    (lambda: am.load(dtype=[torch.float32]), am.InputError, "dtype must be a floating-point type"),
+    (lambda: am.load(device=1.5), am.InputError, 'device must be a torch.device or its name, such as "cpu"; got 1.5.'),
+    (lambda: am.load(bos="yes"), am.InputError, "`bos` must be True, False or None; got 'yes'."),
+    (lambda: am.load(tokenizer=5), am.InputError, "`tokenizer` must be a transformers tokenizer, or left out; got 5."),
+    (lambda: am.load(tokenizer="gpt2"), am.InputError, "`tokenizer` must be"),
+]
+
+RUN: list[Case] = [
+    (lambda: demo.run(TEXT, bos="yes"), am.InputError, "`bos` must be True, False or None; got 'yes'."),
+    (lambda: demo.run(ids, bos=1), am.InputError, "`bos` must be"),
+    (lambda: demo.encode(TEXT, bos=np.bool_(True)), am.InputError, "`bos` must be"),
+    (lambda: demo.generate(TEXT, 2, bos="no"), am.InputError, "`bos` must be"),
+    (lambda: am.stream(demo, iter(TEXTS), [am.AttentionFocus.reducer()], bos="yes"), am.InputError, "`bos` must be"),
+    (lambda: swept(bos=0), am.InputError, "`bos` must be"),
+    (lambda: demo.run(ids.to("meta")), am.InputError, "token ids must hold numbers; got a tensor on the meta device"),
+    (lambda: demo.run(ids.to_sparse()), am.InputError, "token ids must be a dense tensor; got a sparse one. Try .to_d"),
+    (
+        lambda: demo.run(torch.nested.nested_tensor([ids[0], ids[0, :2]], layout=torch.jagged)),
+        am.InputError,
+        "got a nested one",
+    ),
+    (lambda: demo.run({"input_ids": ids.to("meta")}), am.InputError, "meta device"),
+    (lambda: demo.run({"input_ids": ids, "attention_mask": ids.to("meta")}), am.InputError, "attention_mask must hold"),
+    (lambda: demo.run({"input_ids": ids, "attention_mask": ids.to_sparse()}), am.InputError, "got a sparse one"),
+    (lambda: demo.run({"input_ids": ids, 5: 3}), am.InputError, "got also 5"),
+    (lambda: demo.run({1: 2, "a": 3}), am.InputError, 'must hold "input_ids"'),
+    (lambda: demo.run(np.array(1)), am.InputError, "token ids must have the shape"),
+    (lambda: demo.run(TEXT, points=5), am.InputError, "`points` must be a name or a list of names"),
+    (lambda: demo.run(TEXT, points=None), am.InputError, "`points` must be"),
+    (lambda: demo.run(TEXT, points=np.array(1)), am.InputError, "`points` must be"),
+    (lambda: demo.run(TEXT, points=[("pattern", 1.5)]), am.InputError, "must be an int; got 1.5"),
+    (lambda: demo.run(TEXT, points=[("pattern", torch.tensor(True))]), am.InputError, "must be an int"),
+    (lambda: demo.run(TEXT, ["q"], layers=1.5), am.InputError, "`layers` must be a list of ints; got 1.5."),
+    (lambda: demo.run(TEXT, ["q"], layers=NAN), am.InputError, "`layers` must be a list of ints; got nan."),
+    (lambda: demo.run(TEXT, ["q"], layers=np.bool_(True)), am.InputError, "`layers` must be a list of ints"),
+    (lambda: demo.run(TEXT, ["q"], layers="1"), am.InputError, "`layers` must be a list of ints; got '1'."),
+    (lambda: demo.run(TEXT, ["q"], layers=[10**30]), am.InputError, "`layer` must be from 0 to 3"),
+    (lambda: demo.run(TEXT, ["q"], gradients_of=3), am.InputError, "gradients_of must be a function"),
+    (lambda: demo.run(TEXT, ["q"], gradients_of=lambda: 1), am.InputError, "gradients_of must be a function"),
+    (lambda: demo.run(TEXT, ["q"], gradients_of=lambda logits: 3), am.InputError, "gradients_of must return a tensor"),
+    (lambda: demo.hooks([1]).__enter__(), am.InputError, "hooks are functions by point"),
+    (lambda: demo.hooks({"pattern": 5}).__enter__(), am.InputError, "must be a function of the value; got 5"),
+    (lambda: within({("z", 1): lambda z: z.to("meta")}), am.InputError, "returns must hold numbers"),
+    (lambda: within({("z", 1): lambda z: z.to_sparse()}), am.InputError, "got a sparse one"),
+    (lambda: within({("pattern", 1): lambda p: p.to_sparse()}), am.InputError, "got a sparse one"),
+    (lambda: within({("pattern", 1): lambda p: p.to(torch.cfloat)}), am.InputError, "must return real numbers"),
+    (lambda: within({("z", 1): lambda z: z.numpy()}), am.InputError, "must return a tensor"),
+    (lambda: demo.intervene(5).__enter__(), am.InputError, "expected an am.Intervention"),
+    (lambda: demo.stack([]), am.InputError, "`stack` must be one of"),
+    (lambda: demo.weights(9), am.InputError, "`layer` must be from 0 to 3"),
+    (lambda: demo.weights("1"), am.InputError, "`layers` must be"),
+    (lambda: demo.points["patern"], am.MissingPointError, "this model has no point 'patern'; its points are: "),
+    (lambda: demo.generate(TEXT, 2, foo=3), am.InputError, "generate has no option 'foo'; it takes stop_at_eos, "),
+    (lambda: demo.generate(TEXT, 2, return_type="str"), am.InputError, "no option 'return_type'"),
+    (lambda: demo.generate(TEXT, 2, input="x"), am.InputError, "no option 'input'"),
+    (lambda: demo.generate(TEXT, 2, do_sample="no"), am.InputError, "`do_sample` must be True or False; got 'no'."),
+    (lambda: demo.generate(TEXT, 2, do_sample=True, temperature=NAN), am.InputError, "cannot generate with do_sample"),
+    (lambda: demo.generate(TEXT, 2, do_sample=True, top_k=0), am.InputError, "top_k has to be greater than 0"),
+    (lambda: demo.generate(TEXT, 2.5), am.InputError, "`max_new_tokens` must be a whole number, 1 or more; got 2.5."),
+]
+
+SELECTIONS: list[Case] = [
+    (lambda: swept(layers=None, heads=np.array([[True, False]])), am.InputError, '`heads` must be "all" or a list'),
+    (lambda: swept(layers=None, heads=torch.tensor([[True, False]])), am.InputError, '`heads` must be "all"'),
+    (lambda: swept(layers=None, heads=np.array([[1.0, 2.0]])), am.InputError, '`heads` must be "all"'),
+    (lambda: swept(layers=None, heads=np.zeros((0, 2), int)), am.InputError, "at least one head"),
+    (
+        lambda: swept(layers=None, heads=torch.zeros(1, 2, dtype=int, device="meta")),
+        am.InputError,
+        '`heads` must be "a',
+    ),
+    (lambda: am.Intervention.zero([(-1, 0)], positions=5), am.InputError, "`positions` must be a list of numbers"),
+    (lambda: am.Intervention.zero([(0, 1)], stack=[1]), am.InputError, "`stack` must be a string; got [1]."),
+    (lambda: am.Intervention("z", "zero", 5), am.InputError, '`heads` must be "all"'),
+    (lambda: am.Intervention(["z"], "zero"), am.InputError, "`point` must be a string; got ['z']."),
+    (lambda: am.Intervention("v", "zero", keys=5), am.InputError, "`keys` must be"),
+    (lambda: am.Intervention("z", "zero", positions=1.5), am.InputError, "`positions` must be"),
+    (lambda: am.Intervention("scores", "scale", term="position", factor="x"), am.InputError, "`factor` must be a fin"),
+    (lambda: am.Intervention("z", "replace", values=5), am.InputError, "`values` must be am.Values; got 5."),
+    (lambda: am.Intervention.scale(["position"]), am.InputError, "`term` must be one of query_key"),
+    (lambda: am.Intervention.scale("position", INF), am.InputError, "`factor` must be a finite number; got inf."),
+    (lambda: am.Intervention.scale("position", np.bool_(True)), am.InputError, "`factor` must be a finite number"),
+    (lambda: am.Intervention.stream(["z"], [0]), am.InputError, "`point` must be a string"),
+    (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to_sparse()), am.InputError, "sparse"),
+    (lambda: am.Intervention.remove_keys([(0, 1)], torch.ones(1, 6).bool().to("meta")), am.InputError, "meta"),
+    (lambda: am.Values({1: META}), am.InputError, "the values of layer 1 must hold numbers; got a tensor on the meta"),
+    (lambda: am.Values({1: SPARSE}), am.InputError, "the values of layer 1 must be a dense tensor; got a sparse one."),
+    (lambda: am.Values({1: torch.tensor([NAN])}), am.InputError, "with NaN or infinity in it"),
+    (lambda: am.Values({1: torch.zeros(1, dtype=torch.cfloat)}), am.InputError, "must be finite real numbers"),
+    (lambda: am.Values({1: torch.zeros(1, 0, 8, 24)}), am.InputError, "must hold a number"),
+    (lambda: am.Values({True: torch.zeros(1)}), am.InputError, "values must be tensors by layer"),
+    (lambda: am.Values({-1: torch.zeros(1)}), am.InputError, "values must be tensors by layer"),
+]
+
+METHODS: list[Case] = [
+    *(
+        (lambda memory=memory: swept(memory=memory), am.InputError, "`memory` must be a finite number above 0")
+        for memory in ("1", NAN, INF, -1, 0, 10**30, None, True, np.bool_(True), torch.tensor(1.0), [1])
+    ),
+    (lambda: swept(am.head_importance, memory=-1), am.InputError, "`memory` must be"),
+    (lambda: swept(am.null_attention, memory=NAN), am.InputError, "`memory` must be"),
+    (lambda: swept(am.prune_heads, memory="1", steps=1), am.InputError, "`memory` must be"),
+    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), (1, 2))], memory="1"), am.InputError, "`memory` must be"),
+    (lambda: patched(memory=0), am.InputError, "`memory` must be"),
+    *(
+        (
+            lambda shard=shard: am.attention_focus(demo, iter(TEXTS), shard=shard),
+            am.InputError,
+            "`shard` must be two whole numbers (k, n) with k from 0 to n - 1",
+        )
+        for shard in ((0.5, 2), (0, 1, 2), (False, True), "01", ("0", "2"), (2, 2), (-1, 2), (0, 0), (NAN, 2), 5, None)
+    ),
+    (lambda: am.attention_focus(demo, iter(TEXTS), truncate="no"), am.InputError, "`truncate` must be True or False"),
+    (lambda: am.attention_focus(demo, TEXT, last=NAN), am.InputError, "`last` must be a whole number, 1 or more"),
+    (lambda: am.stream(demo, TEXT, 5), am.InputError, "`reducers` must be a list of reducers"),
+    (lambda: am.stream(demo, TEXT, np.array(1)), am.InputError, "`reducers` must be a list of reducers"),
+    (lambda: am.stream("gpt2", TEXT, [am.AttentionFocus.reducer()]), am.InputError, "the model must be what am.load"),
+    (lambda: am.ablate_heads(models.fresh("gpt2"), TEXT), am.InputError, "the model must be what am.load returns"),
+    (lambda: am.decompose_scores(None, TEXT), am.InputError, "the model must be what am.load returns; got None."),
+    (lambda: am.certify("gpt2"), am.InputError, "the model must be what am.load returns; got 'gpt2'."),
+    (lambda: am.report("gpt2", TEXT), am.InputError, "the model must be what am.load returns"),
+    (lambda: am.ablate_heads(demo, np.array(1)), am.InputError, "token ids must have the shape"),
+    (lambda: am.null_attention(demo, np.array(1)), am.InputError, "token ids must have the shape"),
+    (lambda: swept(method=["zero"]), am.InputError, "`method` must be one of zero, mean, resample; got ['zero']."),
+    (lambda: swept(metric=[]), am.InputError, "`metric` must be one of"),
+    (lambda: swept(later=np.array(1)), am.InputError, "`later` must be"),
+    (lambda: swept(shifts="yes"), am.InputError, "`shifts` must be True or False; got 'yes'."),
+    (lambda: swept(per_position=1), am.InputError, "`per_position` must be True or False; got 1."),
+    (lambda: swept(method="resample", seed="x"), am.InputError, "`seed` must be a whole number"),
+    (lambda: swept(seed=2**64), am.InputError, "`seed` must be a whole number"),
+    (lambda: swept(answers=5.0, metric="accuracy"), am.InputError, "`answers` must be a token for each text"),
+    (lambda: swept(answers=torch.ones(2, device="meta"), metric="accuracy"), am.InputError, "`answers` must hold num"),
+    (lambda: swept(metric=lambda logits, batch: torch.ones(2).to_sparse()), am.InputError, "got a sparse one"),
+    (lambda: swept(metric=lambda logits, batch: torch.ones(2, device="meta")), am.InputError, "meta device"),
+    (lambda: swept(metric=lambda logits, batch: torch.ones(2) * 1j), am.InputError, "must return one number for each"),
+    (lambda: swept(am.head_importance, sweep=5), am.InputError, "`sweep` must be what am.ablate_heads returned"),
+    (
+        lambda: swept(am.head_importance, method="mean", reference=am.Values({0: torch.zeros(3)})),
+        am.InputError,
+        "its values must be [batch position head=8 d_head=24]; those for layer 0 are [3]",
+    ),
+    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), {})]), am.InputError, "`pairs` must be a list of two heads each"),
+    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1, 2), (1, 2))]), am.InputError, "`pairs` must be"),
+    (lambda: swept(am.prune_heads, random=NAN), am.InputError, "`random` must be a whole number, 0 or more"),
+    (
+        lambda: swept(am.prune_heads, steps=9),
+        am.InputError,
+        "`steps` must be a whole number, 1 to 8 (the heads chosen)",
+    ),
+    (
+        lambda: swept(am.prune_heads, metric=lambda x, batch: x[:, 0, 0], higher_is_better="no"),
+        am.InputError,
+        "`higher_is_better` must be True, False or None; got 'no'.",
+    ),
+    (lambda: patched(positions=5), am.InputError, "`positions` must be a list of positions; got 5."),
+    (lambda: patched(at=[]), am.InputError, "`at` must be one of z"),
+    (lambda: swept(am.null_attention, target=[]), am.InputError, "`target` must be one of"),
+    (lambda: swept(am.null_attention, delta=True), am.InputError, "`delta` must be a finite number above 0; got True."),
+    (lambda: am.decompose_scores(demo, TEXT, fold_norm="no"), am.InputError, "`fold_norm` must be True or False"),
+    (lambda: am.decompose_by_source(demo, TEXT, cells=[(1.0, 1.0)]), am.InputError, "`cells` must be a list of"),
+    (lambda: am.mean_z(demo, TEXT, per_position="no"), am.InputError, "`per_position` must be True or False"),
+]
+
+PATHS: list[Case] = [
+    *(
+        (lambda path=path: am.Corpus(path), am.InputError, words)
+        for path, words in ((LONG, "too long"), (5, "must be a string or a Path; got int"), (b"x", "got bytes"))
+    ),
+    *(
+        (lambda path=path: am.AttentionFocus.load(path), am.InputError, words)
+        for path, words in ((LONG, "too long"), ("a\0b", "null byte"), (None, "got NoneType"), ("/tmp/\ud800", "used"))
+    ),
+    (lambda: am.Intervention.load(LONG), am.InputError, "too long"),
+    *(
+        (lambda path=path: am.Intervention.zero([(0, 1)]).save(path), am.OutputError, words)
+        for path, words in ((LONG, "too long"), ("a\0b", "null byte"), (5, "got int"), ("", "it is a folder"))
+    ),
+    (lambda: acts.show("pattern").to_html(LONG), am.OutputError, "too long"),
+    *(
+        (lambda path=path: am.attention_focus(demo, iter(TEXTS), journal=path), am.InputError, "path")
+        for path in (LONG, 5, "a\0b")
+    ),
+    (lambda: swept(journal=LONG), am.InputError, "too long"),
+    (lambda: swept(am.prune_heads, steps=1, journal=LONG), am.InputError, "too long"),
+]
+
+DRAWN: list[Case] = [
+    *(
+        (lambda values=values: draw.model_view(values, tokens, layers=range(4)), am.InputError, words)
+        for values, words in (
+            (None, "`pattern` must have the axes"),
+            (5, "`pattern` must have the axes"),
+            (object(), "what is drawn must be a tensor, an array or a list of equal rows of real numbers"),
+            (pattern.astype(complex), "real numbers"),
+            (torch.tensor(pattern).to_sparse(), "what is drawn must be a dense tensor; got a sparse one"),
+            (torch.tensor(pattern).to("meta"), "meta device"),
+            ([torch.zeros(2), 3], "what is drawn must be"),
+        )
+    ),
+    *(
+        (
+            lambda view=view: view(pattern, 5, layers=range(4)),
+            am.InputError,
+            "`tokens` must be a list of strings; got 5.",
+        )
+        for view in (draw.model_view, draw.sentence_view, draw.token_graph)
+    ),
+    (lambda: draw.model_view(pattern, [1] * 4, layers=range(4)), am.InputError, "`tokens` must hold strings alone"),
+    (lambda: draw.model_view(pattern, tokens, layers=4), am.InputError, "`layers` must be a list of ints; got 4."),
+    (lambda: draw.model_view(pattern, tokens, layers=[0, 1, 2, NAN]), am.InputError, "`layers` must be a whole number"),
+    (lambda: draw.model_view(pattern, tokens, layers=range(4), sums_to_one="no"), am.InputError, "`sums_to_one` must"),
+    (lambda: draw.model_view(pattern, tokens, layers=range(4), title=5), am.InputError, "`title` must be a string"),
+    (lambda: draw.sentence_view(pattern, tokens, layers=range(4), special=5), am.InputError, "`special` must be"),
+    (lambda: draw.token_graph(pattern, tokens, layers=range(4), threshold="x"), am.InputError, "`threshold` must be"),
+    (lambda: draw.attention_heads(pattern[0], tokens, heads=5), am.InputError, "`heads` must be a list of strings"),
+    (lambda: draw.attention_heads(pattern[0], tokens, hidden=[]), am.InputError, "`hidden` must be an array of bools"),
+    (lambda: draw.attention_pattern(pattern[0, 0], tokens, hidden=np.ones((4, 4))), am.InputError, "array of bools"),
+    (lambda: draw.colored_tokens(pattern[0, 0, 0], None), am.InputError, "`tokens` must be a list of strings"),
+    (
+        lambda: draw.colored_tokens_multi(pattern[0, 0], tokens, labels=[1] * 4),
+        am.InputError,
+        "`labels` must hold strings alone",
+    ),
+    (lambda: log_probs(ids=5), am.InputError, "`ids` must be a list of token ids; got 5."),
+    (lambda: log_probs(top=1.5), am.InputError, "`top` must be a whole number, 1 to"),
+    (lambda: log_probs(text_of=5), am.InputError, "`text_of` must be a function of a token id; got 5."),
+    (lambda: log_probs(text_of=lambda token: token), am.InputError, "`text_of` must return strings"),
+    (lambda: log_probs(logits=acts.logits[0] * NAN), am.InputError, "`logits` must hold numbers"),
+    (lambda: neurons(values=5), am.InputError, "`values` must be a list of arrays"),
+    (lambda: neurons(names=("a",)), am.InputError, "`names` must be a pair; got ('a',)."),
+    (lambda: neurons(labels=5), am.InputError, "`labels` must be a pair; got 5."),
+    (lambda: neurons(tokens=[5]), am.InputError, "`tokens` must be a list of strings; got 5."),
+    (lambda: draw.effect_map(5, 5, 5, layers=[0], label="x"), am.InputError, "must be [layer head] of 1 layers"),
+    (lambda: draw.attention_map([1], ["a"]), am.InputError, "`scores` must have the axes [query key]"),
+    (lambda: acts.show("pattern", layer=[1]), am.AttnmechError, "layer"),
+    (lambda: acts.show("pattern", head=1.5), am.InputError, "`head` must be from 0 to 7"),
+    (lambda: acts.show("pattern", view=5), am.InputError, "`view` must be one of"),
+]
+
+
+def log_probs(**given: Any) -> Any:
+    usual = {"logits": acts.logits[0], "ids": acts.batch.ids[0].tolist(), "tokens": acts.tokens[0], "text_of": str}
+    return draw.token_log_probs(**usual | given)
+
+
+def neurons(**given: Any) -> Any:
+    usual = {"values": [np.ones((4, 1, 1))], "tokens": [tokens], "names": ("a", "b"), "labels": (["x"], ["y"])}
+    return draw.text_neuron_activations(**usual | given)
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [*LOAD, *RUN, *SELECTIONS, *METHODS, *PATHS, *DRAWN])
+def test_what_cannot_be_used_is_refused_in_one_line(
+    call: Callable[[], Any], error: type[am.AttnmechError], words: str
+) -> None:
+    refused(call, error, words)
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+def test_options_of_results() -> None:
+    focus, split = am.attention_focus(demo, list(TEXTS)), am.decompose_scores(demo, TEXT)
+    effects, updates = swept(), am.residual_updates(demo, TEXT)
+    why = am.decompose_by_source(demo, TEXT, layers=[1])
+    cases: list[Case] = [
+        *(
+            (
+                lambda level=level: effects.interval(level),
+                am.InputError,
+                "`level` must be a finite number above 0 and b",
+            )
+            for level in ("1", None, NAN, 0, 1, True, [0.9])
+        ),
+        (lambda: focus.interval("entropy", -1), am.InputError, "`level` must be a finite number"),
+        (lambda: focus.interval("entropy", True), am.InputError, "`level` must be"),
+        (lambda: focus.mean(5), am.InputError, "`statistic` must be one of"),
+        (lambda: focus.where(first_row="no"), am.InputError, "`first_row` must be True or False; got 'no'."),
+        (lambda: focus.where(special=0), am.InputError, "`special` must be True or False; got 0."),
+        (lambda: focus.where(rows=5), am.InputError, "`rows` must be True or False for each of the [2, "),
+        (lambda: focus.where(rows=np.ones((2, 6), bool)), am.InputError, "`rows` must be"),
+        (lambda: focus.plot([]), am.InputError, "`figure` must be one of"),
+        (lambda: focus.sink_share(1.5), am.InputError, "`position` must be from 0 to"),
+        (lambda: am.attention_focus(demo, iter(TEXTS)).merged(5), am.InputError, "merged with results; got 5"),
+        (lambda: effects.strongest("x"), am.InputError, "`count` must be a whole number, 1 or more"),
+        (lambda: updates.view(layers=5), am.InputError, "`layers` must be a list of ints; got 5."),
+        (lambda: updates.view(layers=[9]), am.InputError, "`layer` must be one of the layers measured"),
+        (lambda: updates.plot(layer=True), am.InputError, "`layer` must be one of the layers measured"),
+        (lambda: updates.plot("foo"), am.InputError, "`figure` must be one of"),
+        (lambda: split.select(1.5), am.InputError, "`layers` must be a list of ints; got 1.5."),
+        (lambda: split.select([True]), am.InputError, "`layer` must be one of the layers decomposed"),
+        (lambda: split.view(ranks="x"), am.InputError, "`ranks` must be a whole number"),
+        (lambda: split.terms["foo"], am.MissingPointError, "these scores have no term 'foo'; they have query_key"),
+        (lambda: split.shares()["foo"], am.MissingPointError, "no term 'foo'"),
+        (lambda: split.contrast(3, 0, 1)["foo"], am.MissingPointError, "no term 'foo'"),
+        (lambda: split.to_html(LONG), am.OutputError, "too long"),
+        (lambda: focus.to_html(5), am.OutputError, "a path must be a string or a Path; got int."),
+        (lambda: focus.save("a\0b"), am.OutputError, "null byte"),
+        (lambda: why.matrix(1.5, 0), am.InputError, "`layer` must be one of the layers decomposed, [1]; got 1.5."),
+        (lambda: why.matrix(1, True), am.InputError, "`head` must be one of those decomposed in layer 1"),
+        (lambda: why.matrix(1, 0, contrast="no"), am.InputError, "`contrast` must be True or False"),
+    ]
+    for case in cases:
+        refused(*case)
+
+
+def saved(result: Any, path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    with safe_open(result.save(path), framework="pt") as file:
+        return json.loads(file.metadata()["attnmech"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something stands in nested JSON; of lists the first entry."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    return [path, *(place for key, each in inner for place in leaves(each, (*path, key)))]
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copied = json.loads(json.dumps(value))
+    owner = copied
+    for key in path[:-1]:
+        owner = owner[key]
+    if new is DELETED:
+        del owner[path[-1]]
+    else:
+        owner[path[-1]] = new
+    return copied
+
+
+DELETED: Final = object()
+
+
+def results() -> dict[str, Callable[[], Any]]:
+    return {
+        "AttentionFocus": lambda: am.attention_focus(demo, list(TEXTS)),
+        "of a corpus": lambda: am.attention_focus(demo, iter(TEXTS)),
+        "ResidualUpdates": lambda: am.residual_updates(demo, TEXT, answers=" a"),
+        "ScoreDecomposition": lambda: am.decompose_scores(demo, list(TEXTS), layers=[0, 2]),
+        "SourceDecomposition": lambda: am.decompose_by_source(demo, TEXT, layers=[1]),
+        "HeadEffects": lambda: swept(shifts=True),
+        "PatchEffects": patched,
+        "PositionEffects": lambda: patched(at="resid_pre"),
+        "PairEffects": lambda: am.ablate_pairs(demo, list(TEXTS), [((0, 1), (1, 2))]),
+        "PruningCurve": lambda: swept(am.prune_heads, steps=2, random=1),
+        "HeadImportance": lambda: swept(am.head_importance),
+        "NullAttention": lambda: swept(am.null_attention),
+    }
+
+
+@pytest.mark.parametrize("name", results())
+def test_an_edited_result_is_refused_or_works(name: str, tmp_path: Path) -> None:
+    """Whatever is written into its file, `load` says so in one line, or the result can be shown."""
+    result, path = results()[name](), tmp_path / "edited.safetensors"
+    header, tensors = saved(result, path)
+    assert repr(type(result).load(path)) == repr(result)
+    texts = [put(header, at, new) for at in leaves(header) for new in (None, -1, "x", [], {}, NAN) if at != ("kind",)]
+    texts += [put(header, at, DELETED) for at in leaves(header) if at]
+    trials = [(text, tensors) for text in texts]
+    for key, value in tensors.items():
+        others = {other: each for other, each in tensors.items() if other != key}
+        # Of another type, of another shape, or gone; the last axis of some is one that no label counts.
+        for new in (torch.zeros(value.shape, dtype=torch.int16), value.reshape(-1)[:1].clone(), value[:-1].clone()):
+            trials.append((header, others | {key: new}))
+        trials.append((header, others))
+    said = []
+    for about, numbers in trials:
+        save_file(numbers, path, metadata={"attnmech": json.dumps(about)})
+        try:
+            loaded = type(result).load(path)
+        except am.InputError as error:
+            said.append(str(error))
+        else:
+            assert repr(loaded)
+            loaded.to_frame()
+    assert all(str(path) in each and "\n" not in each for each in said)
+    assert len(said) > len(trials) / 3
+
+
+def test_what_damaged_results_say(tmp_path: Path) -> None:
+    path = tmp_path / "edited.safetensors"
+    header, tensors = saved(swept(), path)
+
+    def said(about: Any, numbers: dict[str, torch.Tensor], words: str) -> None:
+        save_file(numbers, path, metadata={"attnmech": about if isinstance(about, str) else json.dumps(about)})
+        refused(lambda: am.HeadEffects.load(path), am.InputError, words)
+
+    said("{", tensors, "is not a result that attnmech saved")
+    said([1], tensors, "is not a result that attnmech saved")
+    said(header | {"kind": 5}, tensors, "is not a result that attnmech saved (`kind` must be a string; got 5.)")
+    said(header | {"kind": "PairEffects"}, tensors, "holds a PairEffects; load it with PairEffects.load.")
+    said(put(header, ("facts", "layers"), DELETED), tensors, "holds no whole HeadEffects: no 'layers'. Save the result")
+    said(put(header, ("facts", "layers"), [0, 9]), tensors, "holds no whole HeadEffects: 9 is not in range")
+    said(put(header, ("facts", "tokens"), [["a"]]), tensors, "text=1; got a Tensor of torch.float64 [2]")
+    said(header, {"before": tensors["before"]}, "holds no whole HeadEffects: no 'after'")
+    said(header, tensors | {"swept": torch.zeros(3, 8)}, "`after` must be Float[Tensor, 'layer place text']")
+    path.write_bytes(path.read_bytes()[:100])
+    refused(lambda: am.HeadEffects.load(path), am.InputError, "is not a result that attnmech saved")
+
+
+# -- models --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("gpt2")
+    models.fresh("gpt2").save_pretrained(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "words"),
+    [
+        ({"architectures": [5]}, am.UnsupportedModelError, "names the class 5, which transformers"),
+        ({"architectures": 5}, am.UnsupportedModelError, "names the class 5"),
+        ({"architectures": [["GPT2LMHeadModel"]]}, am.UnsupportedModelError, "names the class ['GPT2LMHeadModel']"),
+        ({"n_layer": 1_000_000}, am.WeightsError, "asks for 1000000 layers, but its weights hold 3;"),
+        ({"n_layer": 2}, am.WeightsError, "asks for 2 layers, but its weights hold 3;"),
+        ({"n_layer": -1}, am.WeightsError, "asks for -1 layers, but its weights hold 3;"),
+        (
+            {"n_embd": 1_000_000},
+            am.WeightsError,
+            "asks for 12,000,269,000,084 parameters, but its weights hold 10,264;",
+        ),
+        ({"vocab_size": 10**9}, am.WeightsError, "parameters, but its weights hold 10,264;"),
+        ({"n_positions": 10**7}, am.WeightsError, "parameters, but its weights hold 10,264;"),
+        ({"n_head": -1}, am.WeightsError, "at least one head"),
+        ({"n_head": 0}, am.WeightsError, "no GPT2LMHeadModel can be made of its config"),
+        ({"n_embd": -1}, am.WeightsError, "no GPT2LMHeadModel can be made of its config"),
+    ],
+)
+def test_configs_that_ask_for_something_else(
+    entries: dict[str, Any], error: type[am.AttnmechError], words: str, folder: Path, tmp_path: Path
+) -> None:
+    config = json.loads((folder / "config.json").read_text()) | entries
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    refused(lambda: am.load(tmp_path), error, words)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int32, torch.bool, torch.complex64])
+def test_weights_that_are_stored_as_something_else(kind: torch.dtype, folder: Path, tmp_path: Path) -> None:
+    """Transformers would take the integers for the weights, and the real part of complex numbers."""
+    (tmp_path / "config.json").symlink_to(folder / "config.json")
+    weights = load_file(folder / "model.safetensors")
+    name = "transformer.h.1.mlp.c_fc.weight"
+    save_file(weights | {name: weights[name].to(kind)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for dtype in (None, "float32"):
+        refused(lambda dtype=dtype: am.load(tmp_path, dtype=dtype), am.WeightsError, f"but {name} is stored as ")
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int32])
+def test_models_of_integers(kind: torch.dtype) -> None:
+    for dtype in (None, torch.float32):
+        model = models.fresh("gpt2")
+        weight = model.transformer.h[1].mlp.c_fc.weight
+        weight.requires_grad_(False)
+        weight.data = weight.data.to(kind)
+        words = f"transformer.h.1.mlp.c_fc.weight is {str(kind).removeprefix('torch.')}"
+        refused(lambda model=model, dtype=dtype: am.load(model, dtype=dtype), am.WeightsError, words)
+
+
+def test_a_headless_file_of_a_model_with_a_head_is_read(tmp_path: Path) -> None:
+    """Names without the prefix, and buffers that are no weights: old GPT-2 files have both."""
+    model = models.fresh("gpt2")
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    renamed = {name.removeprefix("transformer."): value for name, value in stored.items()}
+    renamed["h.0.attn.bias"] = torch.ones(1, 1, 19, 19, dtype=torch.bool)
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    torch.testing.assert_close(am.load(tmp_path).run(ids).logits, am.load(model).run(ids).logits)
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------
+
+
+def test_captures_over_the_budget_are_refused_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = torch.randint(5, 3000, (1, 8192))
+    # 4 layers × 8 heads × 8192² probabilities of 4 bytes.
+    refused(
+        lambda: demo.run(long, points=["pattern"]),
+        am.InputError,
+        "would take 8.0 GiB ('pattern' alone 8.0); at most 4 GiB is kept. Ask for fewer layers (layers=[0]) or a "
+        "shorter text, or reduce the values as they go by: am.stream(model, inputs, [reducer]).",
+    )
+    refused(
+        lambda: demo.run(long[:, :5000], points=["pattern"], gradients_of=torch.sum),
+        am.InputError,
+        "the values asked for with their gradients would take 6.0 GiB",
+    )
+    monkeypatch.setattr(model_points, "MAX_BYTES", 0)
+    assert demo.run(ids).logits.shape == (1, 3, demo.n_vocab)
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "bert", "t5"])
+def test_the_size_of_captures_is_what_is_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = models.hooked(name), models.token_ids(name)
+    for point, about in model.points.items():
+        if about.absent is not None or point == "logits" or point in model.refused:
+            continue
+        found = [value.nbytes for value in model.run(inputs, points=[point]).values.values()]
+        monkeypatch.setattr(model_points, "MAX_BYTES", sum(found))
+        model.run(inputs, points=[point])
+        monkeypatch.setattr(model_points, "MAX_BYTES", sum(found) - 1)
+        refused(lambda point=point: model.run(inputs, points=[point]), am.InputError, f"{point!r} alone")
+        monkeypatch.undo()
+
+
+# -- what works ----------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_numpy_and_torch_are_as_good_as_ours() -> None:
+    pairs = [(0, 3), (1, 2)]
+    expected = am.ablate_heads(demo, TEXT, heads=pairs)
+    for heads in (np.array(pairs), torch.tensor(pairs), np.array(pairs, dtype=np.uint8), [(np.int64(0), 3), (1, 2)]):
+        found = am.ablate_heads(demo, TEXT, heads=heads)
+        assert torch.equal(found.effect.nan_to_num(9), expected.effect.nan_to_num(9))
+        assert found.provenance.options == expected.provenance.options
+        assert am.Intervention.zero(heads) == am.Intervention.zero(pairs)
+        assert json.dumps(found.provenance.options)
+    array = np.array(pairs)
+    given = {"answers": [" a"], "against": [" the"]}
+    assert am.patch(demo, [TEXT], [TEXT], heads=array, **given).swept.sum() == 2
+    assert am.prune_heads(demo, TEXT, heads=array, steps=np.int64(1), random=np.int8(0)).order[0] in pairs
+    assert am.null_attention(demo, TEXT, heads=array).effects["remove"].swept.sum() == 2
+    assert am.decompose_by_source(demo, TEXT, heads=array, cells=np.array([[2, 1]])).layers == (0, 1)
+    assert am.ablate_pairs(demo, TEXT, np.array([pairs])).pairs == (tuple(pairs),)
+    assert ("q", 2) in demo.run(TEXT, points=["q"], layers=np.int64(2)).values
+    assert ("q", 2) in demo.run(TEXT, points=[("q", np.int64(2))]).values
+    assert am.attention_focus(demo, iter(TEXTS), shard=(np.int64(0), np.int64(2))).documents == 1
+    assert am.decompose_scores(demo, TEXT).select(np.int64(2)).layers == (2,)
+    assert am.Values({np.int64(0): torch.zeros(1, 1, 8, 24)}).digest == am.Values({0: torch.zeros(1, 1, 8, 24)}).digest
+
+
+def test_more_last_keys_than_there_are() -> None:
+    """No row sees more keys than that: the mass on them is nowhere defined, and takes no time to find so."""
+    found = am.attention_focus(demo, TEXT, last=10**30)
+    assert bool(found.last_mass.isnan().all())
+
+
+# -- the package ---------------------------------------------------------------------------------------------
+
+
+def run_python(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_version_without_torch() -> None:
+    code = "import sys, attnmech; print(attnmech.__version__, {'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    assert run_python("-c", code) == f"{am.__version__} set()"
+    assert run_python("-m", "attnmech", "--version") == f"attnmech {am.__version__}"
+    assert "report" in run_python("-m", "attnmech", "--help")
+
+
+def test_the_report_stays_a_function_beside_its_module() -> None:
+    after = "assert callable(am.report) and am.report.__name__ == 'report'"
+    for before in ("import attnmech.report", "from attnmech.report import Report", "am.report; import attnmech.report"):
+        run_python("-c", f"import attnmech as am; {before}; {after}; from attnmech.report import Report")
