@@ -1,6 +1,6 @@
 """What a caller's argument must be: each function returns it, or raises `InputError` with its name and what came.
 
->>> whole_number("steps", 3, least=1), finite_number("memory", 0.5, above=0)
+>>> whole_number("steps", 3, least=1), finite_number("memory", 0.5, above=0.0)
 (3, 0.5)
 """
 
@@ -87,7 +87,7 @@ def option(name: str, value: object, known: Iterable[str]) -> str:
 def finite_number(name: str, value: object, *, above: float = -math.inf, below: float = math.inf) -> float:
     """A finite number between two bounds, which are left out.
 
-    >>> finite_number("level", 0.95, above=0, below=1)
+    >>> finite_number("level", 0.95, above=0.0, below=1.0)
     0.95
     """
     if isinstance(value, Real) and not isinstance(value, bool):

@@ -474,7 +474,7 @@ def test_what_damaged_results_say(tmp_path: Path) -> None:
     said(put(header, ("facts", "layers"), [0, 9]), tensors, "holds no whole HeadEffects: 9 is not in range")
     said(put(header, ("facts", "tokens"), [["a"]]), tensors, "text=1; got a Tensor of torch.float64 [2]")
     said(header, {"before": tensors["before"]}, "holds no whole HeadEffects: no 'after'")
-    said(header, tensors | {"swept": torch.zeros(3, 8)}, "`after` must be Float[Tensor, 'layer place text']")
+    said(header, tensors | {"swept": torch.zeros(3, 8)}, "`swept` must be Float[Tensor, 'layer place']")
     path.write_bytes(path.read_bytes()[:100])
     refused(lambda: am.HeadEffects.load(path), am.InputError, "is not a result that attnmech saved")
 

@@ -1,9 +1,10 @@
 """The token graph: tokens as nodes, an edge from a query to each key whose weight is high enough."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Final
 
-from attnmech.arguments import finite_number
+from attnmech.arguments import shown
 from attnmech.draw.embed import View
 from attnmech.draw.packing import precision_of
 from attnmech.draw.patterns import Array
@@ -54,9 +55,8 @@ def token_graph(
         title: stands above the view.
 
     """
-    threshold = finite_number("threshold", threshold)
-    if not 0 < threshold <= 1:
-        raise InputError(f"`threshold` must be above 0 and up to 1, as weights are; got {threshold:g}. Try 0.1.")
+    if not (isinstance(threshold, Real) and 0 < threshold <= 1):
+        raise InputError(f"`threshold` must be above 0 and up to 1, as weights are; got {shown(threshold)}. Try 0.1.")
     data, packed = token_weights(pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one)
     data |= {"threshold": threshold, "across": keys is not None}
     return View("token_graph", title, (READING if keys is None else READING_ACROSS) + precision_of(packed), data)

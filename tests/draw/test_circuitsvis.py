@@ -140,7 +140,10 @@ def test_activations_of_texts_of_different_lengths() -> None:
             "one id for each of the 2 tokens; got 1",
         ),
         (lambda: token_log_probs(np.ones((1, 3)), [1], ["a"], text_of=str), "nothing to predict"),
-        (lambda: token_log_probs(np.ones((2, 3)), [1, 2], ["a", "b"], text_of=str), "`top` must be from 1 to 3"),
+        (
+            lambda: token_log_probs(np.ones((2, 3)), [1, 2], ["a", "b"], text_of=str),
+            "`top` must be a whole number, 1 to 3",
+        ),
         (lambda: colored_tokens(np.full(2, np.nan), ["a", "b"]), "at least one finite number; got none"),
         (
             lambda: token_log_probs(np.ones((2, 3)), [1, 3], ["a", "b"], text_of=str),
@@ -148,9 +151,9 @@ def test_activations_of_texts_of_different_lengths() -> None:
         ),
         (
             lambda: attention_pattern(np.ones((2, 2)), ["a", "b"], hidden=np.zeros((1, 2), dtype=bool)),
-            r"`hidden` must have the shape \(2, 2\) of `values`; got \(1, 2\)",
+            r"`hidden` must be an array of bools with the shape \(2, 2\) of `values`; got \(1, 2\)",
         ),
-        (lambda: colored_tokens([1.0, [2.0]], ["a", "b"]), "a list of equal rows; got"),
+        (lambda: colored_tokens([1.0, [2.0]], ["a", "b"]), "a list of equal rows of real numbers; got"),
         (
             lambda: text_neuron_activations([], [], names=("a", "b"), labels=([], [])),
             "the same texts, at least one; got 0 and 0",

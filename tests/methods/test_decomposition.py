@@ -584,7 +584,7 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.contrast(4, -1, 1), "`key_a` must be from 0 to 6; got -1"),
         (lambda: split.contrast(4, 0, 9), "`key_b` must be from 0 to 6; got 9"),
         (lambda: split.contrast(2, 0, 3), "token 2 cannot see both key 0 and key 3"),
-        (lambda: split.contrast(4, 0, 3).explain(layer=1, head=0), r"`layer` must be one of \[0, 2\]; got 1"),
+        (lambda: split.contrast(4, 0, 3).explain(layer=1, head=0), r"one of the layers decomposed, \[0, 2\]; got 1"),
         (lambda: split.contrast(4, 0, 3).explain(layer=0, head=5), "`head` must be from 0 to 4; got 5"),
         (lambda: split.contrast(4, 0, 3).explain(layer=0, head=0, sequence=3), "`sequence` must be from 0 to 2"),
         (lambda: split.plot(head=5), r"`head` must be from 0 to 4 \(this model has 5 heads in each layer\); got 5"),
@@ -592,7 +592,7 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.plot(sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),
         (lambda: split.plot(rank=7), "`rank` must be from 0 to 6"),
         (lambda: split.plot("row_ledger", query=7), r"`query` must be from 0 to 6 \(the text has 7 tokens\); got 7"),
-        (lambda: split.plot("nothing"), '`figure` must be "attention_map"'),
+        (lambda: split.plot("nothing"), '`figure` must be one of attention_map, '),
     ]
     for call, message in bad:
         with pytest.raises(am.InputError, match=message):

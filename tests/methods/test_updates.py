@@ -443,7 +443,7 @@ def test_rows_chosen_one_by_one() -> None:
     assert torch.equal(some.top_key, updates.top_key)
     with pytest.raises(am.InputError, match=r"use `\.blocks\.where\(rows=\.\.\.\)`"):
         _ = some.blocks
-    with pytest.raises(am.InputError, match=r"each of the \[3, 11\] rows; got torch.bool \[3, 10\]"):
+    with pytest.raises(am.InputError, match=r"each of the \[3, 11\] rows; got a Tensor of torch.bool \[3, 10\]"):
         updates.where(rows=rows[:, 1:])
 
 
