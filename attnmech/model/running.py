@@ -19,7 +19,6 @@ They hold between what stands after hooks and interventions. An edit of `result`
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -38,10 +37,12 @@ Kind: TypeAlias = Literal[
 
 _DIRECTIONS: Final = 2
 _SEED: Final = 7
-_HELD_BYTES: Final = 2**21
+_HELD_BYTES: Final = 2**22
 """So much is held before it is multiplied."""
+_TOGETHER: Final = 8
+"""Of so many sets of layers the weights are kept side by side."""
 _SMALL_BYTES: Final = 2**16
-"""Tensors up to this size are multiplied together, since an operation costs more than its work."""
+"""Tensors up to this size are held and multiplied together, since an operation costs more than its work."""
 
 _ROUNDINGS: Final = 8.0
 """By how many roundings of every term the two sides may differ; e·r of one rounding seldom exceeds three."""
@@ -127,7 +128,9 @@ class Directions:
             return written[0]
         if written not in self._together:
             weight, bias, size = (torch.cat([getattr(each, name) for each in written]) for name in _PRODUCTS)
-            self._together = {written: Written(weight, bias, size, ())}
+            if len(self._together) >= _TOGETHER:
+                self._together.clear()
+            self._together[written] = Written(weight, bias, size, ())
         return self._together[written]
 
     def forget_changed(self, key: tuple[str, int], out: nn.Module) -> bool:
@@ -160,15 +163,17 @@ Key: TypeAlias = tuple[Kind, str, int]
 
 @dataclass
 class _Group:
-    """The products of texts of one number of tokens: first those of the stream, then those of z."""
+    """Texts of one number of tokens: the quantities of the stream, then z of each layer."""
 
     names: dict[Key, int] = field(default_factory=dict)
     """Where each quantity is among the products of the stream."""
     count: int = 0
-    products: list[Float[Tensor, "quantity direction token"]] = field(default_factory=list)
+    held: list[tuple[Key, Tensor, int]] = field(default_factory=list)
+    """Quantities that are to be multiplied, in the order of their places, each with its version."""
+    products: list[Float[Tensor, "direction quantity token"]] = field(default_factory=list)
     sizes: list[Float[Tensor, "quantity token"]] = field(default_factory=list)
     z_keys: list[tuple[str, int]] = field(default_factory=list)
-    z_products: list[Float[Tensor, "quantity direction token"]] = field(default_factory=list)
+    z_products: list[Float[Tensor, "direction quantity token"]] = field(default_factory=list)
     z_sizes: list[Float[Tensor, "quantity token"]] = field(default_factory=list)
 
 
@@ -181,23 +186,46 @@ class Balance:
         self._directions, self._columns, self._dtype = directions, tuple(columns), dtype
         self._wide = torch.promote_types(dtype, torch.float32)
         self._refused = frozenset(refused)
-        self._held: list[tuple[Key, Tensor, int]] = []
         self._bytes = 0
-        self._last: tuple[Tensor, int, int] | None = None
-        """The tensor multiplied last, with its version and its place: the next block is given it."""
+        """How much is held."""
+        self._last: tuple[Tensor, int, _Group, int] | None = None
+        """The quantity looked at last, with its version and its place: the next block is given it."""
         self._z: dict[tuple[str, int], Tensor] = {}
         self._held_z: list[tuple[tuple[str, int], Tensor, Written]] = []
         self._groups: dict[int, _Group] = {}
+        self._held_rows: list[tuple[tuple[str, int, int], Tensor, Tensor | None, int]] = []
         self._rows: dict[tuple[int, ...], list[tuple[str, int, int, Tensor]]] = {}
         self.skipped: list[str] = []
         """What could not be compared, and why."""
 
     def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
         """Takes note of a quantity `[batch position d_model]`."""
-        self._held.append(((kind, stack, layer), value, _version(value)))
+        version, last = _version(value), self._last
+        if last is not None and last[0] is value and last[1] == version:
+            last[2].names[kind, stack, layer] = last[3]
+            return
+        group = self._group(value)
+        place, group.count = group.count, group.count + 1
+        group.names[kind, stack, layer] = place
+        group.held.append(((kind, stack, layer), value, version))
+        self._last = value, version, group, place
+        if value.nbytes > _SMALL_BYTES or kind in self._directions.changing:
+            # At once, while it is in the cache; held, it would keep the next layer from using its memory.
+            self._multiply(group)
+        else:
+            self._count(value)
+
+    def _group(self, value: Tensor) -> _Group:
+        tokens = value.shape[0] * value.shape[1]
+        group = self._groups.get(tokens)
+        if group is None:
+            group = self._groups[tokens] = _Group()
+        return group
+
+    def _count(self, value: Tensor) -> None:
         self._bytes += value.nbytes
-        if self._bytes > _HELD_BYTES or kind in self._directions.changing:
-            self._multiply()
+        if self._bytes > _HELD_BYTES:
+            self._multiply_all()
 
     def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
         """Takes note of z `[batch position head d_head]`, which W_O is about to multiply."""
@@ -208,7 +236,10 @@ class Balance:
         z = self._z.pop((stack, layer), None)
         if z is not None:
             self._held_z.append(((stack, layer), z, self._directions.written((stack, layer), out)))
-            self._bytes += z.nbytes
+            if z.nbytes > _SMALL_BYTES:
+                self._multiply_z()
+            else:
+                self._count(z)
         self.hold("raw", stack, layer, raw)
 
     def hold_rows(
@@ -219,10 +250,12 @@ class Balance:
         pattern: Float[Tensor, "batch head row key"],
         at_sink: Float[Tensor, "batch head row"] | None,
     ) -> None:
-        """Takes note of the sums of a block of rows of the pattern, with a sink's mass."""
-        sums = pattern.sum(dim=-1)
-        sums = sums if at_sink is None else sums + at_sink
-        self._rows.setdefault(tuple(sums.shape), []).append((stack, layer, first, sums))
+        """Takes note of a block of rows of the pattern, with a sink's mass: their sums are to be 1."""
+        self._held_rows.append(((stack, layer, first), pattern, at_sink, _version(pattern)))
+        if pattern.nbytes > _SMALL_BYTES:
+            self._add_rows()
+        else:
+            self._count(pattern)
 
     def skip(self, identity: str, stack: str, layer: int, why: str) -> None:
         """Says that an identity is not tried in a layer."""
@@ -230,68 +263,69 @@ class Balance:
         self.skipped.append(f"{STATEMENTS[identity]}, {where}: {why}")
 
     @torch.no_grad()
-    def _multiply(self) -> None:
+    def _multiply_all(self) -> None:
         """Multiplies what is held with the directions, and lets it go."""
-        by_group: dict[int, list[Tensor]] = {}
-        places: dict[int, tuple[int, int]] = {}
-        if self._last is not None:
-            value, version, place = self._last
-            places[id(value)] = version, place
-        for key, value, version in self._held:
-            tokens = value.shape[0] * value.shape[1]
-            group = self._groups.setdefault(tokens, _Group())
-            known = places.get(id(value))
-            if known is not None and known[0] == version:
-                group.names[key] = known[1]
-                continue
+        for group in self._groups.values():
+            if group.held:
+                self._multiply(group)
+        self._multiply_z()
+        self._add_rows()
+        self._bytes = 0
+
+    @torch.no_grad()
+    def _multiply(self, group: _Group) -> None:
+        values = [value for _, value, _ in group.held]
+        for key, value, version in group.held:
             if _version(value) != version:
                 self._directions.changing.add(key[0])
                 self.skipped.append(f"what is made of {key[0]} in layer {key[2]}: the model changes it in place")
-                continue
-            places[id(value)] = version, group.count
-            group.names[key] = group.count
-            group.count += 1
-            by_group.setdefault(tokens, []).append(value)
-        if self._held:
-            _, value, version = self._held[-1]
-            known = places.get(id(value))
-            self._last = None if known is None else (value, version, known[1])
-        r = self._directions.of(self._wide)
-        for tokens, values in by_group.items():
-            group = self._groups[tokens]
-            for some in _portions(values):
-                together = self._together(some, tokens)
-                group.products.append(r @ together.transpose(1, 2))
-                group.sizes.append(torch.linalg.vector_norm(together, dim=-1))
-        self._multiply_z()
-        self._held, self._held_z, self._bytes = [], [], 0
+                gone = group.names[key]
+                group.names = {name: place for name, place in group.names.items() if place != gone}
+        group.held = []
+        flat = self._together(values).flatten(0, 1)
+        products = self._directions.of(self._wide) @ flat.T
+        group.products.append(products.view(len(products), len(values), -1))
+        group.sizes.append(torch.linalg.vector_norm(flat, dim=-1).view(len(values), -1))
 
+    @torch.no_grad()
     def _multiply_z(self) -> None:
         by_shape: dict[tuple[int, ...], list[tuple[tuple[str, int], Tensor, Written]]] = {}
         for each in self._held_z:
             by_shape.setdefault(tuple(each[1].shape), []).append(each)
-        for shape, held in by_shape.items():
-            tokens = shape[0] * shape[1]
-            group = self._groups.setdefault(tokens, _Group())
-            values, written = [z for _, z, _ in held], iter([each for *_, each in held])
-            for some in _portions(values):
-                together = self._together(some, tokens)
-                layers = self._directions.together(tuple(islice(written, len(some))))
-                group.z_products.append(torch.baddbmm(layers.bias, layers.weight, together.transpose(1, 2)))
-                group.z_sizes.append(torch.linalg.vector_norm(together, dim=-1) * layers.size)
+        for held in by_shape.values():
+            group = self._group(held[0][1])
+            together = self._together([z for _, z, _ in held])
+            layers = self._directions.together(tuple(written for *_, written in held))
+            products = torch.baddbmm(layers.bias, layers.weight, together.transpose(1, 2))
+            group.z_products.append(products.transpose(0, 1))
+            group.z_sizes.append(torch.linalg.vector_norm(together, dim=-1) * layers.size)
             group.z_keys += [key for key, _, _ in held]
+        self._held_z = []
 
-    def _together(self, values: Sequence[Tensor], tokens: int) -> Float[Tensor, "quantity token features"]:
-        """Tensors `[batch position ...]` as one, in the precision in which they are compared."""
+    @torch.no_grad()
+    def _add_rows(self) -> None:
+        by_shape: dict[tuple[int, ...], list[tuple[tuple[str, int, int], Tensor, Tensor | None]]] = {}
+        for key, pattern, at_sink, version in self._held_rows:
+            if _version(pattern) == version:
+                by_shape.setdefault(tuple(pattern.shape), []).append((key, pattern, at_sink))
+        for shape, held in by_shape.items():
+            patterns, sinks = [pattern for _, pattern, _ in held], [at_sink for *_, at_sink in held]
+            sums = (patterns[0][None] if len(held) == 1 else torch.stack(patterns)).sum(dim=-1)
+            for (key, _, _), one, at_sink in zip(held, sums, sinks, strict=True):
+                self._rows.setdefault(shape[:3], []).append((*key, one if at_sink is None else one + at_sink))
+        self._held_rows = []
+
+    def _together(self, values: Sequence[Tensor]) -> Float[Tensor, "quantity token features"]:
+        """Tensors `[batch position ...]` of one shape as one, in the precision in which they are compared."""
         if len({value.dtype for value in values}) > 1:
             values = [value.to(self._wide) for value in values]
         together = values[0] if len(values) == 1 else torch.stack(list(values))
-        return together.to(self._wide).reshape(len(values), tokens, -1)
+        return together.to(self._wide).reshape(len(values), values[0].shape[0] * values[0].shape[1], -1)
 
     @torch.no_grad()
     def unbalanced(self, batch: Batch) -> "Unbalanced | None":
         """The first identity that does not hold, layer by layer; None where all do."""
-        self._multiply()
+        self._multiply_all()
         found = [each for group in self._groups.values() if (each := self._in_group(group, batch)) is not None]
         if "pattern" not in self._refused and (row := self._in_rows(batch)) is not None:
             found.append(row)
@@ -302,13 +336,13 @@ class Balance:
         found = _equations(names, group.count, z_keys, self._columns, self._refused)
         if not found.identities:
             return None
-        products = _joined((*group.products, *group.z_products))
+        products = _joined((*group.products, *group.z_products), dim=1)
         device = products.device
         each_z = _PRODUCT_ROUNDINGS * _product_eps(self._dtype, device)
         each_stream = _ROUNDINGS * torch.finfo(self._dtype).eps
         each_stream += _product_eps(self._wide, device) * self._directions.d_model**0.5 / 2
         signs, scaled = found.on(device, self._wide, (each_stream, each_z))
-        difference = (signs @ products.flatten(1)).view(-1, *products.shape[1:]).abs().amax(dim=1)
+        difference = (signs @ products).abs().amax(dim=0)
         allowed = scaled @ _joined((*group.sizes, *group.z_sizes))
         # NaN is not within any bound.
         if bool((difference <= allowed).all()):
@@ -321,7 +355,7 @@ class Balance:
         """The first identity that does not hold, each by itself: 0 · NaN of another layer would be NaN."""
         for number, (identity, stack, layer) in enumerate(found.identities):
             used = signs[number].nonzero()[:, 0]
-            difference = torch.tensordot(signs[number, used], products[used], dims=1).abs().amax(dim=0)
+            difference = (signs[number, used] @ products[:, used]).abs().amax(dim=0)
             allowed = scaled[number, used] @ sizes[used]
             real = batch.queries(stack).mask
             rows = (~(difference <= allowed).view(real.shape) & real).nonzero()
@@ -346,13 +380,8 @@ class Balance:
         return None
 
 
-def _portions(values: list[Tensor]) -> list[list[Tensor]]:
-    """Those that are multiplied together."""
-    return [values] if values[0].nbytes <= _SMALL_BYTES else [[value] for value in values]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
 def _product_eps(dtype: torch.dtype, device: torch.device) -> float:
