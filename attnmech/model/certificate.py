@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ..errors import InputError
+
 
 @dataclass(frozen=True)
 class Check:
@@ -101,6 +103,9 @@ class Certificate:
             return f"certified: {tried - len(self.remarks)} checks hold{remarks}"
         first = self.failed[0]
         return f"NOT certified: {len(self.failed)} of {tried} checks fail, first {first.name!r} ({first.detail})"
+
+    def __sub__(self, other: object) -> "Certificate":
+        raise InputError("two certificates have no difference; compare their checks: one.checks, other.checks.")
 
     def to_frame(self) -> pd.DataFrame:
         """A row a check: check, status, residual, tolerance, statement, detail."""

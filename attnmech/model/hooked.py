@@ -201,7 +201,10 @@ class HookedModel:
             finally:
                 self._bridge_taken.release()
             return
-        spare = self._spare_bridges.pop() if self._spare_bridges else self._build_bridge()
+        try:
+            spare = self._spare_bridges.pop()
+        except IndexError:
+            spare = self._build_bridge()
         try:
             yield spare
         finally:

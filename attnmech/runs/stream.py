@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..activations import Batch
 from ..arguments import flag, listed, optional_flag, shown
-from ..errors import InputError, JournalError, ReducerError
+from ..errors import ExactnessError, InputError, JournalError, ReducerError
 from ..files import path_of
 from ..model.attention import RowBlock
 from ..model.hooked import HookedModel, require_model
@@ -465,6 +465,11 @@ def _finite(reducer: Reducer, state: Any, documents: Tensor) -> State:
         if bool(value.isnan().any()):
             numbers = documents.tolist()
             where = f"document {numbers[0]}" if len(numbers) == 1 else f"documents {min(numbers)} to {max(numbers)}"
+            if type(reducer).__module__.startswith(f"{__package__.partition('.')[0]}."):
+                raise ExactnessError(
+                    f"{reducer.name}: {name!r} is NaN after {where}, which no finite activations should give; nothing is "
+                    "reported. Try dtype=torch.float32, and report it as a fault of attnmech."
+                )
             raise ReducerError(
                 f"{reducer.name}: {name!r} is NaN after {where}. Leave out what is not defined (padding, rows "
                 "without a choice) before adding it up."

@@ -592,7 +592,7 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.plot(sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),
         (lambda: split.plot(rank=7), "`rank` must be from 0 to 6"),
         (lambda: split.plot("row_ledger", query=7), r"`query` must be from 0 to 6 \(the text has 7 tokens\); got 7"),
-        (lambda: split.plot("nothing"), '`figure` must be one of attention_map, '),
+        (lambda: split.plot("nothing"), "`figure` must be one of attention_map, "),
     ]
     for call, message in bad:
         with pytest.raises(am.InputError, match=message):

@@ -936,3 +936,9 @@ def test_a_certificate_under_hooks_is_not_kept() -> None:
     with hooked.hooks({("attn_out", 1): lambda value: value * 2}):
         assert not am.certify(hooked).ok
     assert hooked.certificate is before
+
+
+def test_two_certificates_have_no_difference() -> None:
+    one = models.hooked("gpt2").certificate
+    with pytest.raises(am.InputError, match="compare their checks"):
+        one - one  # noqa: B018

@@ -914,3 +914,10 @@ def test_the_example_prints_its_tables(example: Any, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert "largest score" in said and "pairs that match best" in said
     assert all(f"L{layer}H" in said for layer in range(4))
+
+
+def test_nan_of_our_own_is_not_the_fault_of_a_reducer(monkeypatch: pytest.MonkeyPatch) -> None:
+    reducer = am.AttentionFocus.reducer()
+    monkeypatch.setattr(type(reducer), "close", lambda self, state, run: state | {"sums": state["sums"] * torch.nan})
+    with pytest.raises(am.ExactnessError, match=r"FocusReducer: 'sums' is NaN after document.* fault of attnmech"):
+        am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2"))
