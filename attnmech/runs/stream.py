@@ -465,10 +465,10 @@ def _finite(reducer: Reducer, state: Any, documents: Tensor) -> State:
         if bool(value.isnan().any()):
             numbers = documents.tolist()
             where = f"document {numbers[0]}" if len(numbers) == 1 else f"documents {min(numbers)} to {max(numbers)}"
-            if type(reducer).__module__.startswith(f"{__package__.partition('.')[0]}."):
+            if type(reducer).__module__.startswith("attnmech."):
                 raise ExactnessError(
-                    f"{reducer.name}: {name!r} is NaN after {where}, which no finite activations should give; nothing is "
-                    "reported. Try dtype=torch.float32, and report it as a fault of attnmech."
+                    f"{reducer.name}: {name!r} is NaN after {where}, which finite activations never give. "
+                    "Try dtype=torch.float32, and report it as a fault of attnmech."
                 )
             raise ReducerError(
                 f"{reducer.name}: {name!r} is NaN after {where}. Leave out what is not defined (padding, rows "

@@ -941,4 +941,4 @@ def test_a_certificate_under_hooks_is_not_kept() -> None:
 def test_two_certificates_have_no_difference() -> None:
     one = models.hooked("gpt2").certificate
     with pytest.raises(am.InputError, match="compare their checks"):
-        one - one  # noqa: B018
+        one - one
