@@ -194,8 +194,6 @@ def null(
 ) -> None:
     """Tells which heads rest on the first token without effect, by measured interventions, as a table and a page.
 
-    A verdict is called "null", which pandas reads from a .csv as missing: pd.read_csv(path, keep_default_na=False).
-
     A journal stands beside the table until the end: the same command resumes if interrupted. Without a text, 64
     documents of the demo model's language are taken.
     """

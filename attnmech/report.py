@@ -179,7 +179,7 @@ class Report:
                     heading="Figure 12. Whether attention to the first token does anything",
                     reading=self.null.reading,
                     finding=self.null.lead,
-                    caveat=f"On {self._texts}. A verdict needs an interval, and an interval several texts.",
+                    caveat=f"On {self._texts}. A verdict needs an interval, and an interval five texts or more.",
                     call=self.calls["null"],
                     figure=self.null.plot(),
                     layers=self.null.layers,

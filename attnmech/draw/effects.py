@@ -17,6 +17,9 @@ from attnmech.errors import InputError
 SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
 """Below zero brown, above zero blue, zero light grey: told apart by colour-blind readers, and by lightness."""
 
+PALE: Final = 0.3
+"""The opacity of effects that are not clear."""
+
 
 def effect_map(
     effect: NDArray[np.floating],
@@ -27,11 +30,13 @@ def effect_map(
     label: str,
     columns: str = "head",
     tokens: Sequence[str] = (),
+    clear: NDArray[np.bool_] | None = None,
 ) -> go.Figure:
     """A cell a head, coloured by its effect, on a scale that has zero in its middle; grey where none was measured.
 
-    `effect`, `low`, `high` are `[layer head]`; intervals that are NaN are not shown in the hover. `tokens`
-    stand at the columns where these are positions.
+    `effect`, `low`, `high` are `[layer head]`; intervals that are NaN are not shown in the hover. `clear` says which
+    effects can be told from none as one of all; the others are pale. `tokens` stand at the columns where these are
+    positions.
     """
     effect, low, high = (as_array(each, np.float64) for each in (effect, low, high))
     rows = listed("layers", layers, "a list of ints")
@@ -44,25 +49,30 @@ def effect_map(
     known = np.abs(effect[np.isfinite(effect)])
     reach = float(known.max()) if known.size and known.max() > 0 else 1.0
     names = token_labels(tokens) if tokens else [str(column) for column in range(effect.shape[1])]
+    told = np.full(effect.shape, "") if clear is None else np.where(clear, "<br>clear", "<br>not clear")
     hover = [
         [_hover(f"layer {layer}, {columns} {name}", *values) for name, *values in zip(names, *row, strict=True)]
-        for layer, row in zip(layers, zip(effect, low, high, strict=True), strict=True)
+        for layer, row in zip(layers, zip(effect, low, high, told, strict=True), strict=True)
     ]
-    figure = Figure(
-        go.Heatmap(
-            z=effect,
+    shown = np.ones(effect.shape, dtype=bool) if clear is None else clear
+    figure = Figure()
+    for some, opacity in [(shown, 1.0)] if clear is None else [(~shown, PALE), (shown, 1.0)]:
+        figure.add_heatmap(
+            z=np.where(some, effect, np.nan),
             x=list(range(effect.shape[1])),
             y=[str(layer) for layer in layers],
             zmin=-reach,
             zmax=reach,
             colorscale=SIGNED_COLOURS,
+            showscale=opacity == 1.0,
+            opacity=opacity,
             colorbar={"title": {"text": label, "side": "right"}, "thickness": 12},
             text=hover,
             hovertemplate="%{text}<extra></extra>",
+            hoverongaps=clear is None,
             xgap=1,
             ygap=1,
         )
-    )
     figure.update_layout(template=FIGURE_STYLE, height=max(240, 110 + 24 * len(layers)))
     figure.update_xaxes(title=columns, dtick=1 if effect.shape[1] <= 32 else None, showgrid=False)
     if tokens:
@@ -71,8 +81,8 @@ def effect_map(
     return figure
 
 
-def _hover(place: str, effect: float, low: float, high: float) -> str:
+def _hover(place: str, effect: float, low: float, high: float, clear: str) -> str:
     if not np.isfinite(effect):
         return f"{place}<br>not measured"
     interval = f"<br>95 %: {low:+.3g} to {high:+.3g}" if np.isfinite(low) and np.isfinite(high) else ""
-    return f"{place}<br>{effect:+.4g}{interval}"
+    return f"{place}<br>{effect:+.4g}{interval}{clear if interval else ''}"

@@ -75,9 +75,10 @@ def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], fr
 
 
 def table_html(frame: pd.DataFrame) -> str:
-    """A table that scrolls in its own place."""
+    """A table that scrolls in its own place, with what it says of its intervals."""
+    note = f"<p>{html_text(frame.attrs['intervals'])}</p>" if "intervals" in frame.attrs else ""
     html = frame.to_html(index=False, escape=True, border=0, na_rep="", float_format=lambda value: f"{value:.3g}")
-    return f'<div class="table attnmech-table">{html}</div>'
+    return f'{note}<div class="table attnmech-table">{html}</div>'
 
 
 def provenance_html(provenance: Mapping[str, str]) -> str:

@@ -22,9 +22,10 @@ class VerdictStyle:
 
 
 VERDICT_STYLES: Final = {
-    "null": VerdictStyle("N", "#6f9cc1"),
+    "resting": VerdictStyle("R", "#6f9cc1"),
     "active": VerdictStyle("A", "#e69f00"),
-    "mixed": VerdictStyle("M", "#cc79a7"),
+    "unused": VerdictStyle("U", "#a6cfa0"),
+    "subtle": VerdictStyle("S", "#cc79a7"),
     "undecided": VerdictStyle("?", "#ead96b"),
     "not attending": VerdictStyle("·", "#bdbdbd"),
 }

@@ -1,15 +1,24 @@
 """Is a head's attention to a sink null? Its mass, what the sink's value writes, and the verdict (formulas §5)."""
 
 import math
+from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Verdict: TypeAlias = Literal["null", "active", "mixed", "undecided", "not attending"]
+Verdict: TypeAlias = Literal["resting", "active", "unused", "subtle", "undecided", "not attending"]
 
-VERDICTS: Final[tuple[Verdict, ...]] = ("null", "active", "mixed", "undecided", "not attending")
+VERDICTS: Final[Mapping[Verdict, str]] = {
+    "resting": "it attends, writes little, and taking that away changes nothing",
+    "active": "it attends, writes much, and taking that away changes the metric",
+    "unused": "it attends and writes much, but taking that away changes nothing",
+    "subtle": "it attends and writes little, but taking that away changes the metric",
+    "undecided": "it attends; on these texts the change can be told neither from none nor from one that counts",
+    "not attending": "its mean attention to the sink is low",
+}
+"""Each verdict, with what it says of a head."""
 
 
 def verdict_of(
@@ -26,13 +35,14 @@ def verdict_of(
 
     "not attending"  sink_mass < least_mass
     "undecided"      there is no interval, or it crosses −delta or delta
-    "null"           the whole interval lies in [−delta, delta], and value_ratio < least_ratio
+    "resting"        the whole interval lies in [−delta, delta], and value_ratio < least_ratio
     "active"         the whole interval lies outside, and value_ratio ≥ least_ratio
-    "mixed"          the two disagree: little is written and it matters, or much and it does not
+    "unused"         the whole interval lies inside, and value_ratio ≥ least_ratio
+    "subtle"         the whole interval lies outside, and value_ratio < least_ratio
 
     >>> bounds = {"delta": 0.01, "least_mass": 0.3, "least_ratio": 0.5}
     >>> verdict_of(0.9, 0.02, -0.001, 0.004, **bounds), verdict_of(0.9, 0.02, -0.001, 0.04, **bounds)
-    ('null', 'undecided')
+    ('resting', 'undecided')
     """
     if sink_mass < least_mass:
         return "not attending"
@@ -42,9 +52,9 @@ def verdict_of(
     if math.isnan(sink_mass) or math.isnan(value_ratio) or not (inside or outside):
         return "undecided"
     writes = value_ratio >= least_ratio
-    if writes == inside:
-        return "mixed"
-    return "active" if writes else "null"
+    if inside:
+        return "unused" if writes else "resting"
+    return "active" if writes else "subtle"
 
 
 def most_attended(

@@ -29,14 +29,13 @@ from ..model.attention import MaskRule, RowBlock
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..runs.row_means import (
-    REPLICATES,
     ROW_CLASSES,
     RowMeans,
     added,
     begins,
+    closed,
     row_classes,
     sums_by_text,
-    text_weights,
 )
 from ..runs.stream import Reducer, Run, Source, State, stream
 
@@ -93,8 +92,6 @@ class FocusReducer(Reducer):
     """Adds up where rows look, block by block."""
 
     last: int = 8
-    replicates: int = REPLICATES
-    seed: int = 0
 
     def __post_init__(self) -> None:
         # As an int: the journal of a corpus knows the reducer by how its options are written.
@@ -158,15 +155,14 @@ class FocusReducer(Reducer):
             state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
 
     def close(self, state: State, run: Run) -> State:
-        """Sums over the batch's texts: column 0 of the axis `replicate` as they are, the others weighted anew."""
-        weights = text_weights(run, self.replicates, self.seed)
+        """Sums over the batch's texts, those of the statistics by text."""
         kinds = torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)).double()
         received, seen = state["received"].double(), state["seen"].sum(dim=2)
         rate = received.sum(dim=3) / seen.clamp_min(1)[:, :, None]
-        closed = {
-            "sums": state["sums"] @ weights,
-            "counts": state["counts"] @ weights,
-            "rows": state["rows"] @ weights,
+        sums = {
+            "sums": state["sums"],
+            "counts": state["counts"],
+            "rows": state["rows"].sum(dim=-1),
             "distance": state["distance"],
             "received": torch.einsum("lthck->clhk", received),
             "uniform": torch.einsum("ltck->clk", state["uniform"]),
@@ -178,7 +174,7 @@ class FocusReducer(Reducer):
             "samples": (seen > 0).sum(dim=1),
         }
         kept = {} if run.corpus else {name: state[name] for name in AttentionFocus.BY_ROW}
-        return {name: value.cpu() for name, value in (closed | kept).items()}
+        return closed(sums | kept, run)
 
     def merge(self, one: State, other: State) -> State:
         """Sums of both; positions and distances reach as far as the longer text."""
@@ -242,7 +238,7 @@ class AttentionFocus(RowMeans):
     STATE: ClassVar[Mapping[str, Any]] = {
         **RowMeans.STATE,
         "top_key": Int[Tensor, "layer head batch row"],
-        "rows": Float[Tensor, "class replicate"],
+        "rows": Float[Tensor, " class"],
         "distance": Float[Tensor, "class layer head distance"],
         "received": Float[Tensor, "class layer head key"],
         "uniform": Float[Tensor, "class layer key"],
@@ -256,6 +252,9 @@ class AttentionFocus(RowMeans):
 
     last: int
     """How many keys `last_mass` counts."""
+
+    def _bounds(self, statistic: str) -> tuple[float, float]:
+        return 0.0, math.inf if statistic in ("entropy", "distance") else 1.0
 
     @classmethod
     def reducer(cls, *, last: int = 8) -> FocusReducer:
@@ -390,8 +389,8 @@ class AttentionFocus(RowMeans):
         )
 
     def _over_all_rows(self, statistic: str) -> Float[Tensor, "layer head"]:
-        rows = self._all_rows("rows")[:, 0].sum()
-        return self._by_layer(self.state["sums"][STATISTICS.index(statistic)].sum(dim=0)[..., 0] / rows)
+        rows = self._all_rows("rows").sum()
+        return self._by_layer(self.state["sums"][STATISTICS.index(statistic)].sum(dim=(0, -1)) / rows)
 
     def _all_rows(self, name: str) -> Tensor:
         return self._kept(name, "it is defined on all rows, and here some were chosen")

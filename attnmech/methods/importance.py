@@ -3,14 +3,14 @@
 The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a result says how well the two agree.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..activations import Batch
@@ -18,13 +18,15 @@ from ..arguments import finite_number, flag, option, shown
 from ..errors import InputError
 from ..fields import check_layers
 from ..interventions import Intervention, Values
+from ..maths.intervals import LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import Provenance, TextResult, by_layer, subtracted
 from ..runs.ablations import check_reference, mean_of, reread
 from ..runs.answers import Answers
+from ..runs.claims import about_largest, for_map, interval_note
 from ..runs.corpus import CorpusBatch
-from ..runs.effects import HeadEffects, mean_interval, unit_of
+from ..runs.effects import HeadEffects, unit_of
 from ..runs.layers import count_layers
 from ..runs.metrics import Metric, MetricLike, require_finite
 from ..runs.progress import steps
@@ -97,9 +99,26 @@ class HeadImportance(TextResult):
             return self.parts[0].normalised - self.parts[1].normalised
         return torch.nn.functional.normalize(self.score, dim=-1)
 
-    def interval(self, level: float = 0.95) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high end of the bootstrap interval of the score over texts; NaN of one text."""
-        return mean_interval(self.per_text, level)
+    @cached_property
+    def _means(self) -> TextMeans:
+        return TextMeans.of_values(self.per_text)
+
+    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Low and high end of the t interval of each score over texts; NaN of fewer than five texts."""
+        return self._means.interval(level)
+
+    def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """The same as intervals that hold for all heads together, so also for one that is picked of them."""
+        return self._means.simultaneous(checked_level(level))
+
+    @property
+    def clear(self) -> Bool[Tensor, "layer head"]:
+        """Whether a score can be told from 0 as one of all heads; those of "michel" are sizes, so nearly all can."""
+        return self._means.clear
+
+    @property
+    def _signed(self) -> bool:
+        return self.method != "michel" or self.parts is not None
 
     @property
     def rank_correlation(self) -> float | None:
@@ -118,21 +137,26 @@ class HeadImportance(TextResult):
         return float(ranks["score"].corr(ranks["effect"]))
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head: layer, head, score, score_low, score_high, normalised; and `exact`, where a sweep was given."""
+        """A row a head: layer, head, score, score_low, score_high, clear, one_text, normalised.
+
+        And `exact`, where a sweep was given.
+        """
         low, high = self.interval()
-        columns = {"score": self.score, "score_low": low, "score_high": high, "normalised": self.normalised}
+        columns = {"score": self.score, "score_low": low, "score_high": high, "clear": self.clear}
+        columns |= {"one_text": self._means.one_text, "normalised": self.normalised}
         if self.exact is not None:
             columns["exact"] = self.exact
         heads, rows = self.score.shape[1], list(self.layers)
         places = {"layer": [layer for layer in rows for _ in range(heads)], "head": list(range(heads)) * len(rows)}
-        return pd.DataFrame(places | {name: value[rows].flatten().numpy() for name, value in columns.items()})
+        frame = pd.DataFrame(places | {name: value[rows].flatten().numpy() for name, value in columns.items()})
+        frame.attrs["intervals"] = interval_note(self._n_texts)
+        return frame
 
     def plot(self) -> "go.Figure":
         """Layers × heads, coloured by the score, with intervals in the hover."""
         from ..draw.effects import effect_map
 
-        shown = (each[list(self.layers)].numpy() for each in (self.score, *self.interval()))
-        return effect_map(*shown, layers=self.layers, label=METHODS[self.method])
+        return effect_map(**for_map(self._means, self.layers), layers=self.layers, label=METHODS[self.method])
 
     @property
     def _title(self) -> str:
@@ -147,17 +171,16 @@ class HeadImportance(TextResult):
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
-        top = int(self.score.abs().nan_to_num(-1.0).argmax())
-        per_layer = self.score.shape[1]
-        layer, head = divmod(top, per_layer)
-        sign = "" if self.method == "michel" and self.parts is None else "+"
-        low, high = (float(end.flatten()[top]) for end in self.interval())
-        known = "" if math.isnan(low) else f" ({low:{sign}.3g} to {high:{sign}.3g})"
-        return (
-            f"{self._opening}{METHODS[self.method]} of {len(self.layers) * per_layer} heads on {self._texts}: "
-            f"L{layer}H{head} has the largest, {float(self.score.flatten()[top]):{sign}.3g} {unit_of(self.metric)}"
-            f"{known}{self._agreement}."
+        largest = about_largest(
+            self._means,
+            lambda place: f"L{place[0]}H{place[1]}",
+            things="heads",
+            unit=unit_of(self.metric),
+            what="score" if self.parts is None else "difference",
+            signed=self._signed,
         )
+        heads = len(self.layers) * self.score.shape[1]
+        return f"{self._opening}{METHODS[self.method]} of {heads} heads on {self._texts}: {largest}{self._agreement}."
 
     @property
     def _agreement(self) -> str:

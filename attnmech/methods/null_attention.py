@@ -17,13 +17,15 @@ from torch import Tensor
 from ..arguments import finite_number, option
 from ..errors import InputError
 from ..interventions import Head, Heads, Intervention, Values
+from ..maths.intervals import LEVEL, TextMeans
 from ..maths.null_attention import VERDICTS, verdict_of
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import Provenance, TextResult, by_layer, subtracted
 from ..runs.ablations import reread
 from ..runs.answers import Answers
-from ..runs.effects import HeadEffects, effects_of, mean_interval, unit_of
+from ..runs.claims import no_interval
+from ..runs.effects import HeadEffects, effects_of, unit_of
 from ..runs.engine import Change
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
@@ -83,11 +85,13 @@ def null_attention(
     makes the values of all other keys 0. Effects are `metric` after less before, with `answers`, `against`, `memory`,
     `journal`, `partial` and `progress` as in `am.ablate_heads`.
 
-    A head is "not attending" where its sink mass is below `least_mass` (ε = 0.3 of Gu et al. 2024). Else it is "null"
-    where the value ratio is below `least_ratio` and the whole 95 % interval of the effect of zero_value, over texts,
-    lies within ±`delta` (nats, for the loss); "active" where it writes more and the whole interval lies outside;
-    "mixed" where these two disagree; and "undecided" where the interval crosses a bound, or one text gives none.
-    The interval is a bootstrap over texts, which is too narrow for a handful: give some tens.
+    A head is "not attending" where its sink mass is below `least_mass` (ε = 0.3 of Gu et al. 2024). Else its value
+    ratio says whether it writes (`least_ratio` or more), and the effect of zero_value whether that counts: it does not
+    where the whole interval of the effect lies within ±`delta` (nats, for the loss), and does where it lies outside.
+    "resting" writes little and it does not count, "active" writes and it counts, "unused" writes and it does not count,
+    "subtle" writes little and it counts; "undecided" is a head whose interval crosses a bound. The intervals hold for
+    all heads together (95 %, `HeadEffects.simultaneous`), so that no verdict is one of luck among many; under five
+    texts there are none, and some tens are needed.
 
     Raises `InputError` for heads, targets, bounds, metrics and answers that cannot be, and `JournalError` for the
     journal of another sweep.
@@ -230,21 +234,21 @@ class NullAttention(TextResult):
         """
         return self._difference.nanmean(dim=-1)
 
-    def update_interval(self, level: float = 0.95) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high end of the bootstrap interval of `update_difference` over texts; NaN under two texts."""
-        return mean_interval(self._difference, level)
+    def update_interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
+        """Low and high end of the t interval of `update_difference` over texts; NaN of fewer than five texts."""
+        return TextMeans.of_values(self._difference).interval(level)
 
     @cached_property
     def verdict(self) -> tuple[tuple[str, ...], ...]:
         """The verdict on each head of each layer, by the rule of `am.null_attention`; "" at heads not measured.
 
-        In the difference `one - other`: "null" where both say so, "null → active" where `one` says active and `other`
-        null, and "" where a head was measured in only one of them.
+        In the difference `one - other`: "resting" where both say so, "resting → active" where `one` says active and
+        `other` resting, and "" where a head was measured in only one of them.
         """
         if self.parts is not None:
             now, before = (part.verdict for part in self.parts)
             return tuple(tuple(map(_changed, *rows)) for rows in zip(before, now, strict=True))
-        low, high = self.effects["zero_value"].interval()
+        low, high = self.effects["zero_value"].simultaneous()
         asked = self._first.swept
         bounds = {"delta": self.delta, "least_mass": self.least_mass, "least_ratio": self.least_ratio}
         return tuple(
@@ -256,15 +260,15 @@ class NullAttention(TextResult):
 
     @property
     def null_share(self) -> Float[Tensor, " layer"]:
-        """The share of a layer's attention that is null: (1/H) Σ_h sink mass, over the heads whose verdict is "null".
+        """The share of a layer's attention that is null: (1/H) Σ_h sink mass, over its resting heads.
 
         Of the rows that are no sink. Undecided heads are not counted, so there may be more. NaN where not all heads of
         the layer were measured.
         """
         if self.parts is not None:
             return self.parts[0].null_share - self.parts[1].null_share
-        null = torch.tensor([[name == "null" for name in row] for row in self.verdict])
-        share = self.sink_mass.masked_fill(~null, 0.0).mean(dim=-1)
+        resting = torch.tensor([[name == "resting" for name in row] for row in self.verdict])
+        share = self.sink_mass.masked_fill(~resting, 0.0).mean(dim=-1)
         return share.masked_fill(~self._first.swept.bool().all(dim=-1), torch.nan)
 
     @property
@@ -293,9 +297,10 @@ class NullAttention(TextResult):
         for name, effects in self.effects.items():
             columns[name] = effects.effect
             columns[f"{name}_low"], columns[f"{name}_high"] = effects.interval()
+            columns[f"{name}_clear"], columns[f"{name}_one_text"] = effects.clear, effects.one_text
         places = self._first.swept.nonzero()
         layer, head = places.unbind(dim=1)
-        return pd.DataFrame(
+        frame = pd.DataFrame(
             {
                 "layer": layer.tolist(),
                 "head": head.tolist(),
@@ -303,6 +308,8 @@ class NullAttention(TextResult):
                 "verdict": [self.verdict[row][column] for row, column in places.tolist()],
             }
         )
+        frame.attrs["intervals"] = self._first.note
+        return frame
 
     def plot(self) -> "go.Figure":
         """Layers × heads, each head's verdict as a colour and a letter, with its numbers in the hover.
@@ -352,10 +359,11 @@ class NullAttention(TextResult):
         return (
             f"Each cell is one head. It attends where its mean attention to {TARGETS[self.target]} is "
             f"{self.least_mass:g} or more, and writes where what that value writes is {self.least_ratio:g} or more of "
-            "the other tokens' median. Null: it attends, does not write, and zeroing the value changes the metric by "
-            f"{self.delta:g} at most, with the whole interval over texts. Active: it writes, and the whole interval "
-            "lies beyond. Mixed: little is written and it matters, or much and it does not. Beside each layer stands "
-            "the share of its attention that is null. "
+            "the other tokens' median. What it writes counts where making the value 0 changes the metric by more than "
+            f"{self.delta:g}, with the whole interval over texts, and does not count where the interval lies within; "
+            "intervals hold for all heads together. Resting: writes little, and it does not count. Active: writes, and "
+            "it counts. Unused: writes, and it does not count. Subtle: writes little, and it counts. Beside each layer "
+            "stands the share of its attention that is null: that of resting heads. "
             f"What was done: {done}."
         )
 
@@ -379,7 +387,7 @@ class NullAttention(TextResult):
         part = "" if self.complete else "; stopped early, this is a part"
         return (
             f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {self._texts}: {found} (within ±{self.delta:g} "
-            f"{unit_of(self.metric)}){part}."
+            f"{unit_of(self.metric)}){no_interval(self._n_texts)}{part}."
         )
 
     @property

@@ -1,25 +1,27 @@
 """Do two heads matter together? Pairs are ablated, and both heads of each alone (formulas §5)."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import shown
 from ..errors import InputError, integer
 from ..interventions import Head, Values
+from ..maths.intervals import LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import Provenance, TextResult, subtracted
 from ..runs.ablations import Ablations, reread
 from ..runs.answers import Answers
-from ..runs.effects import mean_interval, unit_of
+from ..runs.claims import about_largest, interval_note
+from ..runs.effects import unit_of
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.sweep import sweep
@@ -39,7 +41,7 @@ class PairEffects(TextResult):
 
     interaction = effect of both − effect of the one − effect of the other. Where an ablation raises the metric when it
     does harm (loss, KL), it is above 0 for heads that stand in for each other, and below 0 for heads that need each
-    other. Intervals are over texts (Poisson bootstrap).
+    other. Intervals are over texts.
     """
 
     metric: str
@@ -87,9 +89,22 @@ class PairEffects(TextResult):
         """The mean of both − one − other."""
         return self.per_text["interaction"].nanmean(dim=-1)
 
-    def interval(self, level: float = 0.95) -> dict[str, tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]]:
-        """Low and high end of the bootstrap interval of each mean, by the names of `per_text`; NaN of one text."""
-        return {name: mean_interval(values, level) for name, values in self.per_text.items()}
+    def interval(self, level: float = LEVEL) -> dict[str, tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]]:
+        """Low and high end of the t interval of each mean by itself, by the names of `per_text`; NaN under 5 texts."""
+        return {name: TextMeans.of_values(values).interval(level) for name, values in self.per_text.items()}
+
+    @cached_property
+    def _interactions(self) -> TextMeans:
+        return TextMeans.of_values(self.per_text["interaction"])
+
+    def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]:
+        """Low and high end of intervals of the interactions that hold for all pairs together."""
+        return self._interactions.simultaneous(checked_level(level))
+
+    @property
+    def clear(self) -> Bool[Tensor, " pair"]:
+        """Whether a pair's interaction can be told from none as one of all pairs."""
+        return self._interactions.clear
 
     @property
     def texts(self) -> Int[Tensor, " pair"]:
@@ -104,7 +119,10 @@ class PairEffects(TextResult):
         return not bool(self.per_text["interaction"].isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a pair: its heads; both, one, other and interaction, each with its _low and _high; texts."""
+        """A row a pair: its heads; both, one, other and interaction, each with its _low and _high; texts.
+
+        And `clear` and `one_text` of the interaction.
+        """
         places = [(*one, *other) for one, other in self.pairs]
         frame = pd.DataFrame(places, columns=["layer", "head", "other_layer", "other_head"])
         intervals = self.interval()
@@ -112,7 +130,9 @@ class PairEffects(TextResult):
             low, high = intervals[name]
             frame[name] = values.nanmean(dim=-1).numpy()
             frame[f"{name}_low"], frame[f"{name}_high"] = low.numpy(), high.numpy()
+        frame["clear"], frame["one_text"] = self.clear.numpy(), self._interactions.one_text.numpy()
         frame["texts"] = self.texts.numpy()
+        frame.attrs["intervals"] = interval_note(self._n_texts)
         return frame
 
     def plot(self) -> "go.Figure":
@@ -127,7 +147,7 @@ class PairEffects(TextResult):
         }
         values = []
         for name, each in shown.items():
-            low, high = mean_interval(each)
+            low, high = TextMeans.of_values(each).interval()
             values.append((name, each.nanmean(dim=-1).numpy(), low.numpy(), high.numpy()))
         names = [f"{_named(one)} + {_named(other)}" for one, other in self.pairs]
         return interval_rows(names, values, label=f"change of {unit_of(self.metric)}")
@@ -146,19 +166,16 @@ class PairEffects(TextResult):
     def lead(self) -> str:
         """The one sentence that the numbers support."""
         count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
-        about, found = f"{self._opening}{self.method} of {count} of heads on {self._texts}", self.interaction
-        if found.isnan().all():
-            return f"{about}: nothing was measured."
-        top = int(found.abs().nan_to_num(-1.0).argmax())
-        low, high = (float(end[top]) for end in self.interval()["interaction"])
-        known = "" if math.isnan(low) else f" ({low:+.3g} to {high:+.3g})"
-        one, other = self.pairs[top]
-        most = "interact most" if self.parts is None else "differ most in how they interact"
-        part = "" if self.complete else "; stopped early, this is a part"
-        return (
-            f"{about}: {_named(one)} and {_named(other)} {most}, {float(found[top]):+.3g} "
-            f"{unit_of(self.metric)}{known}{part}."
+        about = f"{self._opening}{self.method} of {count} of heads on {self._texts}"
+        largest = about_largest(
+            self._interactions,
+            lambda place: " + ".join(map(_named, self.pairs[place[0]])),
+            things="pairs",
+            unit=unit_of(self.metric),
+            what="interaction" if self.parts is None else "difference of interactions",
         )
+        part = "" if self.complete else "; stopped early, this is a part"
+        return f"{about}: {largest}{part}."
 
     @property
     def _n_texts(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -14,14 +15,14 @@ from ..arguments import listed, option, shown
 from ..errors import InputError, index_of
 from ..fields import check_rows
 from ..interventions import Heads, Intervention, Values
-from ..maths.bootstrap import interval
+from ..maths.intervals import LEVEL, TextMeans, pseudo_values
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import subtracted
 from ..runs.ablations import one_by_one, reread
 from ..runs.answers import Answers
 from ..runs.corpus import CorpusBatch, batches
-from ..runs.effects import Effects, HeadEffects, effect_fields, head_fields, ratio_replicates
+from ..runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.reference import captured
@@ -56,22 +57,22 @@ class Patched(Effects):
 
         NaN for the reason that `not_recoverable` gives.
         """
-        if self.parts is not None:
-            one, other = (part.recovered[rows] for part, rows in self._parts_in_rows())
-            return one - other
-        return self.effect / self._gap.where(~self.per_text.isnan(), torch.nan).nanmean(dim=-1)
+        return self._shares.mean
 
     def recovered_interval(
-        self, level: float = 0.95
+        self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
-        """Low and high end of the bootstrap interval of `recovered` over pairs; NaN where fewer than two were run."""
-        return interval(self._recovered_replicates(), level)
+        """Low and high end of the t interval of `recovered` over pairs; NaN of fewer than five."""
+        return self._shares.interval(level)
 
-    def _recovered_replicates(self) -> Float[Tensor, "layer place replicate"]:
+    @cached_property
+    def _shares(self) -> TextMeans:
         if self.parts is None:
-            return ratio_replicates(self.per_text, self._gap)
-        one, other = (part._recovered_replicates()[rows] for part, rows in self._parts_in_rows())
-        return one - other if self.paired else torch.full_like(one, torch.nan)
+            return TextMeans.of_ratio(self.per_text, self._gap)
+        one, other = (part._shares.at(rows) for part, rows in self._parts_in_rows())
+        if self.paired:
+            return pseudo_values(one, other)
+        return TextMeans.of_values((one.mean - other.mean)[..., None])
 
     @property
     def not_recoverable(self) -> str | None:
@@ -105,7 +106,7 @@ class Patched(Effects):
             return super().plot()
         if quantity != "recovered":
             raise InputError(f'`quantity` must be "effect" or "recovered"; got {shown(quantity)}.')
-        return self._map(self.recovered, *self.recovered_interval(), f"share of {self.metric} recovered")
+        return self._map(self._shares, f"share of {self.metric} recovered")
 
     @property
     def lead(self) -> str:
@@ -141,7 +142,7 @@ class PatchEffects(Patched, HeadEffects):
     """By how much a metric changes when a head writes in the corrupted run what it writes in the clean one.
 
     `effect [layer head]` is the metric patched less corrupted; `recovered [layer head]` its share of clean less
-    corrupted. Units are those of the metric; intervals are over pairs (Poisson bootstrap).
+    corrupted. Units are those of the metric; intervals are over pairs.
     """
 
 
@@ -150,7 +151,7 @@ class PositionEffects(Patched):
     """By how much a metric changes when one position of a layer is in the corrupted run what it is in the clean one.
 
     `effect [layer position]` is the metric patched less corrupted; `recovered [layer position]` its share of clean
-    less corrupted. Units are those of the metric; intervals are over pairs (Poisson bootstrap).
+    less corrupted. Units are those of the metric; intervals are over pairs.
     """
 
     PLACE: ClassVar[str] = "position"
@@ -160,10 +161,8 @@ class PositionEffects(Patched):
         for name, rows in (("tokens", self.tokens), ("clean_tokens", self.clean_tokens)):
             check_rows(name, rows, len(self.clean), self.after.shape[1])
 
-    def _map(
-        self, value: Float[Tensor, "layer place"], low: Tensor, high: Tensor, label: str, tokens: Sequence[str] = ()
-    ) -> "go.Figure":
-        return super()._map(value, low, high, label, tokens or self.position_tokens)
+    def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
+        return super()._map(means, label, tokens or self.position_tokens)
 
     @property
     def position_tokens(self) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """How many heads does a model need? They are ablated one after the other, the least harmful first (formulas §5)."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -15,12 +17,14 @@ from ..arguments import optional_flag, whole_number
 from ..errors import InputError
 from ..files import path_of
 from ..interventions import Head, Heads, Intervention, Values
+from ..maths.intervals import LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import PagedResult, Provenance
 from ..runs.ablations import Ablations, checked_seed, reread
 from ..runs.answers import Answers
-from ..runs.effects import mean_interval, unit_of
+from ..runs.claims import interval_note, no_interval
+from ..runs.effects import unit_of
 from ..runs.identity import digest_of, hooks_digests
 from ..runs.journal import Entry, Journal, leave, owning_journal
 from ..runs.metrics import Metric, MetricLike
@@ -41,8 +45,7 @@ class PruningCurve(PagedResult):
     """A metric while heads are ablated one after the other: each time the one whose loss harms least.
 
     The heads are chosen on the texts that the curve is of, so on other texts it will lie somewhat worse. What it is
-    worth is seen against `random`, the same number of heads gone in random order. Intervals are over texts (Poisson
-    bootstrap).
+    worth is seen against `random`, the same number of heads gone in random order. Intervals are over texts.
     """
 
     SUBTRACT = "each ablates heads in its own order, so subtract the results of am.ablate_heads"
@@ -75,9 +78,17 @@ class PruningCurve(PagedResult):
         """By how much the mean metric has changed after each step."""
         return (self.after - self.before).mean(dim=-1)
 
-    def interval(self, level: float = 0.95) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
-        """Low and high end of the bootstrap interval of `effect` over texts; NaN of one text."""
-        return mean_interval(self.after - self.before, level)
+    @cached_property
+    def _means(self) -> TextMeans:
+        return TextMeans.of_values(self.after - self.before)
+
+    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
+        """Low and high end of the t interval of `effect` over texts, at each step by itself; NaN under five texts."""
+        return self._means.interval(level)
+
+    def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
+        """The same as intervals that hold at all steps together."""
+        return self._means.simultaneous(checked_level(level))
 
     @property
     def random_effect(self) -> Float[Tensor, "draw step"]:
@@ -90,14 +101,14 @@ class PruningCurve(PagedResult):
         return len(self.order) == self.asked and not bool(self.random.isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a step: removed, layer, head, effect, effect_low, effect_high, after, and the random orders' effects.
+        """A row a step: removed, layer, head, effect with its ends, clear, one_text, after, and random orders' effects.
 
         `random` is their mean; `random_least` and `random_most` are the lowest and the highest of them.
         """
         low, high = self.interval()
         steps = len(self.order)
         drawn = self.random_effect if len(self.random) else torch.full((1, steps), torch.nan)
-        return pd.DataFrame(
+        frame = pd.DataFrame(
             {
                 "removed": range(1, steps + 1),
                 "layer": [layer for layer, _ in self.order],
@@ -105,12 +116,16 @@ class PruningCurve(PagedResult):
                 "effect": self.effect.numpy(),
                 "effect_low": low.numpy(),
                 "effect_high": high.numpy(),
+                "clear": self._means.clear.numpy(),
+                "one_text": self._means.one_text.numpy(),
                 "after": self.after.mean(dim=-1).numpy(),
                 "random": drawn.mean(dim=0).numpy(),
                 "random_least": drawn.amin(dim=0).numpy(),
                 "random_most": drawn.amax(dim=0).numpy(),
             }
         )
+        frame.attrs["intervals"] = interval_note(len(self.before))
+        return frame
 
     def plot(self) -> "go.Figure":
         """The metric against the number of heads gone, with its interval, and the random orders."""
@@ -118,7 +133,7 @@ class PruningCurve(PagedResult):
 
         curve = torch.cat((self.before[None], self.after))
         start = self.before.mean().expand(len(self.random), 1)
-        low, high = mean_interval(curve)
+        low, high = TextMeans.of_values(curve).interval()
         return pruning_lines(
             ["none", *(f"L{layer}H{head}" for layer, head in self.order)],
             curve.mean(dim=-1).numpy(),
@@ -144,12 +159,14 @@ class PruningCurve(PagedResult):
         texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
         frame = self.to_frame()
         middle = frame.iloc[(len(frame) + 1) // 2 - 1]
-        known = "" if pd.isna(middle.effect_low) else f" ({middle.effect_low:+.3g} to {middle.effect_high:+.3g})"
+        low, high = (float(end[int(middle.removed) - 1]) for end in self.simultaneous())
+        known = "" if math.isnan(low) else f" ({low:+.3g} to {high:+.3g} with all {len(frame)} steps at once)"
         against = "" if pd.isna(middle["random"]) else f", in random order {middle['random']:+.3g}"
         part = "" if self.complete else f"; stopped early, after {len(self.order)} of {self.asked} heads"
         return (
             f"{self.method} ablation of {int(middle.removed)} of {len(self.order)} heads, the least harmful first, on "
-            f"{texts}: {middle.effect:+.3g} {unit_of(self.metric)}{known}{against}; chosen on the same texts{part}."
+            f"{texts}: {middle.effect:+.3g} {unit_of(self.metric)}{known}{against}; chosen on the same "
+            f"texts{no_interval(len(self.before))}{part}."
         )
 
     def _tensors(self) -> dict[str, Tensor]:

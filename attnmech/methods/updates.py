@@ -3,6 +3,7 @@
 Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -27,13 +28,12 @@ from ..model.weights import tensors_hash
 from ..runs.answers import Answers, answer_ids
 from ..runs.norm_scale import NormScale, norm_scale
 from ..runs.row_means import (
-    REPLICATES,
     RowMeans,
     added,
     begins,
+    closed,
     row_classes,
     sums_by_text,
-    text_weights,
 )
 from ..runs.stream import Reducer, Run, Source, State, stream
 
@@ -125,19 +125,16 @@ class UpdateReducer(Reducer):
     """Measures what every head writes, a layer at a time."""
 
     towards: Towards | None = None
-    replicates: int = REPLICATES
-    seed: int = 0
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
     optional_points = ("resid_mid", "mlp_out", "resid_post")
 
     @property
     def options(self) -> dict[str, str]:
         """Towards which answers, if any, by their directions."""
-        sampling = {"replicates": repr(self.replicates), "seed": repr(self.seed)}
         if self.towards is None:
-            return {"towards": "none", **sampling}
+            return {"towards": "none"}
         towards = tensors_hash({"direction": self.towards.direction})
-        return {"towards": towards, **sampling, "logit_unit": self.towards.unembedding.unit}
+        return {"towards": towards, "logit_unit": self.towards.unembedding.unit}
 
     def start(self, run: Run) -> State:
         """The rows of every layer, empty."""
@@ -213,13 +210,12 @@ class UpdateReducer(Reducer):
         _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
 
     def close(self, state: State, run: Run) -> State:
-        """Sums over the batch's texts: column 0 of the axis `replicate` as they are, the others weighted anew."""
-        weights = text_weights(run, self.replicates, self.seed)
-        closed = {}
+        """Sums over the batch's texts, by text."""
+        sums = {}
         for prefix in ("", "block_"):
             by_text = sums_by_text(state[f"{prefix}values"], state[f"{prefix}valid"], state["classes"])
-            closed[f"{prefix}sums"], closed[f"{prefix}counts"] = (each @ weights for each in by_text)
-        return {name: value.cpu() for name, value in (closed if run.corpus else closed | state).items()}
+            sums[f"{prefix}sums"], sums[f"{prefix}counts"] = by_text
+        return closed(sums if run.corpus else sums | state, run)
 
     def merge(self, one: State, other: State) -> State:
         """Sums of both."""
@@ -316,8 +312,19 @@ def _keep(values: Tensor, valid: Tensor, layer: int, found: list[tuple[Tensor, T
         valid[place, layer] = kept.transpose(0, 1)
 
 
+class _Updates(RowMeans):
+    """What updates of heads and of whole blocks share."""
+
+    def _bounds(self, statistic: str) -> tuple[float, float]:
+        if statistic.endswith("orientation"):
+            return -1.0, 1.0
+        if statistic == "along":
+            return -math.inf, math.inf
+        return 0.0, 1.0 if statistic == "cancellation" else math.inf
+
+
 @dataclass(frozen=True, repr=False)
-class ResidualUpdates(RowMeans):
+class ResidualUpdates(_Updates):
     """What the heads of a model write into the residual stream, over the rows of some texts.
 
     Magnitudes are in units of the stream's own norm, orientations are cosines.
@@ -328,8 +335,8 @@ class ResidualUpdates(RowMeans):
     STATE: ClassVar[Mapping[str, Any]] = {
         **RowMeans.STATE,
         "top_key": Int[Tensor, "layer head batch row"],
-        "block_sums": Float[Tensor, "block_statistic class layer 1 replicate"],
-        "block_counts": Float[Tensor, "block_statistic class layer 1 replicate"],
+        "block_sums": Float[Tensor, "block_statistic class layer 1 group"],
+        "block_counts": Float[Tensor, "block_statistic class layer 1 group"],
         "block_values": Float[Tensor, "block_statistic layer 1 batch row"],
         "block_valid": Bool[Tensor, "block_statistic layer 1 batch row"],
         "logits": Float[Tensor, "layer head batch"],
@@ -417,7 +424,7 @@ class ResidualUpdates(RowMeans):
             raise InputError(
                 "`blocks` is not known of rows that were chosen one by one; use `.blocks.where(rows=...)`."
             )
-        state |= {name: self.state[name] for name in ("classes",) if name in self.state}
+        state |= {name: self.state[name] for name in ("classes", "groups", "modulus") if name in self.state}
         shared = ("layers", "n_layers", "documents", "truncated", "chosen", "tokens", "provenance")
         return BlockUpdates(state=state, **{name: getattr(self, name) for name in shared})
 
@@ -546,7 +553,7 @@ class ResidualUpdates(RowMeans):
 
 
 @dataclass(frozen=True, repr=False)
-class BlockUpdates(RowMeans):
+class BlockUpdates(_Updates):
     """What a layer's attention and its MLP add to the stream as wholes; means are `[layer 1]`.
 
     `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) against the stream that enters the

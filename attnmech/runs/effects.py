@@ -2,55 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import whole_number
 from ..errors import InputError
 from ..fields import check_layers
 from ..interventions import Head
-from ..maths.bootstrap import interval, poisson_weights
+from ..maths.intervals import LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel
 from ..results import Provenance, TextResult, by_layer, subtracted
+from .claims import about_largest, for_map, interval_note
 from .layers import count_layers
-from .row_means import REPLICATES
 from .sweep import Swept
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
     from ..draw.figure_page import Section
-
-
-def ratio_interval(
-    above: Float[Tensor, "*places text"], below: Float[Tensor, "*#places text"], level: float = 0.95
-) -> tuple[Float[Tensor, "*places"], Float[Tensor, "*places"]]:
-    """The interval of Σ above / Σ below over texts, by the Poisson bootstrap.
-
-    Texts of which `above` is NaN are left out; NaN where fewer than two are left.
-    """
-    return interval(ratio_replicates(above, below), level)
-
-
-def ratio_replicates(
-    above: Float[Tensor, "*places text"], below: Float[Tensor, "*#places text"]
-) -> Float[Tensor, "*places replicate"]:
-    """Σ above / Σ below in every bootstrap replicate of the texts; NaN where fewer than two texts have a number."""
-    weights = poisson_weights(torch.arange(above.shape[-1]), REPLICATES)
-    there = ~above.isnan()
-    estimates = (above.nan_to_num(0.0) @ weights) / (below.double().where(there, 0.0) @ weights)
-    return estimates.masked_fill((there.sum(dim=-1) < 2)[..., None], torch.nan)
-
-
-def mean_interval(
-    values: Float[Tensor, "*places text"], level: float = 0.95
-) -> tuple[Float[Tensor, "*places"], Float[Tensor, "*places"]]:
-    """The interval of a mean over texts by the Poisson bootstrap; texts that are NaN are left out, NaN under two."""
-    return ratio_interval(values, torch.ones_like(values), level)
 
 
 def unit_of(metric: str) -> str:
@@ -65,9 +39,9 @@ _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to
 class Effects(TextResult):
     """By how much a metric changes when something is done at a place of a layer: after less before.
 
-    Units are those of the metric: nats for "loss" and "kl", logits for "logit_difference". The interval is over texts
-    (Poisson bootstrap): how the mean would vary with other texts of the same kind. A subclass says what its places are.
-    In a difference `before`, `after` and `effect` are differences too.
+    Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
+    how the mean would vary with other texts of the same kind. A subclass says what its places are. In a difference
+    `before`, `after` and `effect` are differences too.
     """
 
     PLACE: ClassVar[str]
@@ -109,9 +83,30 @@ class Effects(TextResult):
         """The mean effect over the texts measured; NaN where there is none."""
         return self.per_text.nanmean(dim=-1)
 
-    def interval(self, level: float = 0.95) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
-        """Low and high end of the bootstrap interval over texts; NaN where fewer than two were measured."""
-        return mean_interval(self.per_text, level)
+    @cached_property
+    def _means(self) -> TextMeans:
+        return TextMeans.of_values(self.per_text)
+
+    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
+        """Low and high end of the t interval over texts, of each effect by itself; NaN of fewer than five texts."""
+        return self._means.interval(level)
+
+    def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
+        """The same as intervals that hold for all effects together, so also for one that is picked of them.
+
+        Source: `attnmech.maths.intervals`, studentised max-T.
+        """
+        return self._means.simultaneous(checked_level(level))
+
+    @property
+    def clear(self) -> Bool[Tensor, "layer place"]:
+        """Whether an effect can be told from none as one of all: its simultaneous 95 % interval leaves 0 out."""
+        return self._means.clear
+
+    @property
+    def one_text(self) -> Bool[Tensor, "layer place"]:
+        """Whether one text carries more than half of Σ |effect|: no interval covers effects that sit in few texts."""
+        return self._means.one_text
 
     @property
     def _layer_of_row(self) -> Sequence[int]:
@@ -136,14 +131,18 @@ class Effects(TextResult):
         return [(each, [each._layer_of_row.index(layer) for layer in self._layer_of_row]) for each in self._two]
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
-        """The rows of `to_frame` with the largest effects, whatever their sign."""
+        """The rows of `to_frame` with the largest effects, whatever their sign: those that are clear first."""
         count = whole_number("count", count, least=1)
         frame = self.to_frame()
-        order = frame["effect"].abs().sort_values(ascending=False).index
-        return frame.loc[order].head(count).reset_index(drop=True)
+        keys = frame.assign(unclear=~frame["clear"], size=-frame["effect"].abs())
+        return frame.loc[keys.sort_values(["unclear", "size"]).index].head(count).reset_index(drop=True)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head (or position) swept: layer, head, effect, effect_low, effect_high, before, after, texts."""
+        """A row a head (or position) swept.
+
+        Columns: layer, head, effect, effect_low, effect_high, clear, one_text, before, after, texts. Low and high are
+        the interval of the effect by itself. `attrs["intervals"]` says what they are, or why there is none.
+        """
         low, high = self.interval()
         effect, after, texts = self.effect, self.after.nanmean(dim=-1), self.texts
         rows = []
@@ -155,26 +154,31 @@ class Effects(TextResult):
                     "effect": float(effect[index, place]),
                     "effect_low": float(low[index, place]),
                     "effect_high": float(high[index, place]),
+                    "clear": bool(self.clear[index, place]),
+                    "one_text": bool(self.one_text[index, place]),
                     "before": float(self.before.nanmean()),
                     "after": float(after[index, place]),
                     "texts": int(texts[index, place]),
                 }
             )
-        return pd.DataFrame(rows)
+        frame = pd.DataFrame(rows)
+        frame.attrs["intervals"] = self.note
+        return frame
+
+    @property
+    def note(self) -> str:
+        """What the intervals are, or why there are none."""
+        return interval_note(self._n_texts)
 
     def plot(self) -> "go.Figure":
-        """Layers × heads (or positions), coloured by the effect, with intervals in the hover."""
-        low, high = self.interval()
-        return self._map(self.effect, low, high, f"change of {unit_of(self.metric)}")
+        """Layers × heads (or positions), coloured by the effect, pale where it is not clear; intervals in the hover."""
+        return self._map(self._means, f"change of {unit_of(self.metric)}")
 
-    def _map(
-        self, value: Float[Tensor, "layer place"], low: Tensor, high: Tensor, label: str, tokens: Sequence[str] = ()
-    ) -> "go.Figure":
+    def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
         from ..draw.effects import effect_map
 
         rows = [self._layer_of_row.index(layer) for layer in self.layers]
-        shown = (each[rows].numpy() for each in (value, low, high))
-        return effect_map(*shown, layers=self.layers, label=label, columns=self.PLACE, tokens=tokens)
+        return effect_map(**for_map(means, rows), layers=self.layers, label=label, columns=self.PLACE, tokens=tokens)
 
     @property
     def _title(self) -> str:
@@ -188,18 +192,15 @@ class Effects(TextResult):
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
-        frame = self.strongest(1)
-        measured = frame.dropna(subset=["effect"])
-        if measured.empty:
-            return f"{self._about}: nothing was measured."
-        top = measured.iloc[0]
-        largest = "effect" if self.parts is None else "difference"
-        known = "" if pd.isna(top.effect_low) else f" ({top.effect_low:+.3g} to {top.effect_high:+.3g})"
-        part = "" if self.complete else "; stopped early, this is a part"
-        return (
-            f"{self._about}: {self._named(int(top['layer']), int(top[self.PLACE]))} has the largest {largest}, "
-            f"{top.effect:+.3g} {unit_of(self.metric)}{known}{part}."
+        largest = about_largest(
+            self._means,
+            lambda place: self._named(self._layer_of_row[place[0]], place[1]),
+            things=f"{self.PLACE}s",
+            unit=unit_of(self.metric),
+            what="effect" if self.parts is None else "difference",
         )
+        part = "" if self.complete else "; stopped early, this is a part"
+        return f"{self._about}: {largest}{part}."
 
     @property
     def _about(self) -> str:
@@ -269,8 +270,8 @@ class Effects(TextResult):
 class HeadEffects(Effects):
     """By how much a metric changes when something is done to a head: after less before, `.effect [layer head]`.
 
-    Units are those of the metric: nats for "loss" and "kl", logits for "logit_difference". The interval is over texts
-    (Poisson bootstrap): how the mean would vary with other texts of the same kind.
+    Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
+    how the mean would vary with other texts of the same kind.
     """
 
     PLACE: ClassVar[str] = "head"

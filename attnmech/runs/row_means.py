@@ -1,7 +1,7 @@
 """Means over the rows of some texts, layer by layer and head by head, with intervals over the texts.
 
-What a method measures of each row it adds up by text and by the class of the row; `close` counts the texts anew
-in every bootstrap replicate, so that of a corpus nothing is kept that grows with it.
+What a method measures of each row it adds up by text and by the class of the row; of many texts, by groups of them
+(`groups.py`), so that of a corpus nothing is kept that grows with it.
 """
 
 import hashlib
@@ -20,8 +20,10 @@ from ..activations import Batch
 from ..arguments import dense, flag, option, shown
 from ..errors import InputError, MissingPointError
 from ..fields import check_entries, check_layers, check_rows
-from ..maths.bootstrap import interval, poisson_weights
+from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, pseudo_values
 from ..results import Provenance, TextResult, by_layer
+from .claims import about_largest, for_map, interval_note
+from .groups import by_group, joined
 from .layers import count_layers
 from .stream import Run, Source, State
 
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
     from ..draw.figure_page import Section
-
-REPLICATES: Final = 200
-"""Bootstrap replicates behind every interval."""
 
 ROW_CLASSES: Final = ("ordinary", "special", "first")
 """What may stand at a row: the first token of a text, another special token, or anything else."""
@@ -49,14 +48,6 @@ def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
     return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]
 
 
-def text_weights(run: Run, replicates: int, seed: int) -> Float[Tensor, "batch replicate"]:
-    """How often each text counts: once in column 0, and in the others as the bootstrap has it."""
-    once = torch.ones(len(run.documents), 1, dtype=torch.float64)
-    if not run.corpus and len(run.documents) == 1:
-        return once.to(run.model.device)
-    return torch.cat((once, poisson_weights(run.documents, replicates, seed)), dim=1).to(run.model.device)
-
-
 def sums_by_text(
     values: Float[Tensor, "statistic *layers head batch query"],
     valid: Bool[Tensor, "statistic *layers _ batch query"],
@@ -71,9 +62,21 @@ def sums_by_text(
     return torch.stack(sums, dim=1), torch.stack(counts, dim=1)
 
 
+SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
+"""The entries of a state whose last axis are texts, or groups of them."""
+
+
+def closed(state: State, run: Run) -> State:
+    """A state in which sums by text are sums by group of texts, on the CPU."""
+    here = {name: value.cpu() for name, value in state.items()}
+    return by_group(here, run.documents, [name for name in SUMMED if name in here])
+
+
 def added(one: State, other: State) -> State:
     """The sums of both; what runs along positions reaches as far as the longer."""
-    return {name: _sum(one[name], other[name]) for name in one}
+    summed = [name for name in SUMMED if name in one]
+    grouped = joined(one, other, summed)
+    return {name: grouped[name] if name in grouped else _sum(one[name], other[name]) for name in one}
 
 
 def _sum(one: Tensor, other: Tensor) -> Tensor:
@@ -111,18 +114,20 @@ def _disjoint_shards(parts: Sequence["RowMeans"]) -> list[tuple[int, int]]:
 class RowMeans(TextResult):
     """What was measured of the rows of some texts: its means, their intervals, and of a single run every row.
 
-    `state` holds "sums" `[statistic class layer head replicate]` and "counts" `[statistic class layer #head replicate]`
-    and, of texts that were run together, "values" `[statistic layer head batch query]`, "valid" `[statistic layer
-    #head batch query]` and "classes" `[batch class query]`. A difference has means, their intervals, and rows; the
-    rest is for its two `parts` to say.
+    `state` holds "sums" `[statistic class layer head group]` and "counts" `[statistic class layer #head group]`, where
+    a group is a text, or of more than 256 some of them; and, of texts that were run together, "values" `[statistic
+    layer head batch query]`, "valid" `[statistic layer #head batch query]` and "classes" `[batch class query]`. A
+    difference has means, their intervals, and rows; the rest is for its two `parts` to say.
     """
 
     STATISTICS: ClassVar[tuple[str, ...]]
     """What is measured, in the order of the axis `statistic`."""
 
     STATE: ClassVar[Mapping[str, Any]] = {
-        "sums": Float[Tensor, "statistic class layer head replicate"],
-        "counts": Float[Tensor, "statistic class layer #head replicate"],
+        "sums": Float[Tensor, "statistic class layer head group"],
+        "counts": Float[Tensor, "statistic class layer #head group"],
+        "groups": Int[Tensor, " group"],
+        "modulus": Int[Tensor, " 1"],
         "values": Float[Tensor, "statistic layer head batch row"],
         "valid": Bool[Tensor, "statistic layer #head batch row"],
         "classes": Bool[Tensor, "batch class row"],
@@ -226,23 +231,55 @@ class RowMeans(TextResult):
 
     def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
         """The mean of a statistic over the rows that count and on which it is defined; NaN where there is none."""
-        return self._by_layer(self._ratios(statistic)[..., 0])
+        return self._by_layer(self._means(statistic).mean)
 
     def interval(
-        self, statistic: str, level: float = 0.95
+        self, statistic: str, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
-        """Low and high end of the bootstrap interval over texts; None where there is one text only.
+        """Low and high end of the t interval over texts, of each head by itself; None of fewer than five texts.
 
         Of a difference that of the paired differences; NaN where the two results are of other texts.
         """
-        ratios = self._ratios(statistic)
-        if self.parts is not None and not self.paired:
-            none = self._by_layer(torch.full_like(ratios[..., 0], torch.nan))
-            return none, none
-        if self.documents < 2 or ratios.shape[-1] == 1:
+        return self._ends(statistic, self._means(statistic).interval(level))
+
+    def simultaneous(
+        self, statistic: str, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
+        """The same as intervals that hold for all heads together, so also for one that is picked of them.
+
+        Source: `attnmech.maths.intervals`, studentised max-T.
+        """
+        return self._ends(statistic, self._means(statistic).simultaneous(checked_level(level)))
+
+    def clear(self, statistic: str) -> Bool[Tensor, "layer head"]:
+        """Whether a head's mean can be told from 0, as one of all: in a difference, whether the two results differ."""
+        clear = self._by_layer(self._means(statistic).clear.double())
+        return clear.nan_to_num(0.0).bool()
+
+    def one_text(self, statistic: str) -> Bool[Tensor, "layer head"]:
+        """Whether one text, or group of texts, carries more than half of the sum of sizes: then no interval covers."""
+        return self._by_layer(self._means(statistic).one_text.double()).nan_to_num(0.0).bool()
+
+    def _ends(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
+        if not self.has_intervals:
             return None
-        low, high = interval(ratios[..., 1:], level)
+        lowest, highest = self._bounds(statistic)
+        low, high = (end if self.parts is not None else end.clamp(lowest, highest) for end in ends)
         return self._by_layer(low), self._by_layer(high)
+
+    def _bounds(self, statistic: str) -> tuple[float, float]:
+        """Between which bounds a statistic lies; its intervals go no further."""
+        return -math.inf, math.inf
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether there are texts enough for intervals."""
+        return self._n_groups >= LEAST_TEXTS
+
+    @property
+    def _n_groups(self) -> int:
+        """How many texts, or groups of them, intervals are over."""
+        return min(len(each.state["groups"]) if "groups" in each.state else 1 for each in self._measured())
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
         """A statistic on each row; NaN where it is not defined."""
@@ -260,7 +297,7 @@ class RowMeans(TextResult):
         """The same over other rows: with the first row of each text, or without those of special tokens.
 
         `rows` is True at the rows to be counted, of texts that were run together (of a corpus rows are not kept); then
-        only what is known of each row can be had, without intervals.
+        only what is known of each row can be had.
         """
         if self.parts is not None:
             one, other = self._two
@@ -278,8 +315,9 @@ class RowMeans(TextResult):
         dense("`rows`", rows)
         kept = {name: value for name, value in self.state.items() if name in self.BY_ROW}
         members = classes & rows.cpu()[:, None]
-        sums, counts = (each.sum(dim=-1, keepdim=True) for each in sums_by_text(kept["values"], kept["valid"], members))
-        return replace(self, chosen=chosen, state=kept | {"sums": sums, "counts": counts})
+        sums, counts = sums_by_text(kept["values"], kept["valid"], members)
+        state = kept | {"sums": sums, "counts": counts}
+        return replace(self, chosen=chosen, state=by_group(state, torch.arange(len(classes)), ("sums", "counts")))
 
     BY_ROW: ClassVar[tuple[str, ...]] = ("values", "valid", "classes")
     """The entries of the state that are kept row by row."""
@@ -291,15 +329,17 @@ class RowMeans(TextResult):
         """The two results of a difference, each with where its state has the difference's layers."""
         return [(each, [each.layers.index(layer) for layer in self.layers]) for each in self._two]
 
-    def _ratios(self, statistic: str) -> Float[Tensor, "layer head replicate"]:
+    def _means(self, statistic: str) -> TextMeans:
+        """The means over texts of a statistic, `[layer head]` of the layers measured."""
         place = self._place(statistic)
         if self.parts is not None:
-            # A text has one weight in a replicate of both, so paired replicates differ as the texts do.
-            one, other = (part._ratios(statistic)[rows] for part, rows in self._parts_in_rows())
-            return one - other if self.paired else one[..., :1] - other[..., :1]
+            one, other = (part._means(statistic).at(rows) for part, rows in self._parts_in_rows())
+            if self.paired and one.above.shape == other.above.shape:
+                return pseudo_values(one, other)
+            return TextMeans.of_values((one.mean - other.mean)[..., None])
         chosen = [ROW_CLASSES.index(name) for name in self.chosen]
         sums, counts = (self.state[name][place][chosen].sum(dim=0) for name in ("sums", "counts"))
-        return sums / counts
+        return TextMeans.of_ratio(sums, counts)
 
     def _place(self, statistic: str) -> int:
         return self.STATISTICS.index(option("statistic", statistic, self.STATISTICS))
@@ -320,31 +360,37 @@ class RowMeans(TextResult):
         return self.state[name]
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head: layer, head, every statistic, and its `_low` and `_high` where there is an interval."""
+        """A row a head: layer, head, every statistic, and its `_low` and `_high` where there is an interval.
+
+        In a difference also `_clear`, whether the two results differ at that head, judged as one of all, and
+        `_one_text`, whether one text carries more than half of it.
+        """
         columns: dict[str, Tensor] = {}
         for name in self.STATISTICS:
             columns[name] = self.mean(name)
             ends = self.interval(name)
             if ends is not None:
                 columns[f"{name}_low"], columns[f"{name}_high"] = ends
+                if self.parts is not None:
+                    columns[f"{name}_clear"], columns[f"{name}_one_text"] = self.clear(name), self.one_text(name)
         heads, rows = columns[self.STATISTICS[0]].shape[1], list(self.layers)
-        return pd.DataFrame(
+        frame = pd.DataFrame(
             {
                 "layer": [layer for layer in rows for _ in range(heads)],
                 "head": [head for _ in rows for head in range(heads)],
                 **{name: value[rows].flatten().tolist() for name, value in columns.items()},
             }
         )
+        frame.attrs["intervals"] = interval_note(self._n_groups)
+        return frame
 
     def _comparable(self) -> dict[str, Any]:
         options = self.provenance.options
-        drawn = [(each["replicates"], each["seed"]) for _, each in options.get("reducers", ()) if "seed" in each]
         return {
             "number of layers": self.n_layers,
             "number of heads": self.state["sums"].shape[3],
             "stack": options.get("stack"),
             "rows": self.chosen,
-            "bootstrap": sorted(set(drawn)),
         }
 
     def _minus(self, other: Self, paired: bool) -> Self:
@@ -367,16 +413,19 @@ class RowMeans(TextResult):
         """Layers × heads, coloured by the difference of a statistic, with intervals in the hover."""
         from ..draw.effects import effect_map
 
-        value = self.mean(statistic)
-        ends = self.interval(statistic) or (torch.full_like(value, torch.nan),) * 2
-        shown = (each[list(self.layers)].numpy() for each in (value, *ends))
-        return effect_map(*shown, layers=self.layers, label=f"difference of {statistic}")
+        means = self._means(statistic)
+        return effect_map(
+            **for_map(means, range(len(self.layers))), layers=self.layers, label=f"difference of {statistic}"
+        )
 
     def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
         """A map for each figure, given with its statistic."""
         from ..draw.figure_page import Section
 
-        reading = "Each cell is one head: blue where the first result has more, brown where the second has."
+        reading = (
+            "Each cell is one head: blue where the first result has more, brown where the second has; pale where the "
+            "two cannot be told apart, judged as one of all heads."
+        )
         return [
             Section(
                 f"Difference of {statistic}", reading, self._difference_map(statistic), f'difference.plot("{name}")'
@@ -386,14 +435,13 @@ class RowMeans(TextResult):
 
     def _difference_lead(self, statistic: str) -> str:
         """The head at which a statistic differs most."""
-        value = self.mean(statistic)
-        layer, head = divmod(int(value.abs().nan_to_num(-1.0).argmax()), value.shape[1])
-        ends = [float(end[layer, head]) for end in self.interval(statistic) or ()]
-        known = f" ({ends[0]:+.3g} to {ends[1]:+.3g})" if ends and not math.isnan(ends[0]) else ""
-        return (
-            f"{self._opening}on {self._texts}, {statistic} differs most at L{layer}H{head}, by "
-            f"{float(value[layer, head]):+.3g}{known}."
+        largest = about_largest(
+            self._means(statistic),
+            lambda place: f"L{self.layers[place[0]]}H{place[1]}",
+            things="heads",
+            what=f"difference of {statistic}",
         )
+        return f"{self._opening}on {self._texts}, {largest}."
 
     def _sections(self) -> "Sequence[Section]":
         return ()
@@ -431,7 +479,11 @@ class RowMeans(TextResult):
 
     @classmethod
     def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        # Files of attnmech 0.1.0 do not say how many layers the model had.
+        if "groups" not in tensors:  # files of attnmech 0.1.0 hold no sums by text, so they have no intervals
+            replicated = [name for name in (*SUMMED, "rows") if name in tensors]
+            tensors = {**tensors, **{name: tensors[name][..., :1] for name in replicated}}
+            tensors |= {"groups": torch.zeros(1, dtype=torch.long), "modulus": torch.ones(1, dtype=torch.long)}
+        # Neither do they say how many layers the model had.
         known = {"n_layers": max(facts["layers"]) + 1, **facts}
         own = {name: value for name, value in known.items() if name not in ("layers", "chosen", "tokens")}
         return cls(

@@ -20,8 +20,8 @@ NAN = float("nan")
         (0.29, 0.1, -0.01, 0.01, "not attending"),
         (0.29, 9.0, 0.5, 0.6, "not attending"),
         (0.29, 0.1, NAN, NAN, "not attending"),
-        (0.3, 0.1, -0.01, 0.01, "null"),
-        (0.3, 0.1, -0.1, 0.1, "null"),
+        (0.3, 0.1, -0.01, 0.01, "resting"),
+        (0.3, 0.1, -0.1, 0.1, "resting"),
         (0.3, 0.1, 0.02, 0.11, "undecided"),
         (0.3, 0.1, -0.11, 0.02, "undecided"),
         (0.9, 0.1, -0.5, 0.5, "undecided"),
@@ -32,9 +32,9 @@ NAN = float("nan")
         (0.9, 0.5, 0.2, 0.3, "active"),
         (0.9, 0.5, -0.3, -0.2, "active"),
         (0.9, float("inf"), 0.2, 0.3, "active"),
-        (0.9, 0.49, 0.2, 0.3, "mixed"),
-        (0.9, 0.49, -0.3, -0.2, "mixed"),
-        (0.9, 0.5, -0.01, 0.01, "mixed"),
+        (0.9, 0.49, 0.2, 0.3, "subtle"),
+        (0.9, 0.49, -0.3, -0.2, "subtle"),
+        (0.9, 0.5, -0.01, 0.01, "unused"),
     ],
 )
 def test_each_case_of_the_rule(mass: float, ratio: float, low: float, high: float, verdict: str) -> None:
@@ -42,14 +42,14 @@ def test_each_case_of_the_rule(mass: float, ratio: float, low: float, high: floa
 
 
 @given(*(st.floats(-1, 2),) * 4)
-def test_a_head_is_null_or_active_only_if_both_indicators_say_so(
-    mass: float, ratio: float, one: float, two: float
-) -> None:
+def test_both_indicators_make_the_verdict(mass: float, ratio: float, one: float, two: float) -> None:
     low, high = sorted((one, two))
     verdict = verdict_of(mass, ratio, low, high, **BOUNDS)
     assert verdict in VERDICTS
-    assert (verdict == "null") == (mass >= 0.3 and ratio < 0.5 and max(-low, high) <= 0.1)
+    assert (verdict == "resting") == (mass >= 0.3 and ratio < 0.5 and max(-low, high) <= 0.1)
     assert (verdict == "active") == (mass >= 0.3 and ratio >= 0.5 and max(low, -high) > 0.1)
+    assert (verdict == "unused") == (mass >= 0.3 and ratio >= 0.5 and max(-low, high) <= 0.1)
+    assert (verdict == "subtle") == (mass >= 0.3 and ratio < 0.5 and max(low, -high) > 0.1)
     # A sign of the metric's own must not matter.
     assert verdict == verdict_of(mass, ratio, -high, -low, **BOUNDS)
 

@@ -198,13 +198,16 @@ def test_intervals_and_what_it_says() -> None:
     torch.testing.assert_close((high - low) / (2 * 1.96 * spread), torch.ones_like(spread), rtol=0.35, atol=0)
     frame = effects.to_frame()
     assert list(frame.columns) == [
-        "layer", "head", "effect", "effect_low", "effect_high", "before", "after", "texts",
+        "layer", "head", "effect", "effect_low", "effect_high", "clear", "one_text", "before", "after", "texts",
     ]  # fmt: skip
     assert len(frame) == hooked.n_layers * hooked.n_heads
     top = effects.strongest(1).iloc[0]
-    assert f"L{int(top['layer'])}H{int(top['head'])} has the largest effect" in repr(effects)
+    assert bool(top["clear"]) and f"the largest is that of L{int(top['layer'])}H{int(top['head'])}" in repr(effects)
+    assert f"{int(effects.clear.sum())} of 15 heads have a clear effect" in repr(effects)
     one = am.ablate_heads(hooked, ids[:1])
-    assert all(end.isnan().all() for end in one.interval())
+    assert all(end.isnan().all() for end in (*one.interval(), *one.simultaneous())) and not one.clear.any()
+    assert repr(one).endswith("; 1 text gives no interval, 5 or more do.)")
+    assert one.to_frame().attrs["intervals"] == "No intervals: 1 text gives no interval, 5 or more do."
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_where_leaves_out_rows_afterwards() -> None:
     some = focus.where(rows=rows)
     entropy = focus.by_row("entropy")
     assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
-    assert some.interval("entropy") is None
+    assert some.interval("entropy") is None  # of two texts
     with pytest.raises(am.MissingPointError, match="chosen one by one"):
         _ = some.received
     with pytest.raises(am.InputError, match=r"each of the \[2, 8\] rows"):
@@ -293,7 +293,7 @@ def test_layers_and_saving(tmp_path: Path) -> None:
     again = am.AttentionFocus.load(focus.save(tmp_path / "focus.safetensors"))
     assert again.to_frame().equals(focus.to_frame())
     assert again.last == focus.last and again.provenance == focus.provenance
-    frame = focus.to_frame()
+    frame = am.attention_focus(hooked, models.token_ids("gpt2", batch=5)).to_frame()
     assert list(frame.columns[:3]) == ["layer", "head", "self_top"]
     assert {"first_top_low", "first_top_high", "collapse"} <= set(frame.columns)
     assert "first token on top" in repr(focus)

@@ -191,7 +191,17 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
     (trace,) = found.plot().data
     torch.testing.assert_close(torch.tensor(trace.z), found.score)
     frame = found.to_frame()
-    assert list(frame.columns) == ["layer", "head", "score", "score_low", "score_high", "normalised", "exact"]
+    assert list(frame.columns) == [
+        "layer",
+        "head",
+        "score",
+        "score_low",
+        "score_high",
+        "clear",
+        "one_text",
+        "normalised",
+        "exact",
+    ]
     row = frame[(frame["layer"] == 1) & (frame["head"] == 3)].iloc[0]
     assert row["score"] == float(found.score[1, 3])
     low, high = found.interval()

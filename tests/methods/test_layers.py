@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import maps
 import models
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import attnmech as am
+from attnmech.maths.null_attention import VERDICTS
 
-JUDGED = {"answers": torch.tensor([5, 9, 11]), "against": torch.tensor([7, 4, 30])}
+JUDGED = {"answers": torch.tensor([5, 9, 11, 6, 8]), "against": torch.tensor([7, 4, 30, 3, 10])}
 
 
 def corrupted(ids: Tensor) -> Tensor:
@@ -33,7 +35,7 @@ def arrays(model: am.HookedModel, ids: Tensor, layers: list[int] | None) -> dict
     importance = am.head_importance(model, ids, layers=layers, sweep=effects)
     split = am.decompose_scores(model, ids, layers=layers)
     contrast = split.contrast(4, 3, 1)
-    verdicts = ["", "null", "active", "mixed", "undecided", "not attending"]
+    verdicts = ["", *VERDICTS]
     collapse = ["not measured", "", "dead", "sink", "low entropy"]
     assert effects.shift is not None and importance.exact is not None
     found = {
@@ -62,7 +64,7 @@ def arrays(model: am.HookedModel, ids: Tensor, layers: list[int] | None) -> dict
 
 @pytest.mark.parametrize("layers", [[0, 2], [2, 1], [1]])
 def test_a_row_is_a_layer_of_the_model(layers: list[int]) -> None:
-    model, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    model, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=5)
     whole, some = arrays(model, ids, None), arrays(model, ids, layers)
     left_out = [layer for layer in range(3) if layer not in layers]
     for name, found in some.items():
@@ -74,7 +76,7 @@ def test_a_row_is_a_layer_of_the_model(layers: list[int]) -> None:
 
 
 def test_two_heads_of_two_layers_stand_at_their_places() -> None:
-    model, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    model, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=5)
     whole = am.ablate_heads(model, ids)
     some = am.ablate_heads(model, ids, [(0, 0), (2, 3)])
     assert some.effect.shape == whole.effect.shape and some.layers == (0, 2)
@@ -91,15 +93,14 @@ def test_two_heads_of_two_layers_stand_at_their_places() -> None:
 
 
 def test_figures_show_the_layers_that_were_measured() -> None:
-    model, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    model, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=5)
     effects = am.ablate_heads(model, ids, [(0, 0), (2, 3)])
-    (trace,) = effects.plot().data
-    assert list(trace.y) == ["0", "2"] and np.shape(trace.z) == (2, 5)
-    assert trace.z[1][3] == float(effects.effect[2, 3]) and "layer 2, head 3" in trace.text[1][3]
+    trace, cells = effects.plot().data[0], maps.shown(effects.plot())
+    assert list(trace.y) == ["0", "2"] and np.shape(cells) == (2, 5)
+    assert cells[1][3] == float(effects.effect[2, 3]) and "layer 2, head 3" in trace.text[1][3]
     importance = am.head_importance(model, ids, layers=[2, 1])
-    (trace,) = importance.plot().data
-    assert list(trace.y) == ["2", "1"]
-    np.testing.assert_array_equal(np.asarray(trace.z), importance.score[[2, 1]].numpy())
+    assert list(importance.plot().data[0].y) == ["2", "1"]
+    np.testing.assert_array_equal(maps.shown(importance.plot()), importance.score[[2, 1]].numpy())
     assert list(importance.to_frame()["layer"]) == [2] * 5 + [1] * 5
     assert list(importance.to_frame()["score"]) == importance.score[[2, 1]].flatten().tolist()
     (trace,) = am.null_attention(model, ids, heads=[(2, 1)]).plot().data
@@ -115,7 +116,7 @@ def test_figures_show_the_layers_that_were_measured() -> None:
 
 def test_a_hybrids_rows_are_its_own_layer_numbers() -> None:
     model = models.hooked("jamba")
-    ids = torch.tensor([[5, 9, 3, 30, 7, 7, 12, 40], [8, 4, 6, 30, 9, 7, 2, 11], [3, 3, 5, 8, 9, 10, 12, 40]])
+    ids = torch.randint(2, 41, (5, 8), generator=torch.Generator().manual_seed(1))
     for name, found in arrays(model, ids, None).items():
         assert len(found) == 4, name
         assert found[[0, 2]].isnan().all(), name
@@ -125,7 +126,9 @@ def test_a_hybrids_rows_are_its_own_layer_numbers() -> None:
     assert effects.shift.shape == (4, model.n_heads, 4, model.n_heads)
     moved = effects.shift[3, 1]
     assert moved[[0, 2]].isnan().all() and not moved[[1, 3]].isnan().any()
-    assert am.decompose_by_source(models.hooked("gpt2"), models.token_ids("gpt2"), layers=[2]).residual.shape == (3, 5)
+    assert am.decompose_by_source(
+        models.hooked("gpt2"), models.token_ids("gpt2", batch=5), layers=[2]
+    ).residual.shape == (3, 5)
 
 
 def test_the_sinks_of_some_layers() -> None:
@@ -153,7 +156,7 @@ BY_LAYER = {
 @pytest.mark.parametrize("name", CALLS)
 def test_files_of_results_with_measured_layers_alone_are_read(name: str, tmp_path: Path) -> None:
     """As attnmech 0.1.0 wrote them: a row for each layer that was measured, in their order."""
-    made = CALLS[name](models.hooked("gpt2"), models.token_ids("gpt2"))
+    made = CALLS[name](models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
     new = made.save(tmp_path / "new")
     assert type(made).load(new).to_frame().equals(made.to_frame())
     with safe_open(new, framework="pt") as file:

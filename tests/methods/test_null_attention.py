@@ -108,7 +108,7 @@ def of_built(count: int = 8) -> am.NullAttention:
 
 def test_heads_built_by_hand_are_told_apart() -> None:
     null = of_built()
-    assert null.verdict == (("null", "active", "not attending", "undecided", "mixed"),)
+    assert null.verdict == (("resting", "active", "not attending", "undecided", "unused"),)
     assert null.complete
 
 
@@ -156,11 +156,11 @@ def test_of_one_text_there_is_no_verdict_but_on_heads_that_do_not_attend() -> No
 def test_bounds_move_verdicts() -> None:
     model, texts = am.load(built()), texts_of(8)
     wide = am.null_attention(model, texts, delta=5.0)
-    assert wide.verdict == (("null", "mixed", "not attending", "mixed", "mixed"),)
+    assert wide.verdict == (("resting", "unused", "not attending", "unused", "unused"),)
     strict = am.null_attention(model, texts, least_mass=0.9999, heads=[(0, ACTIVE)])
     assert strict.verdict == (("", "not attending", "", "", ""),)
     generous = am.null_attention(model, texts, least_ratio=6.0)
-    assert generous.verdict == (("null", "mixed", "not attending", "undecided", "null"),)
+    assert generous.verdict == (("resting", "subtle", "not attending", "undecided", "resting"),)
 
 
 # -- against loops and ablations on the raw model -----------------------------------------------------------------
@@ -323,10 +323,10 @@ def test_every_number_equals_the_raw_model(name: str, target: str, side: str) ->
     both = hand.facts[2] - hand.facts[3]
     torch.testing.assert_close(null.update_difference, both.nanmean(dim=-1), rtol=1e-3, atol=1e-5, equal_nan=True)
     low, high = null.update_interval()
-    two = (~both.isnan()).sum(dim=-1) > 1
-    assert (low.isnan() == ~two).all()
-    assert (low[two] <= null.update_difference[two] + 1e-9).all()
-    assert (null.update_difference[two] <= high[two] + 1e-9).all()
+    five = (~both.isnan()).sum(dim=-1) >= 5
+    assert (low.isnan() == ~five).all()
+    assert (low[five] <= null.update_difference[five] + 1e-9).all()
+    assert (null.update_difference[five] <= high[five] + 1e-9).all()
 
 
 def test_the_most_attended_key_is_each_heads_own() -> None:
@@ -419,7 +419,7 @@ def test_the_frame_holds_every_number() -> None:
     null = am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2"))
     frame = null.to_frame()
     assert list(frame.columns[:6]) == ["layer", "head", *FACTS]
-    assert frame.shape == (15, 2 + 4 + 3 + 12 + 1)
+    assert frame.shape == (15, 2 + 4 + 3 + 4 * 5 + 1)
     row = frame[(frame["layer"] == 2) & (frame["head"] == 1)].iloc[0]
     low, high = null.effects["only_sink"].interval()
     assert row["only_sink_low"] == float(low[2, 1])
@@ -441,18 +441,18 @@ def test_a_result_is_kept_whole(tmp_path: Path) -> None:
 
 def test_it_says_in_one_line_what_was_found() -> None:
     assert repr(of_built()) == (
-        "NullAttention(Of 5 heads, for the first token on 8 texts: 1 null, 1 active, 1 mixed, 1 undecided, "
-        "1 not attending (within ±0.01 nats of loss).)"
+        "NullAttention(Of 5 heads, for the first token on 8 texts: 1 resting, 1 active, 1 unused, 0 subtle, "
+        "1 undecided, 1 not attending (within ±0.01 nats of loss).)"
     )
 
 
 def test_the_map_shows_verdicts_as_colours_and_letters_with_numbers() -> None:
-    assert tuple(VERDICT_STYLES) == VERDICTS
+    assert tuple(VERDICT_STYLES) == tuple(VERDICTS)
     assert len({style.letter for style in VERDICT_STYLES.values()}) == len(VERDICTS)
     null = of_built()
     (cells,) = null.plot().data
-    assert list(cells.text[0]) == ["N", "A", "·", "?", "M"]
-    assert list(cells.z[0]) == [0, 1, 4, 3, 2]
+    assert list(cells.text[0]) == ["R", "A", "·", "?", "U"]
+    assert list(cells.z[0]) == [0, 1, 5, 4, 2]
     assert cells.y[0] == f"0 · {float(null.null_share[0]):.0%}"
     low, high = null.effects["remove"].interval()
     assert "layer 0, head 1: active" in cells.customdata[0][1]
@@ -467,9 +467,9 @@ def test_the_map_shows_verdicts_as_colours_and_letters_with_numbers() -> None:
 
 def test_the_page_has_map_table_and_rule(tmp_path: Path) -> None:
     page = of_built().to_html(tmp_path / "null.html").read_text(encoding="utf-8")
-    assert "1 null, 1 active, 1 mixed, 1 undecided, 1 not attending" in page
+    assert "1 resting, 1 active, 1 unused, 0 subtle, 1 undecided, 1 not attending" in page
     assert "not attending</td>" in page
-    assert "zeroing the value changes the metric by 0.01 at most" in page
+    assert "making the value 0 changes the metric by more than 0.01" in page
 
 
 def test_a_sweep_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

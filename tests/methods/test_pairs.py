@@ -89,10 +89,16 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     assert frame["both"].tolist() == found.both.tolist() and frame["texts"].tolist() == [30] * 3
     top = int(found.interaction.abs().argmax())
     names = [f"L{layer}H{head}" for layer, head in PAIRS[top]]
-    assert f"zero of 3 pairs of heads on 30 texts: {names[0]} and {names[1]} interact most" in repr(found)
+    clear = (
+        f"{int(found.clear.sum())} of 3 pairs have a clear interaction; the largest is that of {' + '.join(names)}, "
+    )
+    assert f"zero of 3 pairs of heads on 30 texts: {clear}" in repr(found) and found.clear[top]
+    lower, higher = found.simultaneous()
+    assert f"({float(lower[top]):+.3g} to {float(higher[top]):+.3g} with all 3 at once)" in repr(found)
+    assert frame["clear"].tolist() == found.clear.tolist() and bool((lower < low).all()) and bool((high < higher).all())
     again = am.PairEffects.load(found.save(tmp_path / "pairs.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(found) and again.pairs == tuple(PAIRS)
-    assert "interact most" in found.to_html(tmp_path / "pairs.html").read_text(encoding="utf-8")
+    assert "have a clear interaction" in found.to_html(tmp_path / "pairs.html").read_text(encoding="utf-8")
     both, alone, interaction = found.plot().data
     assert list(both.x) == found.both.tolist() and list(interaction.x) == found.interaction.tolist()
     torch.testing.assert_close(torch.tensor(list(alone.x)), found.one + found.other)

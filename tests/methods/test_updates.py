@@ -543,17 +543,18 @@ def test_shards_add_up_to_the_whole(words: am.HookedModel, monkeypatch: pytest.M
             assert torch.equal(merged[name], value), name
 
 
-def test_one_text_has_no_interval(words: am.HookedModel) -> None:
+def test_few_texts_have_no_interval(words: am.HookedModel) -> None:
     for inputs in (TEXTS[0], [TEXTS[0]], iter(TEXTS[:1])):
         updates = am.residual_updates(words, inputs)
         assert updates.documents == 1
         assert updates.interval("magnitude") is None and updates.blocks.interval("cancellation") is None
         assert list(updates.to_frame().columns) == ["layer", "head", *STATISTICS]
         assert list(updates.blocks.to_frame().columns) == ["layer", *BLOCK_STATISTICS]
-    two = am.residual_updates(words, TEXTS[:2])
-    assert two.interval("magnitude") is not None
-    assert {"magnitude_low", "magnitude_high"} <= set(two.to_frame().columns)
-    assert {"cancellation_low", "cancellation_high"} <= set(two.blocks.to_frame().columns)
+    four, five = (am.residual_updates(words, [TEXTS[0] + " and" * more for more in range(n)]) for n in (4, 5))
+    assert four.interval("magnitude") is None and five.interval("magnitude") is not None
+    assert four.to_frame().attrs["intervals"] == "No intervals: 4 texts give no interval, 5 or more do."
+    assert {"magnitude_low", "magnitude_high"} <= set(five.to_frame().columns)
+    assert {"cancellation_low", "cancellation_high"} <= set(five.blocks.to_frame().columns)
 
 
 def test_intervals_are_as_wide_as_the_texts_differ() -> None:

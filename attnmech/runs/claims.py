@@ -1,0 +1,92 @@
+"""What is said of the largest of many effects: which are clear, of which texts, and how many would do."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..maths.intervals import LEAST_TEXTS, TextMeans
+
+
+def most_first(means: TextMeans) -> list[tuple[int, ...]]:
+    """The places at which something was measured: clear ones first, and of those alike the largest in size."""
+    places = (means.texts > 0).nonzero()
+    size, clear = means.mean[tuple(places.T)].abs(), means.clear[tuple(places.T)]
+    order = sorted(range(len(places)), key=lambda each: (not clear[each], -float(size[each])))
+    return [tuple(places[each].tolist()) for each in order]
+
+
+def about_largest(
+    means: TextMeans,
+    named: Callable[[Sequence[int]], str],
+    *,
+    things: str,
+    unit: str = "",
+    what: str = "effect",
+    signed: bool = True,
+) -> str:
+    """The sentence on the largest, as one that was picked of many.
+
+    >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1]])
+    >>> about_largest(TextMeans.of_values(steady), lambda place: f"L0H{place[0]}", things="heads", unit="nats")
+    '1 of 2 heads has a clear effect: L0H0, +1 nats (+0.791 to +1.21 with all 2 at once)'
+    >>> about_largest(TextMeans.of_values(steady[1:, :3]), lambda place: "L0H1", things="heads")
+    'L0H1 has an effect of -0.0333; 3 texts give no interval, 5 or more do'
+    """
+    places = most_first(means)
+    if not places:
+        return "nothing was measured"
+    top, count, sign = places[0], len(places), "+" if signed else ""
+    name, texts = named(top), int(means.texts[top])
+    value = f"{float(means.mean[top]):{sign}.3g}{f' {unit}' if unit else ''}"
+    low, high = (float(end[top]) for end in means.simultaneous())
+    known = not math.isnan(low)
+    at_once = f" with all {count} at once" if count > 1 else ""
+    span = f" ({low:{sign}.3g} to {high:{sign}.3g}{at_once})" if known else ""
+    carried = "; one text carries more than half of it" if bool(means.one_text[top]) else ""
+    if not signed or count == 1:
+        told = f"{name} has {f'the largest {what},' if count > 1 else f'{_a(what)} of'} {value}{span}"
+    elif not known:
+        told = f"{name} has the largest {what}, {value}"
+    elif clear := int(means.clear.sum()):
+        has = "has a" if clear == 1 else "have a"
+        largest = ":" if clear == 1 else "; the largest is that of"
+        told = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{span}"
+    else:
+        needed = means.texts_needed(top)
+        enough = f"; about {needed} texts would show one of that size" if needed else ""
+        told = (
+            f"none of {count} {things} can be told from no {what} on {texts} texts (the largest, that of {name}, is "
+            f"{value}{enough})"
+        )
+    return f"{told}{carried}{no_interval(texts)}"
+
+
+def _a(what: str) -> str:
+    return f"{'an' if what[0] in 'aeio' else 'a'} {what}"
+
+
+def no_interval(texts: int) -> str:
+    """Why there is no interval, as the end of a sentence; empty where there may be one."""
+    if texts >= LEAST_TEXTS:
+        return ""
+    count = "1 text gives" if texts == 1 else f"{texts} texts give"
+    return f"; {count} no interval, {LEAST_TEXTS} or more do"
+
+
+def interval_note(texts: int) -> str:
+    """What a table says of its intervals."""
+    if texts < LEAST_TEXTS:
+        return f"No intervals{no_interval(texts)}.".replace("; ", ": ", 1)
+    return (
+        "Intervals are 95 % t intervals over texts, each by itself. Clear: told from 0 as one of all shown, by "
+        "simultaneous 95 % intervals (studentised max-T). One text: a single text carries more than half of the sum of "
+        "sizes; then no interval covers."
+    )
+
+
+def for_map(means: TextMeans, rows: Sequence[int]) -> dict[str, Any]:
+    """The means, both ends of their intervals, and which are clear (None where no interval says so), in some rows."""
+    low, high = means.interval()
+    found = {"effect": means.mean, "low": low, "high": high, "clear": means.clear}
+    shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in found.items()}
+    return shown if bool((means.texts >= LEAST_TEXTS).any()) else shown | {"clear": None}

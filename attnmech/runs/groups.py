@@ -1,0 +1,63 @@
+"""Sums by document, in memory that does not grow with the documents: beyond 256 they are added up in groups.
+
+A document's group is its number modulo a power of two, the largest for which there are at most 256 groups. So up to
+256 documents each is by itself, and the groups depend on which documents there are alone, not on their order, nor on
+the shards that they came in. Groups of documents are as independent as documents, so an interval over groups covers.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+GROUPS: Final = 256
+"""So many groups there are at most."""
+
+_NO_MODULUS: Final = 2**62
+"""Above every document's number."""
+
+State = dict[str, Tensor]
+
+
+def by_group(state: State, documents: Int[Tensor, " document"], summed: Sequence[str]) -> State:
+    """Sums by document (the last axis of the entries `summed`) as sums by group, with the groups."""
+    found = {**state, "groups": documents.long().cpu(), "modulus": torch.tensor([_NO_MODULUS])}
+    return _folded(found, summed)
+
+
+def joined(one: State, other: State, summed: Sequence[str]) -> State:
+    """The sums by group of both, whatever documents they are of."""
+    modulus = torch.minimum(one["modulus"], other["modulus"])
+    both = torch.cat((one["groups"], other["groups"]))
+    modulus = _modulus(both, modulus)
+    groups = _distinct(both % modulus)
+    found = {}
+    for name in summed:
+        whole = one[name].new_zeros(*one[name].shape[:-1], len(groups))
+        for each in (one, other):
+            place = torch.searchsorted(groups, each["groups"] % modulus)
+            if torch.equal(place, torch.arange(len(groups))):
+                whole += each[name]
+            else:
+                whole.index_add_(-1, place, each[name])
+        found[name] = whole
+    return {**found, "groups": groups, "modulus": modulus}
+
+
+def _folded(state: State, summed: Sequence[str]) -> State:
+    nothing = {name: state[name][..., :0] for name in summed}
+    return {**state, **joined({**nothing, "groups": state["groups"][:0], "modulus": state["modulus"]}, state, summed)}
+
+
+def _modulus(numbers: Int[Tensor, " document"], modulus: Int[Tensor, "1"]) -> Int[Tensor, "1"]:
+    """The largest power of two, `modulus` or less, that leaves at most `GROUPS` groups."""
+    while len(_distinct(numbers % modulus)) > GROUPS:
+        modulus = modulus // 2
+    return modulus
+
+
+def _distinct(numbers: Int[Tensor, " document"]) -> Int[Tensor, " group"]:
+    return torch.from_numpy(np.unique(numbers.numpy()))

@@ -1,0 +1,209 @@
+"""Intervals of means over texts, one by one and all together, against loops and by simulation."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import naive
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm, t
+from torch import Tensor
+
+import attnmech as am
+from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, pseudo_values, resampled
+
+RUNS = 400
+
+
+def drawn(kind: str, quantities: int, texts: int, generator: np.random.Generator) -> Tensor:
+    """Effects without an effect: of mean 0, correlated 0.3 between heads."""
+    shared, own = generator.normal(size=(1, texts)), generator.normal(size=(quantities, texts))
+    normal = math.sqrt(0.3) * shared + math.sqrt(0.7) * own
+    if kind == "t3":
+        normal = t.ppf(norm.cdf(normal), 3)
+    if kind == "lognormal":
+        normal = np.exp(normal) - math.exp(0.5)
+    return torch.from_numpy(normal)
+
+
+def two_errors(share: float, runs: int) -> float:
+    """Two standard errors of a simulated share."""
+    return 2 * math.sqrt(share * (1 - share) / runs)
+
+
+# -- one by one ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", [5, 11])
+def test_means_and_ratios_text_by_text(texts: int) -> None:
+    generator = torch.Generator().manual_seed(texts)
+    above = torch.randn(2, 3, texts, generator=generator, dtype=torch.float64)
+    below = torch.randint(1, 40, (2, 1, texts), generator=generator).double()
+    for means, weights in ((TextMeans.of_values(above), None), (TextMeans.of_ratio(above, below), below)):
+        low, high = means.interval()
+        for row, column in itertools.product(range(2), range(3)):
+            given = above[row, column].tolist()
+            lengths = None if weights is None else weights[row, 0].tolist()
+            assert (float(low[row, column]), float(high[row, column])) == pytest.approx(
+                naive.t_interval(given, lengths), rel=1e-10
+            )
+
+
+def test_of_texts_of_one_length_it_is_the_t_interval() -> None:
+    values = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    low, high = TextMeans.of_ratio(values * 7, torch.full((1, 8), 7.0)).interval(level=0.9)
+    for row, column in enumerate(values.numpy()):
+        wanted = t.interval(0.9, 7, loc=column.mean(), scale=column.std(ddof=1) / math.sqrt(8))
+        assert (float(low[row]), float(high[row])) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_texts_that_say_nothing_are_left_out() -> None:
+    values = torch.tensor([[1.0, 4.0, math.nan, 2.0, 0.0, 3.0, math.nan], [math.nan] * 3 + [1.0, 2.0, 3.0, 4.0]])
+    means = TextMeans.of_values(values)
+    assert means.texts.tolist() == [5, 4] and means.mean.tolist() == [2.0, 2.5]
+    low, high = means.interval()
+    assert (float(low[0]), float(high[0])) == pytest.approx(naive.t_interval([1.0, 4.0, 2.0, 0.0, 3.0]), rel=1e-12)
+    for end in (*means.interval(), *means.simultaneous()):
+        assert math.isnan(end[1])
+    assert means.clear.tolist() == [False, False]
+    assert math.isnan(TextMeans.of_values(torch.full((1, 6), math.nan)).mean[0])
+
+
+def test_the_difference_of_a_mean_and_itself_is_nothing() -> None:
+    above, below = torch.rand(3, 9, dtype=torch.float64), torch.randint(1, 9, (3, 9)).double()
+    one = TextMeans.of_ratio(above, below)
+    found = pseudo_values(one, one)
+    assert found.mean.tolist() == [0.0] * 3 and not found.clear.any()
+
+
+def test_pseudo_values_are_those_of_the_difference() -> None:
+    generator = np.random.default_rng(3)
+    lengths = generator.integers(2, 50, (2, 7)).astype(float)
+    sums = generator.normal(size=(2, 7)) * lengths
+    one, other = (TextMeans.of_ratio(torch.from_numpy(y)[None], torch.from_numpy(n)[None]) for y, n in
+                  zip(sums, lengths, strict=True))  # fmt: skip
+    found = pseudo_values(one, other)
+    low, high = found.interval()
+    wanted = naive.difference_interval(*zip(sums, lengths, strict=True))
+    assert (float(low), float(high)) == pytest.approx(wanted, rel=1e-10)
+    assert float(found.mean) == pytest.approx(float(one.mean - other.mean), rel=1e-12)
+
+
+def test_one_text_that_carries_most() -> None:
+    values = torch.tensor([[5.0, -1.0, 1.0, 1.0, -1.0], [4.0, -1.0, 1.0, 1.0, -1.0], [0.0] * 5, [1.0, *[math.nan] * 4]])
+    assert TextMeans.of_values(values).one_text.tolist() == [True, False, False, False]
+
+
+def test_a_level_is_a_share() -> None:
+    means = TextMeans.of_values(torch.randn(2, 6))
+    for wrong in (0.0, 1.0, -0.1, math.nan):
+        with pytest.raises(am.InputError, match="`level` must be a finite number above 0 and below 1"):
+            means.interval(wrong)
+
+
+# -- all together --------------------------------------------------------------------------------------------
+
+
+def test_what_a_replicate_draws() -> None:
+    counts = resampled(7, 4000)
+    assert torch.equal(counts.sum(dim=0), torch.full((4000,), 7.0, dtype=torch.float64))
+    assert float(counts.mean(dim=1).sub(1).abs().max()) < 0.05 and float(counts.var()) == pytest.approx(6 / 7, rel=0.05)
+    assert torch.equal(resampled(7, 9)[:, :5], resampled(7, 5)) and not torch.equal(resampled(7, 5), resampled(7, 5, 1))
+
+
+def test_the_largest_deviation_of_each_replicate() -> None:
+    generator = torch.Generator().manual_seed(2)
+    above = torch.randn(3, 8, generator=generator, dtype=torch.float64)
+    below = torch.randint(1, 20, (3, 8), generator=generator).double()
+    for means in (TextMeans.of_values(above), TextMeans.of_ratio(above, below)):
+        largest = []
+        for weights in resampled(8, 2000).T.tolist():
+            found = []
+            for y, n in zip(means.above.tolist(), means.below.tolist(), strict=True):
+                whole = sum(y) / sum(n)
+                total = sum(w * each for w, each in zip(weights, n, strict=True))
+                mean = sum(w * each for w, each in zip(weights, y, strict=True)) / total
+                squares = sum(w * (a - mean * b) ** 2 for w, a, b in zip(weights, y, n, strict=True))
+                error = math.sqrt(8 / 7 * squares) / total
+                found.append(math.inf if max(weights) == 8 else abs(mean - whole) / error)
+            largest.append(max(found))
+        torch.testing.assert_close(means._largest, torch.tensor(sorted(largest), dtype=torch.float64))
+
+
+def test_simultaneous_intervals_hold_those_of_each_alone() -> None:
+    generator = torch.Generator().manual_seed(4)
+    below = torch.randint(1, 200, (1, 9), generator=generator).double()
+    means = TextMeans.of_ratio(torch.randn(6, 9, generator=generator, dtype=torch.float64) * below, below)
+    (low, high), (lower, higher) = means.interval(), means.simultaneous()
+    assert bool((lower <= low).all()) and bool((high <= higher).all())
+    assert float((means.simultaneous(0.5)[1] - lower).min()) > 0
+
+
+@pytest.mark.parametrize(("texts", "certain"), [(5, False), (12, True)])
+def test_the_same_on_every_text(texts: int, certain: bool) -> None:
+    """Without spread there is no standard error: a sign that is the same n times is as likely as 2^(1 − n)."""
+    values = torch.cat((torch.full((1, texts), 0.25), torch.zeros(1, texts), torch.randn(18, texts)))
+    means = TextMeans.of_values(values)
+    assert bool(means.clear[0]) is certain and not means.clear[1]
+    low, high = means.simultaneous()
+    assert (low[:2].tolist(), high[:2].tolist()) == (([0.25, 0.0],) * 2) if certain else bool(low[:2].isnan().all())
+
+
+def test_how_many_texts_would_do() -> None:
+    generator = np.random.default_rng(0)
+    values = drawn("normal", 32, 10, generator)
+    values[3] = values[3] / values[3].std() + 1.0 - float((values[3] / values[3].std()).mean())
+    needed = TextMeans.of_values(values).texts_needed((3,))
+    assert needed is not None and 15 < needed < 25  # formulas §7: 1 SD is found in 64 % of cases at 20 texts
+    found = 0
+    for _ in range(100):
+        more = drawn("normal", 32, needed, generator)
+        more[3] += 1.0
+        found += bool(TextMeans.of_values(more).clear[3])
+    assert 30 <= found <= 85
+    assert TextMeans.of_values(torch.zeros(2, 6)).texts_needed((0,)) is None
+
+
+# -- by simulation -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", ["one length", "within a factor of two", "over a factor of ten"])
+@pytest.mark.parametrize("texts", [5, 10, 20, 50])
+def test_intervals_cover_means_of_normal_effects(texts: int, lengths: str) -> None:
+    generator = np.random.default_rng(texts)
+    spread = {"one length": 0.0, "within a factor of two": 0.35, "over a factor of ten": 1.0}[lengths]
+    shape = 20_000, texts
+    n = np.exp(generator.normal(0, spread, shape))
+    y = n * generator.normal(size=shape)
+    low, high = TextMeans.of_ratio(torch.from_numpy(y), torch.from_numpy(n)).interval()
+    covered = float(((low <= 0) & (high >= 0)).double().mean())
+    assert covered >= 0.94
+
+
+@pytest.mark.parametrize("kind", ["normal", "t3", "lognormal"])
+@pytest.mark.parametrize("texts", [5, 10, 20, 50])
+def test_false_claims_among_many_heads(texts: int, kind: str) -> None:
+    generator = np.random.default_rng(texts)
+    false = [bool(TextMeans.of_values(drawn(kind, 32, texts, generator)).clear.any()) for _ in range(RUNS)]
+    assert np.mean(false) <= 0.05 + two_errors(0.05, RUNS)
+
+
+@pytest.mark.parametrize(("texts", "size"), [(10, 4.0), (20, 2.0)])
+def test_a_large_effect_is_found(texts: int, size: float) -> None:
+    generator = np.random.default_rng(texts)
+    found = 0
+    for _ in range(100):
+        values = drawn("normal", 32, texts, generator)
+        values[17] += size
+        found += bool(TextMeans.of_values(values).clear[17])
+    assert found >= 90
+
+
+def test_under_five_texts_there_is_no_interval() -> None:
+    for texts in range(1, 7):
+        means = TextMeans.of_values(torch.randn(3, texts, dtype=torch.float64) + 9)
+        ends: list[Callable[[], tuple[Tensor, Tensor]]] = [means.interval, means.simultaneous]
+        for each in ends:
+            assert bool(each()[0].isnan().all()) is (texts < LEAST_TEXTS)
