@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import maps
 import models
 import pytest
 import torch
@@ -183,13 +184,12 @@ def test_the_estimate_orders_heads_as_the_sweep_does() -> None:
 
 
 def test_saved_drawn_and_written(tmp_path: Path) -> None:
-    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=6)
     found = am.head_importance(hooked, ids, method="zero", sweep=am.ablate_heads(hooked, ids))
     again = am.HeadImportance.load(found.save(tmp_path / "found.safetensors"))
     assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
     assert "rank correlation" in found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
-    (trace,) = found.plot().data
-    torch.testing.assert_close(torch.tensor(trace.z), found.score)
+    torch.testing.assert_close(torch.tensor(maps.shown(found.plot())), found.score)
     frame = found.to_frame()
     assert list(frame.columns) == [
         "layer",

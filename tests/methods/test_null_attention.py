@@ -416,7 +416,7 @@ def test_some_heads_only() -> None:
 
 
 def test_the_frame_holds_every_number() -> None:
-    null = am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2"))
+    null = am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
     frame = null.to_frame()
     assert list(frame.columns[:6]) == ["layer", "head", *FACTS]
     assert frame.shape == (15, 2 + 4 + 3 + 4 * 5 + 1)
