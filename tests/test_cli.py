@@ -55,10 +55,16 @@ def test_focus_of_a_text_and_of_a_corpus(
     one = pd.read_csv(out)
     assert len(one) == 32 and "first_top_low" not in one
     corpus, table = tmp_path / "corpus.jsonl", tmp_path / "corpus.parquet"
-    texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
+    texts = [
+        "Anna sang of shells.",
+        "Tom gave an old anchor to Clara.",
+        "The keys are here.",
+        "Anna sang.",
+        "Tom slept.",
+    ]
     corpus.write_text("".join(f'{{"text": "{text}"}}\n' for text in texts), encoding="utf-8")
     assert run(monkeypatch, "focus", "--file", str(corpus), "--out", str(table)) == 0
-    assert "AttentionFocus(3 texts" in capsys.readouterr().out
+    assert "AttentionFocus(5 texts" in capsys.readouterr().out
     several = pd.read_parquet(table)
     model = am.load()
     expected = am.attention_focus(model, texts).to_frame()

@@ -3,9 +3,12 @@
 import importlib.util
 import sys
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -29,7 +32,19 @@ def test_which_heads_carry_a_task(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert task.split()[0] in printed
 
 
-def test_holms_correction() -> None:
-    """The textbook's four p-values: 4 × 0.005, 3 × 0.01, 2 × 0.03, and never falling."""
-    corrected = example("ablation").holm([0.01, 0.04, 0.03, 0.005])
-    assert corrected == pytest.approx([0.03, 0.06, 0.06, 0.02])
+def test_control_heads_are_matched() -> None:
+    """In the layer of the head that each stands for, none twice, and none that matters to the task."""
+    ablation = example("ablation")
+    effect = torch.full((2, 8), 0.1)
+    effect[0, :7] = effect[1, 2] = -1.0
+    effects = SimpleNamespace(effect=effect, simultaneous=lambda: (effect - 0.2, effect + 0.2))
+    general = torch.arange(16.0).view(2, 8)
+    for seed in range(20):
+        drawn = ablation.controls([(0, 0), (0, 1), (1, 2)], effects, general, Random(seed))
+        assert len(set(drawn)) == 3 and all(float(effect[head]) > 0 for head in drawn)
+        assert drawn[0] == (0, 7) and drawn[1] in [(1, 0), (1, 1), (1, 3)]
+        assert drawn[2][0] == 1 and abs(drawn[2][1] - 2) <= 3
+
+
+def test_an_accuracy_has_wilsons_interval() -> None:
+    assert example("ablation").share(9, 10) == "0.90 (0.60 to 0.98)"

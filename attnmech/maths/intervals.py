@@ -29,6 +29,8 @@ _NUMBERS_AT_ONCE: Final = 2**22
 """About how many weights of texts are held at once."""
 _NO_SPREAD: Final = 1e-12
 """Deviations below this share of the mean are rounding."""
+_RARE: Final = 1e-3
+"""Replicates that occur less often do not matter."""
 
 Interval = tuple[Tensor, Tensor]
 """Low and high end."""
@@ -118,29 +120,46 @@ class TextMeans:
 
         R ± t_df · standard error, with df = (effective number of texts) − 1.
         """
-        level = checked_level(level)
-        freedom = (self.effective_texts - 1).clamp_min(1.0).nan_to_num(1.0)
-        half = torch.from_numpy(np.asarray(student_t.ppf((1 + level) / 2, freedom.numpy()))) * self.standard_error
-        half = half.masked_fill(self.texts < LEAST_TEXTS, torch.nan)
+        half = self._half(checked_level(level)).masked_fill(self.texts < LEAST_TEXTS, torch.nan)
         return self.mean - half, self.mean + half
+
+    def _half(self, level: float) -> Float[Tensor, "*place"]:
+        freedom = (self.effective_texts - 1).clamp_min(1.0).nan_to_num(1.0)
+        return torch.from_numpy(np.asarray(student_t.ppf((1 + level) / 2, freedom.numpy()))) * self.standard_error
 
     def simultaneous(self, level: float = LEVEL) -> Interval:
         """Low and high end of intervals that hold for all quantities together, so for whichever is picked of them.
 
         R ± c · standard error, where c is exceeded by max |R* − R| / SE* in 1 − `level` of the replicates that draw
-        as many texts anew. Of a quantity that is the same on n texts, only that it has one sign is known; where chance
-        gives one sign to n texts with probability above (1 − level) / quantities, there is no interval.
+        as many texts anew. A quantity that is the same on nearly all texts (`tied`) has replicates without any spread;
+        it stands apart, with a t interval at (1 − level) / quantities. Of one that is the same on all n texts only
+        the sign is known: there is an interval where chance gives one sign to n texts less often than that.
         """
         low, high = self.interval(level)
-        count = int((self.texts >= LEAST_TEXTS).sum())
-        certain = count * 2.0 ** (1 - self.texts.double()) <= 1 - level
-        place = math.ceil(level * (REPLICATES + 1)) - 1
+        several = (self.texts >= LEAST_TEXTS).sum()
+        each = (1 - level) / several.clamp_min(1).double()
+        apart = self.tied & (self.texts >= LEAST_TEXTS)
+        place = math.ceil((1 - (1 - level) * (1 - float(apart.sum()) / max(int(several), 1))) * (REPLICATES + 1)) - 1
         half = (self._largest[place] if place < REPLICATES else torch.inf) * self._linear_error
+        half = torch.where(apart, self._half(1 - float(each)), half)
         # At least as wide as the interval of each alone, which texts of other lengths may make the wider one.
         half = torch.maximum(half, (high - low) / 2)
+        certain = 2.0 ** (1 - self.texts.double()) <= each
         half = torch.where(self.varies, half, torch.where(certain, 0.0, torch.nan))
         half = half.masked_fill(self.texts < LEAST_TEXTS, torch.nan)
         return self.mean - half, self.mean + half
+
+    @cached_property
+    def tied(self) -> Bool[Tensor, "*place"]:
+        """Whether a quantity is the same on so many texts that replicates of these alone are no rarity."""
+        ratio = torch.where(self.below != 0, self.above / self.below, torch.nan)
+        size = ratio.abs().nan_to_num(0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        ordered = (ratio / size).sort(dim=-1).values
+        new = torch.ones_like(ordered, dtype=torch.long)
+        new[..., 1:] = (ordered[..., 1:] - ordered[..., :-1]).abs() > _NO_SPREAD
+        run = torch.zeros_like(new).scatter_add(-1, new.cumsum(dim=-1) - 1, (~ordered.isnan()).long())
+        alike = run.amax(dim=-1)
+        return (alike > 1) & ((alike / self.texts).double() ** self.texts > _RARE)
 
     @cached_property
     def _linear_error(self) -> Float[Tensor, "*place"]:
@@ -151,7 +170,7 @@ class TextMeans:
     @cached_property
     def _largest(self) -> Float[Tensor, " replicate"]:
         """max |R* − R| / SE* over the quantities, replicate by replicate, in order; NaN where none has an interval."""
-        known = self.varies & (self.texts >= LEAST_TEXTS)
+        known = self.varies & ~self.tied & (self.texts >= LEAST_TEXTS)
         if not known.any():
             return torch.full((REPLICATES,), torch.nan, dtype=torch.float64)
         deviations, below = self._deviations[known], self.below[known]
@@ -196,11 +215,14 @@ def checked_level(level: Any) -> float:
     return finite_number("level", level, above=0.0, below=1.0)
 
 
-def pseudo_values(one: TextMeans, other: TextMeans) -> TextMeans:
-    """The difference D of two means over the same texts, as a mean of one value a text: the jackknife's pseudo-values.
+def difference(one: TextMeans, other: TextMeans) -> TextMeans:
+    """The difference D of two means over the same texts.
 
-    D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), moved so that their mean is D.
+    Where both are over as many rows, Σ (y_t − y'_t) / Σ n_t. Else a mean of one value a text, the jackknife's
+    pseudo-values D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), moved so that their mean is D.
     """
+    if torch.equal(one.below, other.below):
+        return TextMeans(one.above - other.above, one.below)
     moved = one._left_out - other._left_out
     there = one._there | other._there
     texts = there.sum(dim=-1, keepdim=True)

@@ -29,6 +29,7 @@ def ablate_heads(
     against: Answers = None,
     later: str = "recompute",
     shifts: bool = False,
+    draws: int = 1,
     seed: int = 0,
     bos: bool | None = None,
     memory: float = 1.0,
@@ -45,7 +46,8 @@ def ablate_heads(
 
     `method` says what becomes of the head's z: 0; its mean over the texts in `reference` (or what
     `am.mean_z` found of them), pooled over their tokens or `per_position`; or what it is in another of the inputs,
-    drawn by `seed` ("resample").
+    drawn by `seed` ("resample"; with `draws`, what is measured of a text is the mean over so many others, and
+    `HeadEffects.draw_spread` says how much the choice of them matters).
 
     `metric`: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
     "logit_difference" and "accuracy" of `answers`, a token for each text, `against` another, at the last token; or a
@@ -67,12 +69,13 @@ def ablate_heads(
     require_model(model)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     ablations = Ablations.of(
-        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed, bos=bos
+        model, inputs, chosen, method, reference=reference, per_position=per_position, draws=draws, seed=seed, bos=bos
     )
     options = {**ablations.options, "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen]}
     swept = sweep(
-        model, inputs, [(ablations.of_head(head),) for head in chosen], metric, answers=answers, against=against,
+        model, inputs, [(ablations.of_head(head, draw),) for head in chosen for draw in range(draws)], metric,
+        answers=answers, against=against,
         later=later, shifts=shifts, bos=bos, memory=memory, journal=journal, partial=partial, progress=progress,
         options=options,
     )  # fmt: skip
-    return effects_of(model, chosen, swept, method)
+    return effects_of(model, chosen, swept, method, draws)

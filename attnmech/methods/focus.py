@@ -465,11 +465,15 @@ class AttentionFocus(RowMeans):
         strongest = int(self.first_top.nan_to_num(-1).argmax())
         per_layer = self.first_top.shape[1]
         layer, head = divmod(strongest, per_layer)
+        ends = self.simultaneous("first_top")
+        known = (
+            "" if ends is None else f", {ends[0][layer, head]:.0%} to {ends[1][layer, head]:.0%} with all heads at once"
+        )
         return (
             f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first token in "
             f"{float(self.first_top.nanmean()):.0%} of rows, at the token itself in "
             f"{float(self.self_top.nanmean()):.0%}; layer {layer}, head {head} looks at the first token "
-            f"most often ({float(self.first_top[layer, head]):.0%})."
+            f"most often ({float(self.first_top[layer, head]):.0%}{known})."
         )
 
     # -- how it is shown and kept -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ..arguments import listed, option, shown
 from ..errors import InputError, index_of
 from ..fields import check_rows
 from ..interventions import Heads, Intervention, Values
-from ..maths.intervals import LEVEL, TextMeans, pseudo_values
+from ..maths.intervals import LEVEL, TextMeans, difference
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import subtracted
@@ -71,7 +71,7 @@ class Patched(Effects):
             return TextMeans.of_ratio(self.per_text, self._gap)
         one, other = (part._shares.at(rows) for part, rows in self._parts_in_rows())
         if self.paired:
-            return pseudo_values(one, other)
+            return difference(one, other)
         return TextMeans.of_values((one.mean - other.mean)[..., None])
 
     @property

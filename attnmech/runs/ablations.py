@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
-from ..arguments import flag, option, whole_number
+from ..arguments import flag, option, shown, whole_number
 from ..errors import InputError
 from ..interventions import Head, Intervention, Values
 from ..model.hooked import HookedModel, require_model
@@ -20,8 +20,8 @@ class Ablations:
     """One way to ablate heads: the interventions that it makes of them."""
 
     method: str
-    values: Mapping[int, Values] | None
-    """What z of each layer becomes; None where it becomes 0."""
+    values: Sequence[Mapping[int, Values]]
+    """What z of each layer becomes, draw by draw; empty where it becomes 0."""
     stack: str
 
     @classmethod
@@ -34,6 +34,7 @@ class Ablations:
         *,
         reference: Values | Inputs | Iterable[Inputs] | None = None,
         per_position: bool = False,
+        draws: int = 1,
         seed: int = 0,
         bos: bool | None = None,
     ) -> Self:
@@ -46,24 +47,27 @@ class Ablations:
         seed = checked_seed(seed)
         check_reference(method, reference, per_position)
         label, layers = model.output_stack.label, sorted({layer for layer, _ in heads})
-        values: Values | None = None
+        if draws != 1 and method != "resample":
+            raise InputError(f'`draws` is for method="resample"; got {shown(draws)} with method={method!r}.')
+        values: list[Values] = []
         if reference is not None:
-            values = mean_of(model, reference, layers, per_position=per_position, bos=bos)
+            values = [mean_of(model, reference, layers, per_position=per_position, bos=bos)]
         if method == "resample":
-            values = resampled_z(model, inputs, layers=layers, stack=label or None, seed=seed, bos=bos)
-        return cls(method, None if values is None else one_by_one(values), label)
+            values = resampled_z(model, inputs, layers=layers, stack=label or None, draws=draws, seed=seed, bos=bos)
+        return cls(method, [one_by_one(each) for each in values], label)
 
-    def of_head(self, head: Head) -> Intervention:
+    def of_head(self, head: Head, draw: int = 0) -> Intervention:
         """The intervention that ablates one head."""
-        if self.values is None:
+        if not self.values:
             return Intervention.zero([head], stack=self.stack)
-        return Intervention.replace([head], self.values[head[0]], stack=self.stack)
+        return Intervention.replace([head], self.values[draw][head[0]], stack=self.stack)
 
     @property
     def options(self) -> dict[str, Any]:
         """What a result should say of it."""
-        about = None if self.values is None else next(iter(self.values.values())).about
-        return {"method": self.method, "values": about}
+        about = next(iter(self.values[0].values())).about if self.values else None
+        drawn = {"draws": len(self.values)} if len(self.values) > 1 else {}
+        return {"method": self.method, "values": about, **drawn}
 
 
 def checked_seed(seed: object) -> int:

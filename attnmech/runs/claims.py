@@ -26,9 +26,10 @@ def about_largest(
 ) -> str:
     """The sentence on the largest, as one that was picked of many.
 
+    >>> import torch
     >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1]])
     >>> about_largest(TextMeans.of_values(steady), lambda place: f"L0H{place[0]}", things="heads", unit="nats")
-    '1 of 2 heads has a clear effect: L0H0, +1 nats (+0.791 to +1.21 with all 2 at once)'
+    '1 of 2 heads has a clear effect: L0H0, +1 nats (+0.808 to +1.19 with all 2 at once)'
     >>> about_largest(TextMeans.of_values(steady[1:, :3]), lambda place: "L0H1", things="heads")
     'L0H1 has an effect of -0.0333; 3 texts give no interval, 5 or more do'
     """
@@ -42,7 +43,7 @@ def about_largest(
     known = not math.isnan(low)
     at_once = f" with all {count} at once" if count > 1 else ""
     span = f" ({low:{sign}.3g} to {high:{sign}.3g}{at_once})" if known else ""
-    carried = "; one text carries more than half of it" if bool(means.one_text[top]) else ""
+    carried = "; one text carries more than half of it" if known and bool(means.one_text[top]) else ""
     if not signed or count == 1:
         told = f"{name} has {f'the largest {what},' if count > 1 else f'{_a(what)} of'} {value}{span}"
     elif not known:

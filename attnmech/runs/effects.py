@@ -1,7 +1,7 @@
 """What sweeps find: by how much a metric changes, head by head or place by place, with intervals over texts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -279,6 +279,27 @@ class HeadEffects(Effects):
     shift: Float[Tensor, "layer head of_layer of_head"] | None
     """By how much changing one head moves the pattern of another, of any layer of the model: Jensen-Shannon
     divergence in nats."""
+    by_draw: Float[Tensor, "layer head draw"] | None = field(default=None, kw_only=True)
+    """The effect with each draw of donors, where method="resample" drew several; `effect` is their mean."""
+
+    @property
+    def draw_spread(self) -> Float[Tensor, "layer head"] | None:
+        """The standard deviation of the effect over draws of donors; None of one draw.
+
+        That of the mean over draws is smaller by the root of their number. Intervals over texts hold both the texts'
+        spread and that of their donors.
+        """
+        return None if self.by_draw is None else self.by_draw.std(dim=-1)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The columns of every sweep; and draw_spread, where several donors were drawn for a text."""
+        frame = super().to_frame()
+        if self.draw_spread is None:
+            return frame
+        index, place = self.swept.nonzero().T
+        found = frame.assign(draw_spread=self.draw_spread[index, place].numpy())
+        found.attrs = frame.attrs
+        return found
 
     @property
     def _layer_of_row(self) -> Sequence[int]:
@@ -293,40 +314,48 @@ class HeadEffects(Effects):
     def _minus(self, other: Self, paired: bool) -> Self:
         found = super()._minus(other, paired)
         both = self.shift is not None and other.shift is not None
-        return replace(found, shift=self.shift - other.shift if both else None)  # type: ignore[operator]
+        shift = self.shift - other.shift if both else None  # type: ignore[operator]
+        return replace(found, shift=shift, by_draw=None)
 
     def _facts(self) -> dict[str, Any]:
         return super()._facts() | {"n_layers": len(self.after)}
 
     def _tensors(self) -> dict[str, Tensor]:
-        return super()._tensors() | ({} if self.shift is None else {"shift": self.shift})
+        known = {"shift": self.shift, "by_draw": self.by_draw}
+        return super()._tensors() | {name: value for name, value in known.items() if value is not None}
 
     @classmethod
     def _fields(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
-        fields = super()._fields(tensors, facts) | {"shift": tensors.get("shift")}
+        drawn = {name: tensors.get(name) for name in ("shift", "by_draw")}
+        fields = super()._fields(tensors, facts) | drawn
         if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were measured alone
             fields |= _of_all_layers(fields, max(facts["layers"]) + 1)
         return fields
 
 
-def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str) -> HeadEffects:
-    """The effects of a sweep that changed one head at a time."""
-    return HeadEffects(**head_fields(model, heads, swept, method))
+def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1) -> HeadEffects:
+    """The effects of a sweep that changed one head at a time, in as many ways as there were draws."""
+    return HeadEffects(**head_fields(model, heads, swept, method, draws))
 
 
-def head_fields(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str) -> dict[str, Any]:
+def head_fields(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1) -> dict[str, Any]:
     """The fields of `HeadEffects` of a sweep that changed one head at a time."""
     stack = model.output_stack
     n_layers = count_layers(model, stack)
-    fields = effect_fields(heads, stack.n_heads, swept, method) | {"shift": None}
+    after = swept.after.reshape(len(heads), draws, -1)
+    fields = effect_fields(heads, stack.n_heads, replace(swept, after=after.mean(dim=1)), method)
+    fields |= {"shift": None, "by_draw": None}
+    if draws > 1:
+        fields["by_draw"] = _at(heads, stack.n_heads, (after - swept.before).nanmean(dim=-1))
     if swept.shift is not None:
-        fields["shift"] = by_layer(_at(heads, stack.n_heads, swept.shift), stack.layers, n_layers, axis=2)
+        shift = swept.shift.reshape(len(heads), draws, *swept.shift.shape[1:]).mean(dim=1)
+        fields["shift"] = by_layer(_at(heads, stack.n_heads, shift), stack.layers, n_layers, axis=2)
     return fields | _of_all_layers(fields, n_layers)
 
 
 def _of_all_layers(fields: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
     """What is known of some layers, with a row for every layer of the model."""
-    there = [name for name in ("after", "swept", "shift") if fields[name] is not None]
+    there = [name for name in ("after", "swept", "shift", "by_draw") if fields[name] is not None]
     known = {name: by_layer(fields[name], fields["layers"], n_layers) for name in there}
     return known | {"swept": known["swept"].nan_to_num(0.0)}
 

@@ -1,12 +1,12 @@
 """What heads write on a reference set: their mean, or that of other texts, as values for interventions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ..arguments import flag
+from ..arguments import flag, whole_number
 from ..errors import InputError
 from ..interventions import Values
 from ..model.hooked import HookedModel
@@ -90,13 +90,14 @@ def resampled_z(
     *,
     layers: Sequence[int],
     stack: str | None = None,
+    draws: int = 1,
     seed: int = 0,
     bos: bool | None = None,
-) -> Values:
+) -> list[Values]:
     """z of each text as it is in another of the texts, drawn by the seed, `[text position head d_head]` by layer.
 
-    Position i has that of the other text's position i; past the other's end, that of one of its positions (but the
-    first), drawn too.
+    A draw gives each text one donor; of several draws a text's donors differ. Position i has that of the donor's
+    position i; past the donor's end, that of one of its positions (but the first), drawn too.
     """
     label = model.stack(stack).label
     point = model.stack(stack).point("z")
@@ -104,13 +105,17 @@ def resampled_z(
     texts = sum(len(part.documents) for part in parts)
     if texts < 2:
         raise InputError('method="resample" takes what a head writes from another text; give at least two.')
+    draws = whole_number("draws", draws, least=1, most=texts - 1, about=f"the other texts, of {texts}")
     lengths = torch.zeros(texts, dtype=torch.long)
     longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
     for part in parts:
         lengths[part.documents] = part.batch.queries(label).lengths.cpu()
-    donors, places = _drawn(lengths, longest, seed)
-    taken = {layer: value[donors[:, None], places] for layer, value in captured(model, parts, point, layers).items()}
-    return Values(taken, f"that of another of {texts} texts (seed {seed})")
+    known = captured(model, parts, point, layers)
+    found = []
+    for donors, places in _drawn(lengths, longest, draws, seed):
+        taken = {layer: value[donors[:, None], places] for layer, value in known.items()}
+        found.append(Values(taken, f"that of another of {texts} texts (seed {seed})"))
+    return found
 
 
 def captured(
@@ -130,14 +135,15 @@ def captured(
 
 
 def _drawn(
-    lengths: Int[Tensor, " text"], longest: int, seed: int
-) -> tuple[Int[Tensor, " text"], Int[Tensor, "text position"]]:
-    """For each text another, and for each position one of the other's."""
+    lengths: Int[Tensor, " text"], longest: int, draws: int, seed: int
+) -> Iterator[tuple[Int[Tensor, " text"], Int[Tensor, "text position"]]]:
+    """Draw by draw: for each text another, and for each position one of the other's."""
     generator = torch.Generator().manual_seed(seed)
     texts = len(lengths)
-    donors = (torch.arange(texts) + torch.randint(1, texts, (texts,), generator=generator)) % texts
-    uniform = torch.rand(texts, longest, generator=generator)
-    ends = lengths[donors][:, None]
-    others = 1 + (uniform * (ends - 1)).long()
+    first = torch.randint(0, texts - 1, (texts,), generator=generator)
     here = torch.arange(longest).expand(texts, -1)
-    return donors, torch.where(here < ends, here, others.clamp(max=ends - 1))
+    for draw in range(draws):
+        donors = (torch.arange(texts) + 1 + (first + draw) % (texts - 1)) % texts
+        ends = lengths[donors][:, None]
+        others = 1 + (torch.rand(texts, longest, generator=generator) * (ends - 1)).long()
+        yield donors, torch.where(here < ends, here, others.clamp(max=ends - 1))

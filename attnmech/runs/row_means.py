@@ -20,7 +20,7 @@ from ..activations import Batch
 from ..arguments import dense, flag, option, shown
 from ..errors import InputError, MissingPointError
 from ..fields import check_entries, check_layers, check_rows
-from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, pseudo_values
+from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
 from ..results import Provenance, TextResult, by_layer
 from .claims import about_largest, for_map, interval_note
 from .groups import by_group, joined
@@ -335,7 +335,7 @@ class RowMeans(TextResult):
         if self.parts is not None:
             one, other = (part._means(statistic).at(rows) for part, rows in self._parts_in_rows())
             if self.paired and one.above.shape == other.above.shape:
-                return pseudo_values(one, other)
+                return difference(one, other)
             return TextMeans.of_values((one.mean - other.mean)[..., None])
         chosen = [ROW_CLASSES.index(name) for name in self.chosen]
         sums, counts = (self.state[name][place][chosen].sum(dim=0) for name in ("sums", "counts"))

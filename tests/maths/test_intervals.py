@@ -12,7 +12,7 @@ from scipy.stats import norm, t
 from torch import Tensor
 
 import attnmech as am
-from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, pseudo_values, resampled
+from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, difference, resampled
 
 RUNS = 400
 
@@ -74,21 +74,25 @@ def test_texts_that_say_nothing_are_left_out() -> None:
 def test_the_difference_of_a_mean_and_itself_is_nothing() -> None:
     above, below = torch.rand(3, 9, dtype=torch.float64), torch.randint(1, 9, (3, 9)).double()
     one = TextMeans.of_ratio(above, below)
-    found = pseudo_values(one, one)
+    found = difference(one, one)
     assert found.mean.tolist() == [0.0] * 3 and not found.clear.any()
 
 
-def test_pseudo_values_are_those_of_the_difference() -> None:
+def test_differences_of_means_over_the_same_texts() -> None:
     generator = np.random.default_rng(3)
     lengths = generator.integers(2, 50, (2, 7)).astype(float)
     sums = generator.normal(size=(2, 7)) * lengths
-    one, other = (TextMeans.of_ratio(torch.from_numpy(y)[None], torch.from_numpy(n)[None]) for y, n in
-                  zip(sums, lengths, strict=True))  # fmt: skip
-    found = pseudo_values(one, other)
-    low, high = found.interval()
+    one, other, alike = (
+        TextMeans.of_ratio(torch.from_numpy(y)[None], torch.from_numpy(n)[None])
+        for y, n in ((sums[0], lengths[0]), (sums[1], lengths[1]), (sums[1], lengths[0]))
+    )
+    found = difference(one, other)
     wanted = naive.difference_interval(*zip(sums, lengths, strict=True))
-    assert (float(low), float(high)) == pytest.approx(wanted, rel=1e-10)
+    assert tuple(map(float, found.interval())) == pytest.approx(wanted, rel=1e-10)
     assert float(found.mean) == pytest.approx(float(one.mean - other.mean), rel=1e-12)
+    # Over as many rows the difference of means is the mean of differences.
+    found = difference(one, alike)
+    assert tuple(map(float, found.interval())) == pytest.approx(naive.t_interval(sums[0] - sums[1], lengths[0]), 1e-10)
 
 
 def test_one_text_that_carries_most() -> None:
@@ -149,6 +153,37 @@ def test_the_same_on_every_text(texts: int, certain: bool) -> None:
     assert bool(means.clear[0]) is certain and not means.clear[1]
     low, high = means.simultaneous()
     assert (low[:2].tolist(), high[:2].tolist()) == (([0.25, 0.0],) * 2) if certain else bool(low[:2].isnan().all())
+
+
+def test_what_is_the_same_on_nearly_all_texts_stands_apart() -> None:
+    """Replicates without the one other text have no spread; the other heads are judged as if it were not there."""
+    generator = np.random.default_rng(6)
+    values = drawn("normal", 32, 24, generator)
+    values[7] += 3.0
+    plain = TextMeans.of_values(values)
+    values = torch.cat((values, torch.zeros(1, 24), torch.full((1, 24), -1.0)))
+    values[32, 5], values[33, 9] = 0.4, 0.0
+    lengths = torch.from_numpy(generator.integers(4, 90, (1, 24))).double()
+    for means in (TextMeans.of_values(values), TextMeans.of_ratio(values * lengths, lengths)):
+        assert means.tied.nonzero()[:, 0].tolist() == [32, 33]
+        assert means.clear.nonzero()[:, 0].tolist() == [7, 33]
+    found = TextMeans.of_values(values)
+    for end, wanted in zip(found.simultaneous(), plain.simultaneous(), strict=True):
+        torch.testing.assert_close(end[:32], wanted, rtol=0.02, atol=0.02)
+    wanted = t.interval(1 - 0.05 / 34, 23, loc=0.4 / 24, scale=float(values[32].std()) / math.sqrt(24))
+    assert tuple(float(end[32]) for end in found.simultaneous()) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("texts", [5, 10, 20, 50])
+def test_false_claims_of_effects_that_go_in_steps(texts: int) -> None:
+    """As of an accuracy: most texts give 0, a few 1 or −1."""
+    generator = np.random.default_rng(texts)
+    false = [
+        bool(TextMeans.of_values(torch.from_numpy(generator.choice([0.0, 1.0, -1.0], (32, texts), p=p))).clear.any())
+        for p in ([0.8, 0.1, 0.1], [0.4, 0.3, 0.3])
+        for _ in range(RUNS // 2)
+    ]
+    assert np.mean(false) <= 0.05 + two_errors(0.05, RUNS)
 
 
 def test_how_many_texts_would_do() -> None:

@@ -1,5 +1,6 @@
 """Effects of ablations equal those of ablations by hand on the raw transformers model."""
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -251,6 +252,42 @@ def test_bad_input(options: dict[str, Any], said: str) -> None:
     ids = models.token_ids("gpt2")[:3]
     with pytest.raises(am.InputError, match=said):
         am.ablate_heads(models.hooked("gpt2"), ids, **options)
+
+
+def test_several_donors_for_each_text(tmp_path: Path) -> None:
+    """Each draw is a sweep by itself; a text's donors differ, and what is told is their mean and their spread."""
+    hooked, heads = models.hooked("gpt2"), [(0, 1), (2, 4)]
+    ids = models.token_ids("gpt2", batch=6)
+    found = am.ablate_heads(hooked, ids, heads, "resample", draws=5, seed=3)
+    z = hooked.run(ids, points=["z"])
+    effects = torch.zeros(2, 6, 6)
+    for place, (layer, head) in enumerate(heads):
+        for text, donor in itertools.permutations(range(6), 2):
+            values = z["z", layer][donor : donor + 1]
+            with hooked.intervene(am.Intervention.replace([(layer, head)], {layer: values})):
+                effects[place, text, donor] = loss_of(hooked, ids[text : text + 1])
+        effects[place] -= torch.tensor([loss_of(hooked, ids[text : text + 1]) for text in range(6)])[:, None]
+        # Five draws of six texts are all there are.
+        wanted = (effects[place].sum(dim=-1) - effects[place].diagonal()) / 5
+        torch.testing.assert_close(found.per_text[layer, head].float(), wanted, rtol=1e-4, atol=1e-5)
+    assert found.by_draw is not None and found.draw_spread is not None
+    torch.testing.assert_close(found.by_draw.mean(dim=-1), found.effect, equal_nan=True)
+    assert float(found.draw_spread[2, 4]) == pytest.approx(float(found.by_draw[2, 4].std()))
+    assert found.to_frame()["draw_spread"].tolist() == [float(found.draw_spread[head]) for head in heads]
+    again = am.HeadEffects.load(found.save(tmp_path / "drawn"))
+    assert again.to_frame().equals(found.to_frame()) and again.provenance.options["draws"] == 5
+    one = am.ablate_heads(hooked, ids, heads, "resample", seed=3)
+    torch.testing.assert_close(one.effect[2, 4], found.by_draw[2, 4, 0])
+    assert one.draw_spread is None and "draw_spread" not in one.to_frame()
+    with pytest.raises(am.InputError, match=r"`draws` must be a whole number, 1 to 5 \(the other texts, of 6\); got 6"):
+        am.ablate_heads(hooked, ids, heads, "resample", draws=6)
+    with pytest.raises(am.InputError, match='`draws` is for method="resample"; got 2 with'):
+        am.ablate_heads(hooked, ids, heads, draws=2)
+
+
+def loss_of(hooked: am.HookedModel, ids: Tensor) -> float:
+    logits = hooked.run(ids).logits[0]
+    return float(torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]))
 
 
 def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:

@@ -1,0 +1,64 @@
+"""Sums by document stay flat in memory, and depend on which documents there are alone."""
+
+import itertools
+
+import pytest
+import torch
+
+from attnmech.maths.intervals import TextMeans
+from attnmech.runs.groups import GROUPS, by_group, joined
+
+SUMMED = ("sums", "counts")
+
+
+def state(documents: list[int]) -> dict[str, torch.Tensor]:
+    """Sums that are whole numbers, so that they do not depend on the order of addition."""
+    numbers = torch.tensor(documents, dtype=torch.float64)
+    sums = torch.stack((numbers, numbers % 7))
+    return by_group({"sums": sums, "counts": torch.ones(1, len(documents)).double()}, torch.tensor(documents), SUMMED)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_up_to_256_documents_each_is_by_itself() -> None:
+    documents = list(range(3, 3 + 2 * GROUPS, 2))
+    found = state(documents[::-1])
+    assert found["groups"].tolist() == documents and found["sums"][0].tolist() == documents
+    assert found["counts"].tolist() == [[1.0] * GROUPS]
+
+
+@pytest.mark.parametrize("count", [257, 1000, 20_000])
+def test_beyond_them_there_are_at_most_so_many_groups(count: int) -> None:
+    found = state(list(range(count)))
+    assert GROUPS / 2 < len(found["groups"]) <= GROUPS
+    assert float(found["counts"].sum()) == count and float(found["sums"][0].sum()) == count * (count - 1) / 2
+    group, modulus = int(found["groups"][5]), int(found["modulus"])
+    assert float(found["sums"][0, 5]) == sum(each for each in range(count) if each % modulus == group)
+
+
+@pytest.mark.parametrize("shards", [2, 3, 7, 256])
+def test_shards_in_any_order_are_the_whole(shards: int) -> None:
+    whole = state(list(range(900)))
+    parts = [state(list(range(shard, 900, shards))) for shard in range(shards)]
+    orders = itertools.permutations(parts) if shards < 4 else (parts, parts[::-1], parts[1:] + parts[:1])
+    for order in orders:
+        found = order[0]
+        for each in order[1:]:
+            found = joined(found, each, SUMMED)
+        assert same(found, whole)
+    # One shard of 256 alone has numbers that are alike modulo 256: they are told apart all the same.
+    assert len(state(list(range(5, 5 + 256 * 300, 256)))["groups"]) > GROUPS / 2
+
+
+def test_intervals_over_groups_cover() -> None:
+    """Texts of very different lengths, 3,000 of them, in groups."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randn(40, 3000, generator=generator).exp().double() * 20
+    sums = lengths * torch.randn(40, 3000, generator=generator).double()
+    grouped = by_group({"sums": sums, "counts": lengths}, torch.arange(3000), SUMMED)
+    low, high = TextMeans.of_ratio(grouped["sums"], grouped["counts"]).interval()
+    every_low, every_high = TextMeans.of_ratio(sums, lengths).interval()
+    assert 35 <= int(((low <= 0) & (high >= 0)).sum()) <= 40
+    torch.testing.assert_close((high - low) / (every_high - every_low), torch.ones(40).double(), rtol=0.25, atol=0)
