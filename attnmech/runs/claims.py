@@ -2,9 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..maths.intervals import LEAST_TEXTS, TextMeans
+
+
+PALE: Final = "; pale where its effect cannot be told from none as one of all shown"
+"""What a map says of what is not clear, as the end of a sentence."""
 
 
 def most_first(means: TextMeans) -> list[tuple[int, ...]]:

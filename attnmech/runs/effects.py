@@ -17,7 +17,7 @@ from ..interventions import Head
 from ..maths.intervals import LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel
 from ..results import Provenance, TextResult, by_layer, subtracted
-from .claims import about_largest, for_map, interval_note
+from .claims import PALE, about_largest, for_map, interval_note
 from .layers import count_layers
 from .sweep import Swept
 
@@ -187,7 +187,8 @@ class Effects(TextResult):
     def _sections(self) -> "Sequence[Section]":
         from ..draw.figure_page import Section
 
-        return [Section("Effects", f"Each cell is one {self.PLACE}, changed alone.", self.plot(), "effects.plot()")]
+        reading = f"Each cell is one {self.PLACE}, changed alone{PALE}."
+        return [Section("Effects", reading, self.plot(), "effects.plot()")]
 
     @property
     def lead(self) -> str:
