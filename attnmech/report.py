@@ -162,7 +162,7 @@ class Report:
                     contents="11 Without each head",
                     heading="Figure 11. What the model loses with each head",
                     reading="Each cell is one head. Blue: the loss rises without it, so it helped; "
-                    "brown: the loss falls.",
+                    "brown: the loss falls; pale: it cannot be told from no change, judged as one of all heads.",
                     finding=self.effects.lead,
                     caveat=f"On {self._texts}. What a head does may be done by others once it is gone, so heads that "
                     "matter together can each look idle; zero is a value that the model may never see otherwise.",

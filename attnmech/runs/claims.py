@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from ..maths.intervals import LEAST_TEXTS, TextMeans
 
-
 PALE: Final = "; pale where its effect cannot be told from none as one of all shown"
 """What a map says of what is not clear, as the end of a sentence."""
 
