@@ -1,13 +1,9 @@
 """What every result shares: a frame, a file, a page, and where it came from."""
 
 import json
-import platform
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,138 +14,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .arguments import string
-from .draw.text import html_text
-from .errors import InputError, OutputError, first_line
-from .fields import check_fields
-from .files import path_of, writing
+from ..arguments import string
+from ..draw.text import html_text
+from ..errors import InputError, OutputError, first_line
+from ..fields import check_fields
+from ..files import path_of, writing
+from .provenance import Provenance
 
 if TYPE_CHECKING:
-    from .draw.figure_page import Section
-
-_PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
-
-_OF_CORPUS = ("corpus", "shard")
-"""The options that say which documents a result is of."""
-
-_OF_SELECTION = ("heads", "layers", "reducers")
-"""The options that say what was measured, or together with what."""
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """What a result was computed from: enough to know whether two results may be compared."""
-
-    model: str
-    weights: str
-    """SHA-256 of the model's config and parameters."""
-    inputs: str
-    """SHA-256 of everything that the model was given."""
-    edits: tuple[str, ...]
-    """The points at which hooks were in force, "pattern 3"; such results are not the model's own."""
-    tokens: tuple[tuple[str, ...], ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(
-        default_factory=lambda: {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
-    )
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "model": self.model,
-            "weights": self.weights,
-            "inputs": self.inputs,
-            "edits": list(self.edits),
-            "tokens": [list(row) for row in self.tokens],
-            "options": dict(self.options),
-            "versions": dict(self.versions),
-        }
-
-    @property
-    def entries(self) -> dict[str, str]:
-        """What a page says of it, name by name."""
-        return {
-            "model": self.model,
-            "config and weights (SHA-256)": self.weights,
-            "inputs (SHA-256)": self.inputs,
-            "hooks in force": ", ".join(self.edits) or "none",
-            **{name: str(value) for name, value in self.options.items()},
-            **self.versions,
-        }
-
-    def same_texts(self, other: "Provenance") -> bool:
-        """Whether both are of the same texts: of the same token ids, or of the same shards of one corpus."""
-        if self.inputs == other.inputs:
-            return True
-        corpora = [each.options.get("corpus") for each in (self, other)]
-        return corpora[0] is not None and corpora[0] == corpora[1] and self._documents == other._documents
-
-    @property
-    def _documents(self) -> list[tuple[int, int]]:
-        """The shards (k, n) of its corpus; those that together are the corpus as one."""
-        shards = sorted(self.shards)
-        return [(0, 1)] if sum(Fraction(1, n) for _, n in shards) == 1 else shards
-
-    @property
-    def shards(self) -> list[tuple[int, int]]:
-        """The shards (k, n) of a corpus that a result covers, which share no document."""
-        given = self.options["shard"]
-        return [(int(k), int(n)) for k, n in (given if isinstance(given[0], list | tuple) else [given])]
-
-    def minus(self, other: "Provenance") -> "Provenance":
-        """Where a difference comes from: what both share, and "one − other" of what they do not."""
-
-        def both(one: Any, two: Any) -> Any:
-            return one if one == two else f"{one} − {two}"
-
-        edits, others = (", ".join(each.edits) or "none" for each in (self, other))
-        names = dict.fromkeys((*self.options, *other.options))
-        return Provenance(
-            both(self.model, other.model),
-            both(self.weights, other.weights),
-            both(self.inputs, other.inputs),
-            self.edits if edits == others else (both(edits, others),),
-            self.tokens if self.tokens == other.tokens else (),
-            {name: both(self.options.get(name), other.options.get(name)) for name in names},
-        )
-
-    def versus(self, other: "Provenance") -> str:
-        """What tells two results apart, in a few words: "model demo − gpt2, inputs 1f3a… − 77b0…"."""
-        told: dict[str, tuple[Any, Any]] = {
-            "model": (self.model, other.model),
-            "weights": (self.weights, other.weights),
-            "inputs": (self.inputs, other.inputs),
-            "hooks": (", ".join(self.edits) or "none", ", ".join(other.edits) or "none"),
-        }
-        if self.model != other.model:
-            del told["weights"]
-        if self.same_texts(other):
-            del told["inputs"]
-        names = [name for name in (*self.options, *other.options) if name not in (*_OF_CORPUS, *_OF_SELECTION)]
-        told |= {name: (self.options.get(name), other.options.get(name)) for name in names}
-        found = [f"{name} {_short(one)} − {_short(two)}" for name, (one, two) in told.items() if one != two]
-        return ", ".join(found) or "of the same model and inputs"
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `to_dict`."""
-        tokens = tuple(tuple(row) for row in values["tokens"])
-        edits = tuple(values["edits"])
-        return cls(
-            values["model"],
-            values["weights"],
-            values["inputs"],
-            edits,
-            tokens,
-            values["options"],
-            values["versions"],
-        )
-
-
-def _short(value: Any) -> str:
-    """A value in words; of a hash its beginning."""
-    text = str(value)
-    return f"{text[:8]}…" if re.fullmatch("[0-9a-f]{64}", text) else text
+    from ..draw.figure_page import Section
 
 
 class Result(ABC):
@@ -242,7 +115,7 @@ class Result(ABC):
         return cls._from_saved(tensors, about["facts"], Provenance.from_dict(about["provenance"]))
 
     def _repr_html_(self) -> str:
-        from .draw.figure_page import table_html
+        from ..draw.figure_page import table_html
 
         return f"<p>{html_text(repr(self))}</p>{table_html(self.to_frame())}"
 
@@ -276,7 +149,7 @@ class PagedResult(Result):
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the figures and the table as one page that opens without a network."""
-        from .draw.figure_page import render_figures
+        from ..draw.figure_page import render_figures
 
         target = path_of(path, OutputError)
         html = render_figures(
@@ -291,7 +164,7 @@ class PagedResult(Result):
         return target
 
     def _repr_html_(self) -> str:
-        from .draw.figure_page import in_notebook_output
+        from ..draw.figure_page import in_notebook_output
 
         return in_notebook_output(title=self._heading, lead=self.lead, sections=self._sections(), frame=self.to_frame())
 
