@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
@@ -427,49 +427,6 @@ class ScoreDecomposition(Result):
 
     def _index(self, layer: int) -> int:
         return self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {"residual": self.residual, "largest": self.largest, "real": self.real}
-        for index, parts in enumerate(self.parts):
-            for name in _PART_TENSORS:
-                value = getattr(parts, name)
-                if value is not None:
-                    tensors[f"{index}.{name}"] = value
-        return tensors
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "layers": list(self.layers),
-            "n_layers": len(self.residual),
-            "scales": [parts.scale for parts in self.parts],
-            "softcaps": [parts.softcap for parts in self.parts],
-            "tokens": [list(row) for row in self.tokens],
-            "key_tokens": [list(row) for row in self.key_tokens],
-        }
-
-    @classmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        parts = tuple(
-            ScoreParts(
-                **{name: tensors.get(f"{index}.{name}") for name in _PART_TENSORS},  # type: ignore[arg-type]
-                scale=scale,
-                softcap=softcap,
-            )
-            for index, (scale, softcap) in enumerate(zip(facts["scales"], facts["softcaps"], strict=True))
-        )
-        layers, residual, largest = tuple(facts["layers"]), tensors["residual"], tensors["largest"]
-        if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were decomposed alone
-            residual, largest = (by_layer(each, layers, max(layers) + 1) for each in (residual, largest))
-        return cls(
-            layers,
-            parts,
-            residual,
-            largest,
-            tensors["real"],
-            tuple(tuple(row) for row in facts["tokens"]),
-            tuple(tuple(row) for row in facts["key_tokens"]),
-            provenance,
-        )
 
 
 _PART_TENSORS: Final = (

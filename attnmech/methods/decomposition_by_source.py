@@ -6,7 +6,7 @@ The equations stand in `attnmech.maths.sources`; the term that is split is `quer
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pandas as pd
 import torch
@@ -641,38 +641,6 @@ class SourceDecomposition(Result):
         here = torch.zeros_like(part.keys_seen, dtype=torch.bool)
         here[sequence] = found
         return here
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {f"{index}.{name}": getattr(part, name) for index, part in enumerate(self.parts) for name in _TENSORS}
-        return {"residual": self.residual, **tensors}
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "parts": [
-                {"layer": part.layer, "heads": list(part.heads), "sources": list(part.sources), "scale": part.scale}
-                for part in self.parts
-            ],
-            "n_layers": len(self.residual),
-            "tokens": [list(row) for row in self.tokens],
-        }
-
-    @classmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        parts = tuple(
-            SourceParts(
-                layer=about["layer"],
-                heads=tuple(about["heads"]),
-                sources=tuple(about["sources"]),
-                scale=about["scale"],
-                **{name: tensors[f"{index}.{name}"] for name in _TENSORS},
-            )
-            for index, about in enumerate(facts["parts"])
-        )
-        residual = tensors["residual"]
-        if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were decomposed alone
-            layers = [part.layer for part in parts]
-            residual = by_layer(residual, layers, max(layers) + 1)
-        return cls(parts, residual, tuple(tuple(row) for row in facts["tokens"]), provenance)
 
 
 _NAMED: Final = 3

@@ -500,6 +500,3 @@ class AttentionFocus(RowMeans):
 
     def _comparable(self) -> dict[str, Any]:
         return super()._comparable() | {"last": self.last}
-
-    def _facts(self) -> dict[str, Any]:
-        return super()._facts() | {"last": self.last}

@@ -225,38 +225,6 @@ class HeadImportance(TextResult):
             tokens=self.tokens if paired else (),
         )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {"before": self.before, "per_text": self.per_text}
-        return tensors if self.exact is None else tensors | {"exact": self.exact}
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "method": self.method,
-            "metric": self.metric,
-            "layers": list(self.layers),
-            "n_layers": len(self.per_text),
-            "exact_method": self.exact_method,
-            "tokens": [list(row) for row in self.tokens],
-        }
-
-    @classmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        layers, per_text, exact = tuple(facts["layers"]), tensors["per_text"], tensors.get("exact")
-        if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were measured alone
-            per_text = by_layer(per_text, layers, max(layers) + 1)
-            exact = None if exact is None else by_layer(exact, layers, max(layers) + 1)
-        return cls(
-            method=facts["method"],
-            metric=facts["metric"],
-            layers=layers,
-            before=tensors["before"],
-            per_text=per_text,
-            exact=exact,
-            exact_method=facts["exact_method"],
-            tokens=tuple(tuple(row) for row in facts["tokens"]),
-            provenance=provenance,
-        )
-
 
 def head_importance(
     model: HookedModel,

@@ -195,6 +195,8 @@ class NullAttention(TextResult):
         return {"fact": len(FACTS), "layer": layers, "head": heads, "text": len(self._first.tokens)}
 
     def _check(self) -> None:
+        if list(self.effects) != list(INTERVENTIONS):
+            raise ValueError(f"`effects` must hold those of {', '.join(INTERVENTIONS)}; got {list(self.effects)}")
         super()._check()
         option("target", self.target, TARGETS)
 
@@ -404,44 +406,6 @@ class NullAttention(TextResult):
             effects={name: effects - other.effects[name] for name, effects in self.effects.items()},
             facts=subtracted(self.facts, other.facts, paired),
             sinks=self.sinks[..., :0],
-        )
-
-    def _tensors(self) -> dict[str, Tensor]:
-        measured = {
-            f"{name} {part}": value
-            for name, effects in self.effects.items()
-            for part, value in effects._tensors().items()
-        }
-        return {"facts": self.facts, "sinks": self.sinks, **measured}
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            "delta": self.delta,
-            "least_mass": self.least_mass,
-            "least_ratio": self.least_ratio,
-            "effects": {name: effects._facts() for name, effects in self.effects.items()},
-        }
-
-    @classmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        effects = {}
-        for name in INTERVENTIONS:
-            known = facts["effects"][name]
-            own = {full.split(" ", 1)[1]: value for full, value in tensors.items() if full.startswith(f"{name} ")}
-            effects[name] = HeadEffects._from_saved(own, known, provenance)
-        first, measured = next(iter(effects.values())), tensors["facts"]
-        if measured.shape[1] != len(first.after):  # files of attnmech 0.1.0 hold the layers that were measured alone
-            measured = by_layer(measured, first.layers, len(first.after), axis=1)
-        return cls(
-            target=facts["target"],
-            delta=facts["delta"],
-            least_mass=facts["least_mass"],
-            least_ratio=facts["least_ratio"],
-            effects=effects,
-            facts=measured,
-            sinks=tensors["sinks"],
-            provenance=provenance,
         )
 
 

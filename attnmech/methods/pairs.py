@@ -192,36 +192,6 @@ class PairEffects(TextResult):
         tokens = self.tokens if paired else ()
         return replace(self, before=before, after_both=both, after_one=one, after_other=third, tokens=tokens)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {
-            "before": self.before,
-            "after_both": self.after_both,
-            "after_one": self.after_one,
-            "after_other": self.after_other,
-        }
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "metric": self.metric,
-            "method": self.method,
-            "pairs": [[list(head) for head in pair] for pair in self.pairs],
-            "tokens": [list(row) for row in self.tokens],
-        }
-
-    @classmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        return cls(
-            metric=facts["metric"],
-            method=facts["method"],
-            pairs=tuple((tuple(one), tuple(other)) for one, other in facts["pairs"]),
-            before=tensors["before"],
-            after_both=tensors["after_both"],
-            after_one=tensors["after_one"],
-            after_other=tensors["after_other"],
-            tokens=tuple(tuple(row) for row in facts["tokens"]),
-            provenance=provenance,
-        )
-
 
 @owning_journal
 def ablate_pairs(

@@ -125,17 +125,6 @@ class Patched(Effects):
         clean = subtracted(self.clean, other.clean, paired)
         return replace(super()._minus(other, paired), clean=clean, clean_tokens=tokens)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return super()._tensors() | {"clean": self.clean}
-
-    def _facts(self) -> dict[str, Any]:
-        return super()._facts() | {"clean_tokens": [list(row) for row in self.clean_tokens]}
-
-    @classmethod
-    def _fields(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
-        tokens = tuple(tuple(row) for row in facts["clean_tokens"])
-        return super()._fields(tensors, facts) | {"clean": tensors["clean"], "clean_tokens": tokens}
-
 
 @dataclass(frozen=True, repr=False)
 class PatchEffects(Patched, HeadEffects):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 import torch
@@ -167,34 +167,6 @@ class PruningCurve(PagedResult):
             f"{self.method} ablation of {int(middle.removed)} of {len(self.order)} heads, the least harmful first, on "
             f"{texts}: {middle.effect:+.3g} {unit_of(self.metric)}{known}{against}; chosen on the same "
             f"texts{no_interval(len(self.before))}{part}."
-        )
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"before": self.before, "after": self.after, "random": self.random}
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "metric": self.metric,
-            "method": self.method,
-            "higher_is_better": self.higher_is_better,
-            "order": _listed(self.order),
-            "asked": self.asked,
-            "random_orders": [_listed(order) for order in self.random_orders],
-            "tokens": [list(row) for row in self.tokens],
-        }
-
-    @classmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        return cls(
-            metric=facts["metric"],
-            method=facts["method"],
-            higher_is_better=facts["higher_is_better"],
-            order=_heads(facts["order"]),
-            asked=facts["asked"],
-            random_orders=tuple(_heads(order) for order in facts["random_orders"]),
-            **tensors,
-            tokens=tuple(tuple(row) for row in facts["tokens"]),
-            provenance=provenance,
         )
 
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pandas as pd
 import torch
@@ -19,14 +19,19 @@ from ..draw.text import html_text
 from ..errors import InputError, OutputError, first_line
 from ..fields import check_fields
 from ..files import path_of, writing
+from .codec import packed, unpacked
 from .provenance import Provenance
 
 if TYPE_CHECKING:
     from ..draw.figure_page import Section
 
 
+FORMAT: Final = 2
+"""Of a file's layout; files of attnmech 0.1.0 name none."""
+
+
 class Result(ABC):
-    """Base of all results. A subclass gives `to_frame`, and its tensors and facts for `save`."""
+    """Base of all results: dataclasses, whose fields `save` writes. A subclass gives `to_frame`."""
 
     provenance: Provenance
 
@@ -39,19 +44,6 @@ class Result(ABC):
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
         """The numbers as a tidy table, a row a head."""
-
-    @abstractmethod
-    def _tensors(self) -> dict[str, Tensor]:
-        """Everything numeric that `load` needs."""
-
-    @abstractmethod
-    def _facts(self) -> dict[str, Any]:
-        """Everything else that `load` needs, as JSON values."""
-
-    @classmethod
-    @abstractmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        """The reverse of `_tensors` and `_facts`."""
 
     def save(self, path: str | Path) -> Path:
         """Writes the result to one safetensors file (tensors, and JSON in its header); never pickle."""
@@ -107,12 +99,19 @@ class Result(ABC):
 
     def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a file holds: tensors, and the rest as JSON values."""
-        return self._tensors(), {"facts": self._facts(), "provenance": self.provenance.to_dict()}
+        tensors, facts = packed(self)
+        return tensors, {"format": FORMAT, "facts": facts, "provenance": self.provenance.to_dict()}
 
     @classmethod
     def _read(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
         """The reverse of `_written`."""
-        return cls._from_saved(tensors, about["facts"], Provenance.from_dict(about["provenance"]))
+        facts = about["facts"]
+        if "format" not in about:
+            from .earlier import renewed
+
+            tensors, facts = renewed(cls.__name__, tensors, facts)
+        found: Self = unpacked(cls, tensors, facts, provenance=Provenance.from_dict(about["provenance"]))
+        return found
 
     def _repr_html_(self) -> str:
         from ..draw.figure_page import table_html
@@ -176,7 +175,7 @@ class PagedResult(Result):
 class TextResult(PagedResult):
     """A result measured over texts; two of a kind can be subtracted."""
 
-    parts: "tuple[Self, Self] | None" = field(default=None, kw_only=True)
+    parts: "tuple[Self, Self] | None" = field(default=None, kw_only=True, metadata={"saved": False})
     """Of a difference `one - other`, the two results; None of what was measured."""
 
     def _measured(self) -> "Sequence[Self]":

@@ -32,7 +32,7 @@ def about_largest(
     >>> import torch
     >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1]])
     >>> about_largest(TextMeans.of_values(steady), lambda place: f"L0H{place[0]}", things="heads", unit="nats")
-    '1 of 2 heads has a clear effect: L0H0, +1 nats (+0.808 to +1.19 with all 2 at once)'
+    '1 of 2 heads has a clear effect: L0H0, +1 nats (+0.817 to +1.18 with all 2 at once)'
     >>> about_largest(TextMeans.of_values(steady[1:, :3]), lambda place: "L0H1", things="heads")
     'L0H1 has an effect of -0.0333; 3 texts give no interval, 5 or more do'
     """

@@ -239,33 +239,6 @@ class Effects(TextResult):
             tokens=self.tokens if paired else (),
         )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"before": self.before, "after": self.after, "swept": self.swept}
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "metric": self.metric,
-            "method": self.method,
-            "layers": list(self.layers),
-            "tokens": [list(row) for row in self.tokens],
-        }
-
-    @classmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        return cls(**cls._fields(tensors, facts), provenance=provenance)
-
-    @classmethod
-    def _fields(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "metric": facts["metric"],
-            "method": facts["method"],
-            "layers": tuple(facts["layers"]),
-            "before": tensors["before"],
-            "after": tensors["after"],
-            "swept": tensors["swept"],
-            "tokens": tuple(tuple(row) for row in facts["tokens"]),
-        }
-
 
 @dataclass(frozen=True, repr=False)
 class HeadEffects(Effects):
@@ -317,21 +290,6 @@ class HeadEffects(Effects):
         both = self.shift is not None and other.shift is not None
         shift = self.shift - other.shift if both else None  # type: ignore[operator]
         return replace(found, shift=shift, by_draw=None)
-
-    def _facts(self) -> dict[str, Any]:
-        return super()._facts() | {"n_layers": len(self.after)}
-
-    def _tensors(self) -> dict[str, Tensor]:
-        known = {"shift": self.shift, "by_draw": self.by_draw}
-        return super()._tensors() | {name: value for name, value in known.items() if value is not None}
-
-    @classmethod
-    def _fields(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
-        drawn = {name: tensors.get(name) for name in ("shift", "by_draw")}
-        fields = super()._fields(tensors, facts) | drawn
-        if "n_layers" not in facts:  # files of attnmech 0.1.0 hold the layers that were measured alone
-            fields |= _of_all_layers(fields, max(facts["layers"]) + 1)
-        return fields
 
 
 def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1) -> HeadEffects:

@@ -463,34 +463,3 @@ class RowMeans(TextResult):
     @property
     def _n_texts(self) -> int:
         return self.documents
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return dict(self.state)
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "layers": list(self.layers),
-            "n_layers": self.n_layers,
-            "documents": self.documents,
-            "truncated": self.truncated,
-            "chosen": list(self.chosen),
-            "tokens": [list(row) for row in self.tokens],
-        }
-
-    @classmethod
-    def _from_saved(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], provenance: Provenance) -> Self:
-        if "groups" not in tensors:  # files of attnmech 0.1.0 hold no sums by text, so they have no intervals
-            replicated = [name for name in (*SUMMED, "rows") if name in tensors]
-            tensors = {**tensors, **{name: tensors[name][..., :1] for name in replicated}}
-            tensors |= {"groups": torch.zeros(1, dtype=torch.long), "modulus": torch.ones(1, dtype=torch.long)}
-        # Neither do they say how many layers the model had.
-        known = {"n_layers": max(facts["layers"]) + 1, **facts}
-        own = {name: value for name, value in known.items() if name not in ("layers", "chosen", "tokens")}
-        return cls(
-            layers=tuple(facts["layers"]),
-            chosen=tuple(facts["chosen"]),
-            tokens=tuple(tuple(row) for row in facts["tokens"]),
-            state=dict(tensors),
-            provenance=provenance,
-            **own,
-        )

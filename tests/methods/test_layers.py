@@ -1,8 +1,6 @@
 """`[layer, head]` of a result is that head of that layer of the model, whichever layers were measured."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import maps
@@ -10,8 +8,6 @@ import models
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 import attnmech as am
@@ -148,31 +144,3 @@ CALLS: dict[str, Callable[[am.HookedModel, Tensor], Any]] = {
     "scores": lambda model, ids: am.decompose_scores(model, ids, layers=[2, 0]),
     "sources": lambda model, ids: am.decompose_by_source(model, ids, layers=[1, 0]),
 }
-BY_LAYER = {
-    "after": 0, "swept": 0, "shift": 0, "per_text": 0, "exact": 0, "facts": 1, "residual": 0, "largest": 0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_files_of_results_with_measured_layers_alone_are_read(name: str, tmp_path: Path) -> None:
-    """As attnmech 0.1.0 wrote them: a row for each layer that was measured, in their order."""
-    made = CALLS[name](models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
-    new = made.save(tmp_path / "new")
-    assert type(made).load(new).to_frame().equals(made.to_frame())
-    with safe_open(new, framework="pt") as file:
-        header = json.loads(file.metadata()["attnmech"])
-    header["same_as"] = {}
-    tensors = {}
-    for key, value in made._tensors().items():
-        axis = BY_LAYER.get(key.split(" ")[-1])
-        measured = value if axis is None else value.index_select(axis, torch.tensor(made.layers))
-        tensors[key] = measured.clone(memory_format=torch.contiguous_format)
-    for facts in (header["facts"], *header["facts"].get("effects", {}).values()):
-        facts.pop("n_layers", None)
-    save_file(tensors, tmp_path / "old", metadata={"attnmech": json.dumps(header)})
-    old = type(made).load(tmp_path / "old")
-    assert old.layers == made.layers
-    assert old.to_frame().equals(made.to_frame())
-    known = old.score if name == "importance" else old.sink_mass if name == "null" else None
-    if known is not None:
-        assert len(known) == max(made.layers) + 1

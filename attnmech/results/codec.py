@@ -1,0 +1,107 @@
+"""A result as tensors and JSON values, and back: its fields say what each is, so no kind needs code of its own.
+
+A tensor stands under its path, `effects.zero_value.after`; everything else, at the same path of a JSON object.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+
+def packed(thing: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a dataclass by path, and the rest as JSON values.
+
+    Left out are fields whose metadata say so (`saved`), and the provenance: one stands for all that a result holds.
+
+    >>> @dataclasses.dataclass
+    ... class Found:
+    ...     layers: tuple[int, ...]
+    ...     effect: Tensor
+    >>> import torch
+    >>> packed(Found((0, 3), torch.ones(1)))
+    ({'effect': tensor([1.])}, {'layers': [0, 3], 'effect': None})
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def plain(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[path] = value
+            return None
+        if dataclasses.is_dataclass(value):
+            return {name: plain(getattr(value, name), f"{path}.{name}") for name in _saved(value)}
+        if isinstance(value, Mapping):
+            return {name: plain(each, f"{path}.{name}") for name, each in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(each, f"{path}.{place}") for place, each in enumerate(value)]
+        return value
+
+    return tensors, {name: plain(getattr(thing, name), name) for name in _saved(thing)}
+
+
+def unpacked(kind: type[Any], tensors: Mapping[str, Tensor], facts: Mapping[str, Any], **shared: Any) -> Any:
+    """The dataclass that `packed` took apart; `shared` are the fields that it left out.
+
+    Raises `KeyError` with the name of what is missing, and `ValueError` for what is of another shape.
+    """
+    return _Reader(tensors, shared).thing(kind, facts, "")
+
+
+class _Reader:
+    def __init__(self, tensors: Mapping[str, Tensor], shared: Mapping[str, Any]) -> None:
+        self._tensors, self._shared = tensors, shared
+
+    def thing(self, kind: type[Any], facts: Any, before: str) -> Any:
+        """A dataclass whose fields stand under a path."""
+        if not isinstance(facts, Mapping):
+            raise ValueError(f"`{before or kind.__name__}` must be an object")
+        hints, found = get_type_hints(kind), {}
+        for each in dataclasses.fields(kind):
+            path = f"{before}.{each.name}" if before else each.name
+            if each.name in self._shared:
+                found[each.name] = self._shared[each.name]
+            elif not _is_saved(each):
+                continue
+            elif each.name in facts or path in self._tensors or _is_optional(hints[each.name]):
+                found[each.name] = self._value(hints[each.name], facts.get(each.name), path)
+            elif each.default is dataclasses.MISSING:
+                raise KeyError(each.name)
+        return kind(**found)
+
+    def _value(self, hint: Any, value: Any, path: str) -> Any:
+        origin, inner = get_origin(hint), get_args(hint)
+        if _is_optional(hint):
+            if path in self._tensors:
+                return self._tensors[path]
+            return None if value is None else self._value(inner[0], value, path)
+        if _is_tensor(hint):
+            return self._tensors[path]
+        if dataclasses.is_dataclass(hint):
+            return self.thing(hint, value, path)  # type: ignore[arg-type]
+        if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+            return {name: self._value(inner[1], each, f"{path}.{name}") for name, each in value.items()}
+        if origin is tuple and isinstance(value, list):
+            hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+            return tuple(
+                self._value(each, one, f"{path}.{place}")
+                for place, (each, one) in enumerate(zip(hints, value, strict=True))
+            )
+        return value
+
+
+def _is_saved(each: "dataclasses.Field[Any]") -> bool:
+    return each.name != "provenance" and bool(each.metadata.get("saved", True))
+
+
+def _saved(thing: Any) -> list[str]:
+    return [each.name for each in dataclasses.fields(thing) if _is_saved(each)]
+
+
+def _is_tensor(hint: Any) -> bool:
+    return hint is Tensor or hasattr(hint, "dim_str")
+
+
+def _is_optional(hint: Any) -> bool:
+    return get_origin(hint) in (Union, UnionType) and type(None) in get_args(hint)

@@ -1,0 +1,82 @@
+"""Files of attnmech 0.1.0, as its codec would have written them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .result import by_layer
+
+_OF_LAYERS: Final = ("after", "swept", "shift", "per_text", "exact", "residual", "largest")
+_BY_LAYER: Final = dict.fromkeys(_OF_LAYERS, 0) | {"facts": 1}
+"""The tensors that held the layers measured alone, with the axis `layer`."""
+_BY_REPLICATE: Final = ("sums", "counts", "block_sums", "block_counts")
+
+Saved = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def renewed(kind: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Saved:
+    """Tensors and facts under today's paths, with a row for every layer of the model up to the last one measured."""
+    return _RENEWED.get(kind, _as_they_are)(dict(tensors), dict(facts))
+
+
+def _as_they_are(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+    return tensors, facts
+
+
+def _every_layer(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+    """Results by layer and head."""
+    layers = facts["layers"]
+    for name, value in tensors.items():
+        axis = _BY_LAYER.get(name)
+        if axis is not None:
+            tensors[name] = by_layer(value, layers, max(layers) + 1, axis)
+    if "swept" in tensors:
+        tensors["swept"] = tensors["swept"].nan_to_num(0.0)
+    return tensors, facts
+
+
+def _row_means(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+    """Means of rows: column 0 of the replicates is what was measured; without sums by text there are no intervals."""
+    for name in set(tensors) & {*_BY_REPLICATE, "rows"}:
+        tensors[name] = tensors[name][:, 0] if name == "rows" else tensors[name][..., :1]
+    tensors |= {"groups": torch.zeros(1, dtype=torch.long), "modulus": torch.ones(1, dtype=torch.long)}
+    facts |= {"n_layers": max(facts["layers"]) + 1, "state": dict.fromkeys(tensors)}
+    return {f"state.{name}": value for name, value in tensors.items()}, facts
+
+
+def _null_attention(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+    """The effects of four interventions, each with its tensors under "zero_value after"."""
+    found: dict[str, Tensor] = {}
+    effects = {}
+    for name, about in facts["effects"].items():
+        own = {full.partition(" ")[2]: value for full, value in tensors.items() if full.startswith(f"{name} ")}
+        own, effects[name] = _every_layer(own, dict(about))
+        found |= {f"effects.{name}.{part}": value for part, value in own.items()}
+    layers = next(iter(effects.values()))["layers"]
+    whole = by_layer(tensors["facts"], layers, max(layers) + 1, _BY_LAYER["facts"])
+    return {**found, "facts": whole, "sinks": tensors["sinks"]}, {**facts, "effects": effects}
+
+
+def _decomposition(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+    """Decompositions: the tensors of each layer's part under "0.visible"."""
+    if "parts" not in facts:
+        scales = zip(facts.pop("scales"), facts.pop("softcaps"), strict=True)
+        facts["parts"] = [{"scale": scale, "softcap": softcap} for scale, softcap in scales]
+    facts.setdefault("layers", [part.get("layer") for part in facts["parts"]])
+    moved = {f"parts.{name}" if name[0].isdigit() else name: value for name, value in tensors.items()}
+    return _every_layer(moved, facts)
+
+
+_RENEWED: Final[Mapping[str, Callable[[dict[str, Tensor], dict[str, Any]], Saved]]] = {
+    "AttentionFocus": _row_means,
+    "ResidualUpdates": _row_means,
+    "BlockUpdates": _row_means,
+    "HeadEffects": _every_layer,
+    "PatchEffects": _every_layer,
+    "HeadImportance": _every_layer,
+    "NullAttention": _null_attention,
+    "ScoreDecomposition": _decomposition,
+    "SourceDecomposition": _decomposition,
+}

@@ -1,0 +1,67 @@
+"""What a dataclass is taken apart into, and how it is put together again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnmech.results.codec import packed, unpacked
+
+
+@dataclass(frozen=True)
+class Part:
+    scale: float
+    seen: Float[Tensor, " token"]
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    layers: tuple[int, ...]
+    pairs: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+    label: str | None
+    parts: tuple[Part, ...]
+    by_name: Mapping[str, Part]
+    state: Mapping[str, Tensor]
+    provenance: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def whole() -> Whole:
+    one, other = Part(0.5, torch.tensor([1.0, 2.0])), Part(2.0, torch.tensor([3.0]), torch.zeros(2))
+    return Whole((3, 0), (((0, 1), (2, 3)),), None, (one, other), {"zero value": other}, {"sums": torch.ones(1)}, "x")
+
+
+def test_nested_parts_come_back_as_they_were() -> None:
+    tensors, facts = packed(whole())
+    assert set(tensors) == {
+        "parts.0.seen", "parts.1.seen", "parts.1.bias", "by_name.zero value.seen", "by_name.zero value.bias",
+        "state.sums",
+    }  # fmt: skip
+    assert facts["pairs"] == [[[0, 1], [2, 3]]] and facts["parts"][1]["scale"] == 2.0 and "provenance" not in facts
+    again = unpacked(Whole, tensors, facts, provenance="y")
+    assert again.provenance == "y" and again.layers == (3, 0) and again.pairs == whole().pairs and again.label is None
+    assert [part.scale for part in again.parts] == [0.5, 2.0] and again.parts[0].bias is None
+    assert torch.equal(again.parts[1].bias, torch.zeros(2)) and torch.equal(again.state["sums"], torch.ones(1))
+    assert again.by_name["zero value"].scale == 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda tensors, facts: facts.pop("layers"), KeyError),
+        (lambda tensors, facts: facts["parts"][0].pop("scale"), KeyError),
+        (lambda tensors, facts: tensors.pop("parts.0.seen"), KeyError),
+        (lambda tensors, facts: facts.update(parts=[5]), ValueError),
+        (lambda tensors, facts: facts.update(pairs=[[[0, 1]]]), ValueError),
+    ],
+)
+def test_what_is_missing_is_named(change: Any, error: type[Exception]) -> None:
+    tensors, facts = packed(whole())
+    change(tensors, facts)
+    with pytest.raises(error):
+        unpacked(Whole, tensors, facts, provenance="y")
