@@ -1,5 +1,5 @@
 from .activations import Activations as Activations
-from .activations import Batch as Batch
+from .batch import Batch as Batch
 from .errors import AttnmechError as AttnmechError
 from .errors import CertificateError as CertificateError
 from .errors import ExactnessError as ExactnessError
@@ -33,12 +33,12 @@ from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
 from .methods.updates import ResidualUpdates as ResidualUpdates
 from .methods.updates import residual_updates as residual_updates
-from .model.attention import RowBlock as RowBlock
 from .model.certificate import Certificate as Certificate
 from .model.certify import certify as certify
 from .model.hooked import HookedModel as HookedModel
 from .model.load import load as load
-from .model.tap import LayerEnd as LayerEnd
+from .model.observed import LayerEnd as LayerEnd
+from .model.observed import RowBlock as RowBlock
 from .report import Report as Report
 from .report import report as report
 from .runs.corpus import Corpus as Corpus

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .activations import Batch
 from .axes import spread
+from .batch import Batch
 from .demo.about import notes as notes_on_demo
 from .demo.text import documents
 from .draw.embed import View

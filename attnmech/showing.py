@@ -1,12 +1,13 @@
 """What `Activations.show` shows: which view suits which point, and the numbers that it takes."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .batch import Batch
 from .draw.all_heads import model_view
 from .draw.circuitsvis import (
     MOST_CELLS,
@@ -22,10 +23,7 @@ from .draw.graph import token_graph
 from .draw.sentence import sentence_view
 from .draw.text import visible_token
 from .errors import InputError, MissingPointError, index_of
-from .points import PointName, parse, point_of, split_stack
-
-if TYPE_CHECKING:
-    from .activations import Activations, Batch
+from .points import PointKey, PointName, parse, point_of, split_stack
 
 OWN_VIEWS: Final[dict[str, Callable[..., View]]] = {
     "model": model_view,
@@ -38,8 +36,19 @@ VIEWS: Final = (*OWN_VIEWS, "attention_heads", "attention_pattern", "colored_tok
 """What attention can be shown as."""
 
 
+@runtime_checkable
+class Captured(Protocol):
+    """What a run holds, as far as views need it: `Activations`."""
+
+    @property
+    def batch(self) -> Batch: ...
+    @property
+    def values(self) -> Mapping[PointKey, Tensor]: ...
+    def __getitem__(self, name: PointName) -> Tensor: ...
+
+
 def show(
-    activations: "Activations",
+    activations: Captured,
     name: PointName,
     *,
     layer: int | None,
@@ -69,7 +78,7 @@ def show(
 
 
 def _attention(
-    activations: "Activations",
+    activations: Captured,
     name: str,
     layers: list[int],
     head: int | None,
@@ -139,13 +148,13 @@ def _usual(layer: int | None, head: int | None, query: int | None, *, ours: bool
     return "attention_heads" if head is None else "attention_pattern"
 
 
-def _predictions(activations: "Activations", text: int) -> View:
+def _predictions(activations: Captured, text: int) -> View:
     batch = activations.batch if activations.batch.target is None else activations.batch.target
     rows = _Rows(batch, text)
     texts_of = batch.texts_of
     if texts_of is None:
         raise InputError("the logits of this run are of no tokens, so there is no text to show.")
-    logits = activations.logits
+    logits = activations["logits"]
     if logits.ndim != 3 or logits.shape[1] != len(batch.tokens[text]):
         raise InputError(
             f"logits must stand at every token to be shown; this model's have the shape {tuple(logits.shape)}."
@@ -159,7 +168,7 @@ def _predictions(activations: "Activations", text: int) -> View:
     )
 
 
-def _by_token(activations: "Activations", name: str, layers: list[int], head: int | None, text: int) -> View:
+def _by_token(activations: Captured, name: str, layers: list[int], head: int | None, text: int) -> View:
     """Points that have a vector a token, or one a head and token."""
     rows = _Rows(activations.batch.queries(split_stack(name)[0]), text)
     axes = point_of(name).axes
@@ -192,7 +201,7 @@ def _by_token(activations: "Activations", name: str, layers: list[int], head: in
 class _Rows:
     """The real tokens of one text."""
 
-    def __init__(self, batch: "Batch", text: int) -> None:
+    def __init__(self, batch: Batch, text: int) -> None:
         self.batch = batch
         self.real = batch.mask[text].cpu().numpy()
         self.tokens = [token for token, real in zip(batch.tokens[text], self.real, strict=True) if real]
@@ -200,14 +209,14 @@ class _Rows:
         self.text = text
 
 
-def _rows(activations: "Activations", name: str, text: int) -> tuple[_Rows, _Rows]:
+def _rows(activations: Captured, name: str, text: int) -> tuple[_Rows, _Rows]:
     stack = split_stack(name)[0]
     queries, keys = activations.batch.queries(stack), activations.batch.keys(stack)
     rows = _Rows(queries, text)
     return rows, rows if keys is queries else _Rows(keys, text)
 
 
-def _real(activations: "Activations", name: str, layers: list[int], queries: _Rows, keys: _Rows) -> np.ndarray:
+def _real(activations: Captured, name: str, layers: list[int], queries: _Rows, keys: _Rows) -> np.ndarray:
     """[layer head query key] without padding."""
     found = [_numbers(activations[name, layer][queries.text]) for layer in layers]
     return np.stack([each[:, queries.real][:, :, keys.real] for each in found])

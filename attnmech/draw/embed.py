@@ -6,10 +6,11 @@ runs again, it carries them again. A page carries each script once.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from string import Template
 from typing import Any, Final
 from uuid import uuid4
 
@@ -75,9 +76,12 @@ class View:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the view as a page of its own that opens without a network."""
-        from attnmech.draw.figure_page import Section, render_figures
-
-        html = render_figures(title=self.title, lead=self.finding, sections=[Section("", self.reading, self)])
+        html = page_of_views(
+            [self],
+            title=self.title,
+            lead=self.finding,
+            body=lambda elements: f"<section><p>{html_text(self.reading)}</p>{elements[0]}</section>",
+        )
         target = path_of(path, OutputError)
         with writing(target) as draft:
             draft.write_text(html, encoding="utf-8")
@@ -97,6 +101,33 @@ class View:
 def plotly_view(figure: go.Figure, *, title: str = "", reading: str = "") -> View:
     """A plotly figure that needs no network in a notebook."""
     return View("plotly", title, reading, json.loads(figure.to_json()), (scripts.plotly(),))
+
+
+def page_of_views(
+    views: Sequence[View],
+    *,
+    title: str,
+    lead: str,
+    body: Callable[[Sequence[str]], str],
+    table: str = "",
+    provenance: str = "",
+) -> str:
+    """A page that opens from a file without a network, as HTML; `body` puts the views' elements where they belong."""
+    named = {f"figure-{number}": view for number, view in enumerate(views)}
+    carried = {script.name: script for view in views for script in view.scripts}
+    starts = "\n".join(view.start(name) for name, view in named.items())
+    script = f"{scripts.boot()}\n{starts}\n{scripts.package_text('figure_page.js')}"
+    return Template(scripts.package_text("figure_page.html")).substitute(
+        policy=scripts.content_policy(script, *(each.text for each in carried.values())),
+        style=scripts.package_text("page.css"),
+        title=html_text(title),
+        lead=html_text(lead),
+        sections=body([view.element(name) for name, view in named.items()]),
+        table=table,
+        provenance=provenance,
+        carriers=scripts.carriers(carried.values()),
+        script=script,
+    )
 
 
 def in_notebook(views: Iterable[View]) -> str:

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from string import Template
 from typing import Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from attnmech.draw import scripts
-from attnmech.draw.embed import View, in_notebook, plotly_view
+from attnmech.draw.embed import View, in_notebook, page_of_views, plotly_view
 from attnmech.draw.text import html_text
 
 MOST_IN_A_CELL: Final = 4
@@ -40,20 +38,13 @@ def render_figures(
     provenance: Mapping[str, str] | None = None,
 ) -> str:
     """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
-    named = {f"figure-{number}": each.view for number, each in enumerate(sections)}
-    carried = {script.name: script for view in named.values() for script in view.scripts}
-    starts = "\n".join(view.start(name) for name, view in named.items())
-    script = f"{scripts.boot()}\n{starts}\n{scripts.package_text('figure_page.js')}"
-    return Template(scripts.package_text("figure_page.html")).substitute(
-        policy=scripts.content_policy(script, *(each.text for each in carried.values())),
-        style=scripts.package_text("page.css"),
-        title=html_text(title),
-        lead=html_text(lead),
-        sections="".join(_section_html(name, each) for name, each in zip(named, sections, strict=True)),
+    return page_of_views(
+        [each.view for each in sections],
+        title=title,
+        lead=lead,
+        body=lambda elements: "".join(map(_section_html, sections, elements)),
         table="" if frame is None else f"<section><h2>The numbers</h2>{table_html(frame)}</section>",
         provenance=provenance_html(provenance or {}),
-        carriers=scripts.carriers(carried.values()),
-        script=script,
     )
 
 
@@ -88,7 +79,7 @@ def provenance_html(provenance: Mapping[str, str]) -> str:
     )
 
 
-def _section_html(name: str, section: Section) -> str:
+def _section_html(section: Section, element: str) -> str:
     heading = f"<h2>{html_text(section.heading)}</h2>" if section.heading else ""
     call = f"<pre><code>{html_text(section.call)}</code></pre>" if section.call else ""
-    return f"<section>{heading}<p>{html_text(section.reading)}</p>{section.view.element(name)}{call}</section>"
+    return f"<section>{heading}<p>{html_text(section.reading)}</p>{element}{call}</section>"

@@ -21,10 +21,11 @@ from ..fields import check_fields, check_layers, check_rows
 from ..files import path_of, writing
 from ..maths.scores import ScoreParts, rank_keys, term_shares
 from ..maths.softmax import softmax_of
-from ..model.attention import MaskRule, RowBlock
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.ledger import ScoreAudit
+from ..model.mask import MaskRule
+from ..model.observed import RowBlock
 from ..model.stack import Stack
 from ..results import Provenance, Result, by_layer
 from ..runs.layers import count_layers
@@ -113,7 +114,9 @@ class _Ledgers:
             return
         if layer not in self.audits:
             visible = self._visible_of(block)
-            self.audits[layer] = ScoreAudit(self.model, block, block["attn_in"], visible, fold_norm=self.fold_norm)
+            self.audits[layer] = ScoreAudit(
+                self.model.stacks, block, block["attn_in"], visible, fold_norm=self.fold_norm
+            )
         self.audits[layer].add(block)
 
     def _visible_of(self, block: RowBlock) -> Tensor:

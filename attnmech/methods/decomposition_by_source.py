@@ -13,18 +13,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..activations import Batch
 from ..arguments import flag, member, shown
+from ..batch import Batch
 from ..errors import InputError, UnsupportedModelError, index_of, integer
 from ..fields import check_layers, check_rows
 from ..maths.precision import product_rounding, steps_rounding
 from ..maths.scores import ScoreParts, product_error
 from ..maths.sources import FrozenNorm, pair_terms
 from ..model.architectures import submodule
-from ..model.attention import RowBlock
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.ledger import ScoreAudit, parts_of, require_exact
+from ..model.observed import RowBlock
 from ..model.stack import Stack
 from ..model.weights import bias_of
 from ..points import PointKey
@@ -347,7 +347,7 @@ class _Walk:
     def __call__(self, block: RowBlock) -> None:
         if block.rows.start == 0:
             visible = block.mask.visible(range(block.mask.queries))
-            self._audit, self._rows = ScoreAudit(self._model, block, block["attn_in"], visible), []
+            self._audit, self._rows = ScoreAudit(self._model.stacks, block, block["attn_in"], visible), []
         assert self._audit is not None
         self._audit.add(block)
         self._rows.append(self._read(block, self._audit.parts))
@@ -392,7 +392,7 @@ class _Walk:
         for label, part in self._stream.contributions(block.layer, block.values):
             labels.append(label)
             written += torch.linalg.vector_norm(part, dim=-1)
-            found.append(at_cells(parts_of(self._model, block, part, ledger.visible)))
+            found.append(at_cells(parts_of(self._model.stacks, block, part, ledger.visible)))
         query, key, mean_key = (torch.stack(parts, dim=3) for parts in zip(*found, strict=True))
         whole_query, whole_key, _ = at_cells(ledger)
         expected = (whole_query * whole_key).sum(dim=-1)

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import option, whole_number
+from ..batch import Batch
 from ..errors import InputError, index_of
 from ..maths.focus import (
     STATISTICS,
@@ -25,9 +25,10 @@ from ..maths.focus import (
     row_statistics,
     uniform_attention,
 )
-from ..model.attention import MaskRule, RowBlock
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
+from ..model.mask import MaskRule
+from ..model.observed import RowBlock
 from ..runs.row_means import (
     ROW_CLASSES,
     RowMeans,

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import finite_number, flag, option, shown
+from ..batch import Batch
 from ..errors import InputError
 from ..fields import check_layers
 from ..interventions import Intervention, Values

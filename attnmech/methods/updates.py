@@ -18,11 +18,10 @@ from ..arguments import listed, member, option
 from ..axes import spread
 from ..errors import InputError, index_of
 from ..maths.updates import Writer, cosine
-from ..model.attention import RowBlock
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
+from ..model.observed import LayerEnd, RowBlock
 from ..model.stack import Stack
-from ..model.tap import LayerEnd
 from ..model.unembedding import Unembedding, unembedding_of
 from ..model.weights import tensors_hash
 from ..runs.answers import Answers, answer_ids

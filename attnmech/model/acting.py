@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..activations import Batch
+from ..batch import Batch
 from ..errors import InputError
 from ..interventions import Intervention, Values
 from ..maths.scores import ScoreParts
 from ..points import POINTS, PointKey, full_name
-
-if TYPE_CHECKING:
-    from .attention import LayerFacts, MaskRule
+from .mask import MaskRule
+from .observed import LayerFacts
 
 Ledger: TypeAlias = Callable[[Any, Tensor, Tensor], ScoreParts]
 """Makes the terms of a layer's scores from what the layer is, `attn_in`, and what is visible."""

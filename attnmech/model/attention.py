@@ -6,177 +6,30 @@ through transformers' attention interface, or through a module of ours that stan
 so that no [query key] mask need exist.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..activations import Batch
 from ..errors import InputError, UnsupportedModelError
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
-from ..points import PointKey, full_name
+from ..points import full_name
 from .acting import LayerActs
-from .tap import Notes, Points, Tap
+from .mask import MaskRule, mask_rule
+from .observed import LayerFacts, RowBlock
+from .tap import Tap
 
 IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
 
-Found = TypeVar("Found")
-
 _BLOCK_BYTES: Final = 8 * 2**20
 """Rows are taken in blocks whose scores have about this size, so that they stay in the processor's cache."""
-
-
-@dataclass(frozen=True)
-class MaskRule:
-    """Which keys each query may see, as a rule over positions; evaluated for a block of rows."""
-
-    batch: int
-    queries: int
-    keys: int
-    query_offset: int
-    key_offset: int
-    allows: Callable[..., Tensor]
-    padding: Bool[Tensor, "batch key"] | None
-    device: torch.device
-    _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    ndim = 0
-    """Models that would look into a mask tensor (Falcon) find that this is none."""
-
-    def to(self, *_: Any) -> "MaskRule":
-        """Itself: a rule has no type to be cast to (MPT asks)."""
-        return self
-
-    def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
-        """True where the query of that row may look at the key."""
-        row = torch.arange(rows.start, rows.stop, device=self.device) + self.query_offset
-        key = torch.arange(self.keys, device=self.device) + self.key_offset
-        sequence = torch.arange(self.batch, device=self.device)
-        head = torch.zeros(1, dtype=torch.long, device=self.device)
-        seen = self.allows(sequence[:, None, None, None], head[None, :, None, None], row[:, None], key[None, :])
-        seen = torch.as_tensor(seen, device=self.device)
-        if self.padding is not None:
-            seen = seen & self.padding[:, None, None, self.key_offset : self.key_offset + self.keys]
-        return seen.expand(self.batch, 1, len(rows), self.keys)
-
-    def span(self, rows: range) -> range:
-        """The keys that the mask must be looked up for: before them all rows see all, from their end on none does.
-
-        Where one of the rows sees nothing at all (padding on the left) it reaches to the last key.
-        """
-        return self.once(("span", rows), lambda: self._span(rows))
-
-    def _span(self, rows: range) -> range:
-        visible = self.visible(rows)
-        partly = (~visible.all(dim=(0, 1, 2))).nonzero()
-        seen = visible.any(dim=(0, 1, 2)).nonzero()
-        end = int(seen[-1]) + 1 if len(seen) and bool(visible.any(dim=3).all()) else self.keys
-        start = int(partly[0]) if len(partly) else end
-        return range(min(start, end), end)
-
-    def once(self, key: Any, make: Callable[[], Found]) -> Found:
-        """What `make` finds, made once for all the layers that share this mask."""
-        if key not in self._known:
-            self._known[key] = make()
-        found: Found = self._known[key]
-        return found
-
-
-def mask_rule(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    *,
-    mask_function: Callable[..., Tensor],
-    attention_mask: Tensor | None = None,
-    device: torch.device | str = "cpu",
-    **_: Any,
-) -> MaskRule:
-    """What transformers calls in place of building a mask; the arguments are transformers' own."""
-    padding = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
-    return MaskRule(
-        batch_size,
-        q_length,
-        kv_length,
-        int(q_offset),
-        int(kv_offset),
-        mask_function,
-        padding,
-        torch.device(device),
-    )
-
-
-@dataclass(frozen=True)
-class LayerFacts:
-    """What the scores of a layer are made with, besides queries and keys."""
-
-    stack: str
-    layer: int
-    scale: float
-    position: Float[Tensor, "#batch #head #query key"] | None
-    softcap: float | None
-    sink: Float[Tensor, " head"] | None
-    notes: Notes
-
-
-@dataclass(frozen=True)
-class RowBlock(Points):
-    """What an observer sees of one layer: a block of rows, with all that made it.
-
-    `q`, `scores` and all that follows from them are those of the block's rows and of the keys up to the last that
-    one of these rows may see; `k`, `v`, `position` and `mask` are those of the layer. All are in float32 at least.
-    Scores and pattern are what the model goes on with, after edits; hidden cells of `scores` hold the lowest finite
-    number. Points that were asked for stand under their names, as far as the layer has come: `block["resid_pre"]`.
-    Views of a block's tensors must be copied if they are to be kept.
-    """
-
-    stack: str
-    """The label of the stack, empty where the model has one."""
-    layer: int
-    index: int
-    """The place of this layer among those watched."""
-    rows: range
-    batch: Batch
-    q: Float[Tensor, "batch head row d_head"]
-    k: Float[Tensor, "batch kv_head all_keys d_head"]
-    v: Float[Tensor, "batch kv_head all_keys d_head"]
-    scale: float
-    position: Float[Tensor, "#batch #head #query all_keys"] | None
-    """The model's own position term; None where scores have none."""
-    mask: MaskRule
-    softcap: float | None
-    sink: Float[Tensor, " head"] | None
-    notes: Notes
-    """Rotary tables and norm scales of this layer's queries and keys."""
-    scores: Float[Tensor, "batch head row key"]
-    attention: Attention
-    """The same rows after the softmax, with what is read off it: two highest, entropy."""
-    values: Mapping[PointKey, Tensor]
-
-    @property
-    def pattern(self) -> Float[Tensor, "batch head row key"]:
-        """The attention probabilities."""
-        return self.attention.pattern
-
-    @cached_property
-    def visible(self) -> Bool[Tensor, "batch 1 row key"]:
-        """True where the row may look at the key."""
-        return self.mask.visible(self.rows)[..., : self.scores.shape[-1]]
-
-    @property
-    def real(self) -> Bool[Tensor, "batch row"]:
-        """True at rows of real tokens, False at padding."""
-        return self.batch.queries(self.stack).mask[:, self.rows.start : self.rows.stop]
 
 
 def attend(

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..arguments import flag, shown
 from ..errors import InputError, UnsupportedModelError, first_line
-from .hooked import copy_of, use_attention
+from .copies import copy_of, use_attention
 
 _OPTIONS: Final = (
     "stop_at_eos", "eos_token_id", "do_sample", "top_k", "top_p", "temperature", "freq_penalty", "repetition_penalty",

@@ -545,7 +545,7 @@ class _Statements(Probe):
     def _ledger(self) -> Iterator[Compared]:
         for run, layer in self.places():
             block = self.block(run, layer)
-            audit = ScoreAudit(self.model, block, run.values[self.stack.point("attn_in"), layer], block.visible)
+            audit = ScoreAudit(self.model.stacks, block, run.values[self.stack.point("attn_in"), layer], block.visible)
             audit.add(block)
             worst = int(audit.excess.nan_to_num(torch.inf).argmax())
             yield Compared(f"layer {layer}, head {worst}", float(audit.excess[worst]))

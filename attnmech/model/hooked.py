@@ -1,6 +1,5 @@
 """A transformer with named activation points: run it, look at any point, edit any point, leave no trace."""
 
-import copy
 import hashlib
 import inspect
 import json
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..activations import Activations, Batch
+from ..activations import Activations
 from ..arguments import listed, optional_flag, shown, whole_number
+from ..batch import Batch
 from ..errors import CertificateError, InputError, UnsupportedModelError, index_of
 from ..interventions import HEAD_POINTS, Heads, Intervention, checked_heads
 from ..points import PointKey, PointName
@@ -24,13 +24,15 @@ from ..results import Provenance
 from .acting import Act, check_values
 from .architectures import Architecture, architectures_of, submodule
 from .attention import IMPLEMENTATION
+from .copies import copy_of, forget_lengths, use_attention
 from .images import ImageEncoder, PatchGrid
 from .inputs import Encoder, Inputs
 from .ledger import parts_of
+from .observed import LayerObserver, RowObserver
 from .points import ModelPoints, check_size, points_of
 from .running import Balance, Directions
 from .stack import Stack
-from .tap import Edit, LayerObserver, Part, Pass, RowObserver, Tap, Watch
+from .tap import Edit, Part, Pass, Tap, Watch
 from .weights import AttentionWeights, tensors_hash, weights_hash
 
 if TYPE_CHECKING:
@@ -394,7 +396,7 @@ class HookedModel:
         special = self.encoder.special
         if intervention.keys == "special" and not special:
             raise InputError(f"{intervention}: special tokens are known where a model is loaded with a tokenizer.")
-        return Act(intervention, by_layer, texts, source, special, partial(parts_of, self))
+        return Act(intervention, by_layer, texts, source, special, partial(parts_of, self.stacks))
 
     def check_heads(
         self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None
@@ -588,59 +590,6 @@ def require_model(model: object) -> None:
     """Raises `InputError` for what `am.load` did not make, such as a name or a model of transformers."""
     if not isinstance(model, HookedModel):
         raise InputError(f"the model must be what am.load returns; got {shown(model)}. Try am.load(...) of it.")
-
-
-def copy_of(
-    model: PreTrainedModel, parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same
-) -> PreTrainedModel:
-    """A copy of a model's modules, config and buffers in eval mode, which shares all its parameters.
-
-    `parameter` says what stands in for each parameter where they are not to be shared.
-    """
-    shared: dict[int, Tensor] = {id(each): parameter(each) for each in model.parameters()}
-    for part in model.modules():
-        # Weights that a pre-hook makes anew in every pass (torch.nn.utils.prune) are no leaves, which torch won't copy.
-        made = [each for each in vars(part).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
-        shared |= {id(each): each.detach() for each in made}
-    try:
-        copied: PreTrainedModel = copy.deepcopy(model, shared)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be copied ({error}), so attnmech cannot work without changing it. "
-            "Remove what was attached to it, or load it again from its folder."
-        ) from error
-    for buffer_owner in copied.modules():
-        for name, buffer in buffer_owner.named_buffers(recurse=False):
-            setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
-    copied.eval()  # type: ignore[no-untyped-call]
-    return copied
-
-
-def forget_lengths(model: nn.Module) -> None:
-    """Has rotary tables that depend on a text's length (dynamic, longrope) made anew in each pass.
-
-    transformers keeps on the module what the longest text so far asked for, so that a pass would depend on those before
-    it, and on those beside it in other threads.
-    """
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        kinds = list(kinds.values()) if isinstance(kinds, Mapping) else [kinds]
-        if any("dynamic" in str(kind) or kind == "longrope" for kind in kinds):
-            module.forward = partial(_on_a_fresh_copy, module, type(module).forward)
-
-
-def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    fresh = copy.copy(module)
-    fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
-    return forward(fresh, *args, **kwargs)
-
-
-def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
-    """Sets the attention of a model and of all its parts, which may have configs of their own (T5)."""
-    for part in model.modules():
-        if isinstance(getattr(part, "config", None), PreTrainedConfig):
-            part.config._attn_implementation = implementation  # type: ignore[union-attr]
-    return model
 
 
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import dense
+from ..batch import Batch
 from ..errors import InputError
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..activations import Batch
 from ..arguments import dense, shown
+from ..batch import Batch
 from ..errors import InputError
 
 Ids: TypeAlias = Tensor | np.ndarray

@@ -1,7 +1,6 @@
 """The score ledger of a model's layer: its parts, from weights and rotation; and whether it is what the model used."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 from einops import rearrange, repeat
@@ -12,14 +11,12 @@ from ..errors import ExactnessError
 from ..maths.precision import least_rounding, product_rounding, steps_rounding
 from ..maths.scores import Rotation, Rounded, ScoreParts, score_parts, score_rounding
 from .architectures import Architecture
-from .attention import LayerFacts, RowBlock
-
-if TYPE_CHECKING:
-    from .hooked import HookedModel
+from .observed import LayerFacts, RowBlock
+from .stack import Stack
 
 
 def parts_of(
-    model: "HookedModel",
+    stacks: Mapping[str, Stack],
     block: RowBlock | LayerFacts,
     attn_in: Float[Tensor, "batch position d_model"],
     visible: Bool[Tensor, "batch 1 query key"],
@@ -31,7 +28,7 @@ def parts_of(
     With `fold_norm` the shift β of the norm that made `attn_in` counts as bias. In half precision the parts
     are computed in float32.
     """
-    stack = model.stacks[block.stack]
+    stack = stacks[block.stack]
     plan, weights = stack.architecture, stack.weights(block.layer)
     wide = torch.promote_types(attn_in.dtype, torch.float32)
 
@@ -68,19 +65,19 @@ class ScoreAudit:
 
     def __init__(
         self,
-        model: "HookedModel",
+        stacks: Mapping[str, Stack],
         block: RowBlock,
         attn_in: Float[Tensor, "batch position d_model"],
         visible: Bool[Tensor, "batch 1 query key"],
         *,
         fold_norm: bool = False,
     ) -> None:
-        self.parts = parts_of(model, block, attn_in, visible, fold_norm=fold_norm)
-        self._model, self._block = model, block
+        self.parts = parts_of(stacks, block, attn_in, visible, fold_norm=fold_norm)
+        self._stack, self._block, self._dtype = stacks[block.stack], block, attn_in.dtype
         key_input = attn_in if block.notes.key_input is None else block.notes.key_input
         wide = self.parts.query_from_input.dtype
         by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (attn_in, key_input))
-        self.query, self.key = self.rounded(by_query, by_key, product_rounding(model.dtype, attn_in.shape[-1]))
+        self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, attn_in.shape[-1]))
         none = self.query.norm.new_zeros(self.query.norm.shape[1], dtype=torch.float64)
         self.residual: Float[Tensor, " head"] = none
         """Largest |Σ terms − score| so far, over visible pairs of real tokens; NaN where one of them is NaN."""
@@ -119,7 +116,7 @@ class ScoreAudit:
         δ = `rounding` · (sum · max_d ‖W_d‖ + max_d |b_d|) · max_d |m_d| + 4ε max_d |q_d|, with m what a qk-norm
         multiplies by and ε of the model's precision.
         """
-        stack, parts, notes = self._model.stacks[self._block.stack], self.parts, self._block.notes
+        stack, parts, notes = self._stack, self.parts, self._block.notes
         weights = stack.weights(self._block.layer)
         group = stack.n_heads // stack.n_kv_heads
         found = []
@@ -137,7 +134,7 @@ class ScoreAudit:
             if norm is not None:
                 summed = summed * norm.abs().amax(dim=-1)
             summed = repeat(summed, "batch position head -> batch (head shared) position", shared=shared)
-            steps = steps_rounding(self._model.dtype) * value.amax(dim=-1) + least_rounding(self._model.dtype)
+            steps = steps_rounding(self._dtype) * value.amax(dim=-1) + least_rounding(self._dtype)
             found.append(Rounded(torch.linalg.vector_norm(value, dim=-1), rounding * summed + steps))
         return found[0], found[1]
 

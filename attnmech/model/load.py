@@ -20,7 +20,8 @@ from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, Weig
 from ..files import path_of
 from .architectures import architectures_of
 from .certify import certify, check_runs
-from .hooked import HookedModel, copy_of
+from .copies import copy_of
+from .hooked import HookedModel
 from .stored import SHARDED, WHOLE, check_stored
 from .weights import check_finite, check_real
 

@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..activations import Batch
+from ..batch import Batch
 from ..errors import InputError
 from ..points import PointKey
 from .architectures import submodule
 from .hooked import HookedModel
-from .tap import Part, RowObserver
+from .observed import RowObserver
+from .tap import Part
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pandas as pd
 
-from ..activations import Batch
 from ..arguments import listed, shown
+from ..batch import Batch
 from ..errors import CertificateError, InputError, MissingPointError, integer
 from ..points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
 from .architectures import Architecture

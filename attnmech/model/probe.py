@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from ..activations import Batch
 from ..axes import spread
+from ..batch import Batch
 from ..errors import UnsupportedModelError
 from ..maths.precision import least_rounding, pass_tolerance, step_tolerance, table_tolerance
 from ..points import PointKey, split_stack
-from .attention import RowBlock
 from .certificate import Check, LensHook
 from .hooked import HookedModel, call
+from .observed import RowBlock
 from .stack import Stack
 
 _LENGTH: Final = 24

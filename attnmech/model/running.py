@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..activations import Batch
+from ..batch import Batch
 from ..errors import ExactnessError
 from ..points import full_name
 from .weights import bias_of, matrix_of

@@ -11,7 +11,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .attention import MaskRule, Site, attend
+from .attention import Site, attend
+from .mask import MaskRule
 from .position import rotate_halves, rotate_pairs
 from .weights import Fused, Grouped, Layout, Separate
 

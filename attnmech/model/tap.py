@@ -11,79 +11,23 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import dense
+from ..batch import Batch
 from ..errors import InputError, UnsupportedModelError
 from ..interventions import Intervention
-from ..points import PointKey, full_name, split_stack
+from ..points import PointKey, split_stack
 from .acting import Act, Acts, LayerActs
+from .observed import LayerEnd, LayerObserver, Notes, RowObserver
 from .running import Balance, Kind
-
-if TYPE_CHECKING:
-    from .attention import RowBlock
 
 Edit: TypeAlias = Callable[[Tensor], Tensor | None]
 """A user's hook: takes the value at a point and returns another of the same shape, or None to keep it."""
-
-RowObserver: TypeAlias = "Callable[[RowBlock], None]"
-"""Sees every block of rows of the layers watched; reduces it, and keeps nothing large."""
-
-LayerObserver: TypeAlias = "Callable[[LayerEnd], None]"
-"""Sees every layer watched when it is through."""
-
-
-@dataclass(frozen=True)
-class Notes:
-    """What a layer did to its queries and keys between their projections and the score."""
-
-    rotary: tuple[Tensor, Tensor] | None = None
-    """Cosine and sine tables, `[batch position d_rotary]`."""
-    query_norm: Tensor | None = None
-    """By what qk-norm multiplied the queries, `[batch position head d_head]`."""
-    key_norm: Tensor | None = None
-    key_input: Tensor | None = None
-    """What keys and values were made of, where that is not `attn_in` (cross-attention)."""
-    attn_in: Tensor | None = None
-    """What queries are made of; noted where a term of the scores is changed."""
-
-
-class Points:
-    """The points of one layer that a pass holds, by their own names: `block["resid_pre"]`."""
-
-    stack: str
-    layer: int
-    values: Mapping[PointKey, Tensor]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.values[full_name(self.stack, name), self.layer]
-
-    def __contains__(self, name: str) -> bool:
-        return (full_name(self.stack, name), self.layer) in self.values
-
-
-@dataclass(frozen=True)
-class LayerEnd(Points):
-    """What a layer's observers see of it when it is through: the points that were asked for."""
-
-    stack: str
-    """The label of the stack, empty where the model has one."""
-    layer: int
-    index: int
-    """The place of this layer among those watched."""
-    batch: Batch
-    values: Mapping[PointKey, Tensor]
-    notes: Notes
-
-    @property
-    def real(self) -> Bool[Tensor, "batch position"]:
-        """True at real tokens, False at padding."""
-        return self.batch.queries(self.stack).mask
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .result import by_layer
+from .by_layer import by_layer
 
 _OF_LAYERS: Final = ("after", "swept", "shift", "per_text", "exact", "residual", "largest")
 _BY_LAYER: Final = dict.fromkeys(_OF_LAYERS, 0) | {"facts": 1}

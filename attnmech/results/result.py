@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pandas as pd
-import torch
-from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -272,28 +270,6 @@ class TextResult(PagedResult):
             named = {name.removeprefix(beginning): x for name, x in tensors.items() if name.startswith(beginning)}
             parts.append(cls._read(named, own))
         return parts[0] - parts[1]
-
-
-def subtracted(
-    one: Float[Tensor, "*places text"], other: Float[Tensor, "*places other_text"], paired: bool
-) -> Float[Tensor, "*places either_text"]:
-    """Text by text where texts are paired; else the difference of the means, as the one entry of the axis `text`.
-
-    So the mean over that axis is the difference in both cases, and one entry has no interval.
-    """
-    return one - other if paired else one.nanmean(dim=-1, keepdim=True) - other.nanmean(dim=-1, keepdim=True)
-
-
-def by_layer(measured: Tensor, layers: Sequence[int], n_layers: int, axis: int = 0) -> Tensor:
-    """Numbers of some layers, with a place for every layer of the model along that axis: NaN where none was measured.
-
-    >>> by_layer(torch.tensor([0.5, 0.2]), [3, 1], 5)
-    tensor([   nan, 0.2000,    nan, 0.5000,    nan])
-    """
-    shape = list(measured.shape)
-    shape[axis] = n_layers
-    places = torch.tensor(layers, dtype=torch.long, device=measured.device)
-    return measured.new_full(shape, torch.nan).index_copy(axis, places, measured)
 
 
 def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

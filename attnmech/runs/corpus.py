@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import flag, optional_flag, shown, whole_number
+from ..batch import Batch
 from ..errors import InputError, first_line, integer
 from ..files import path_of
 from ..model.hooked import HookedModel

@@ -9,13 +9,13 @@ from einops import rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..activations import Batch
+from ..batch import Batch
 from ..errors import InputError
 from ..interventions import HEAD_POINTS, Intervention
 from ..maths.metrics import jensen_shannon
 from ..model.acting import Act
-from ..model.attention import RowBlock
 from ..model.hooked import HookedModel
+from ..model.observed import RowBlock
 from ..model.partial import Blocks
 from .metrics import Metric
 

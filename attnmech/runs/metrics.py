@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import dense, shown
+from ..batch import Batch
 from ..errors import InputError
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
 from ..model.hooked import HookedModel

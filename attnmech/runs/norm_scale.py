@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..maths.norms import norm_multiplier
+from ..model.observed import LayerEnd
 from ..model.stack import Stack
-from ..model.tap import LayerEnd
 
 
 @dataclass(frozen=True)

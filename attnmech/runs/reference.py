@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..interventions import Values
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
-from ..model.tap import LayerEnd
+from ..model.observed import LayerEnd
 from ..points import split_stack
 from .corpus import CorpusBatch, batches
 from .stream import Reducer, Run, Source, State, stream

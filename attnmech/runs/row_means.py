@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import dense, flag, option, shown
+from ..batch import Batch
 from ..errors import InputError, MissingPointError
 from ..fields import check_entries, check_layers, check_rows
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference

@@ -12,16 +12,15 @@ from einops import einsum, repeat
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import shown
+from ..batch import Batch
 from ..errors import InputError
 from ..maths.focus import received_by_key
 from ..maths.null_attention import most_attended, sink_mass, value_ratio
 from ..maths.updates import Writer
-from ..model.attention import RowBlock
 from ..model.hooked import HookedModel
 from ..model.inputs import Ids, Inputs
-from ..model.tap import LayerEnd
+from ..model.observed import LayerEnd, RowBlock
 from .norm_scale import norm_scale
 from .row_means import begins
 from .stream import Reducer, Run, Source, State, stream

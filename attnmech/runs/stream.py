@@ -17,15 +17,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import flag, listed, optional_flag, shown
+from ..batch import Batch
 from ..errors import ExactnessError, InputError, JournalError, ReducerError
 from ..files import path_of
-from ..model.attention import RowBlock
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
+from ..model.observed import LayerEnd, RowBlock
 from ..model.stack import Stack
-from ..model.tap import LayerEnd
 from ..points import PointKey
 from ..results import Provenance
 from .corpus import CorpusBatch, CorpusHash, batches, checked_shard

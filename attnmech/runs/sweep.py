@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..activations import Batch
 from ..arguments import finite_number, flag, shown
+from ..batch import Batch
 from ..errors import InputError
 from ..files import path_of
 from ..model.hooked import HookedModel, require_model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.activations import Batch
+from attnmech.batch import Batch
 from attnmech.interventions import Intervention
 from attnmech.model.architectures import architectures_of, submodule
 from attnmech.model.partial import Blocks

@@ -1,0 +1,65 @@
+"""Copies of a model that share its parameters, so that the caller's own is never changed."""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..errors import UnsupportedModelError
+
+
+def copy_of(
+    model: PreTrainedModel, parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same
+) -> PreTrainedModel:
+    """A copy of a model's modules, config and buffers in eval mode, which shares all its parameters.
+
+    `parameter` says what stands in for each parameter where they are not to be shared.
+    """
+    shared: dict[int, Tensor] = {id(each): parameter(each) for each in model.parameters()}
+    for part in model.modules():
+        # Weights that a pre-hook makes anew in every pass (torch.nn.utils.prune) are no leaves, which torch won't copy.
+        made = [each for each in vars(part).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
+        shared |= {id(each): each.detach() for each in made}
+    try:
+        copied: PreTrainedModel = copy.deepcopy(model, shared)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be copied ({error}), so attnmech cannot work without changing it. "
+            "Remove what was attached to it, or load it again from its folder."
+        ) from error
+    for buffer_owner in copied.modules():
+        for name, buffer in buffer_owner.named_buffers(recurse=False):
+            setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
+    copied.eval()  # type: ignore[no-untyped-call]
+    return copied
+
+
+def forget_lengths(model: nn.Module) -> None:
+    """Has rotary tables that depend on a text's length (dynamic, longrope) made anew in each pass.
+
+    transformers keeps on the module what the longest text so far asked for, so that a pass would depend on those before
+    it, and on those beside it in other threads.
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        kinds = list(kinds.values()) if isinstance(kinds, Mapping) else [kinds]
+        if any("dynamic" in str(kind) or kind == "longrope" for kind in kinds):
+            module.forward = partial(_on_a_fresh_copy, module, type(module).forward)
+
+
+def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    fresh = copy.copy(module)
+    fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
+    return forward(fresh, *args, **kwargs)
+
+
+def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
+    """Sets the attention of a model and of all its parts, which may have configs of their own (T5)."""
+    for part in model.modules():
+        if isinstance(getattr(part, "config", None), PreTrainedConfig):
+            part.config._attn_implementation = implementation  # type: ignore[union-attr]
+    return model

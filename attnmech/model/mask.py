@@ -1,0 +1,93 @@
+"""Which keys each query may see: a rule over positions, so that no [query key] mask need exist."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """Which keys each query may see, as a rule over positions; evaluated for a block of rows."""
+
+    batch: int
+    queries: int
+    keys: int
+    query_offset: int
+    key_offset: int
+    allows: Callable[..., Tensor]
+    padding: Bool[Tensor, "batch key"] | None
+    device: torch.device
+    _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    ndim = 0
+    """Models that would look into a mask tensor (Falcon) find that this is none."""
+
+    def to(self, *_: Any) -> "MaskRule":
+        """Itself: a rule has no type to be cast to (MPT asks)."""
+        return self
+
+    def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
+        """True where the query of that row may look at the key."""
+        row = torch.arange(rows.start, rows.stop, device=self.device) + self.query_offset
+        key = torch.arange(self.keys, device=self.device) + self.key_offset
+        sequence = torch.arange(self.batch, device=self.device)
+        head = torch.zeros(1, dtype=torch.long, device=self.device)
+        seen = self.allows(sequence[:, None, None, None], head[None, :, None, None], row[:, None], key[None, :])
+        seen = torch.as_tensor(seen, device=self.device)
+        if self.padding is not None:
+            seen = seen & self.padding[:, None, None, self.key_offset : self.key_offset + self.keys]
+        return seen.expand(self.batch, 1, len(rows), self.keys)
+
+    def span(self, rows: range) -> range:
+        """The keys that the mask must be looked up for: before them all rows see all, from their end on none does.
+
+        Where one of the rows sees nothing at all (padding on the left) it reaches to the last key.
+        """
+        return self.once(("span", rows), lambda: self._span(rows))
+
+    def _span(self, rows: range) -> range:
+        visible = self.visible(rows)
+        partly = (~visible.all(dim=(0, 1, 2))).nonzero()
+        seen = visible.any(dim=(0, 1, 2)).nonzero()
+        end = int(seen[-1]) + 1 if len(seen) and bool(visible.any(dim=3).all()) else self.keys
+        start = int(partly[0]) if len(partly) else end
+        return range(min(start, end), end)
+
+    def once(self, key: Any, make: Callable[[], Found]) -> Found:
+        """What `make` finds, made once for all the layers that share this mask."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: Found = self._known[key]
+        return found
+
+
+def mask_rule(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> MaskRule:
+    """What transformers calls in place of building a mask; the arguments are transformers' own."""
+    padding = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
+    return MaskRule(
+        batch_size,
+        q_length,
+        kv_length,
+        int(q_offset),
+        int(kv_offset),
+        mask_function,
+        padding,
+        torch.device(device),
+    )

@@ -1,0 +1,132 @@
+"""What observers see of a pass: blocks of rows as they go by, and each layer when it is through."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..batch import Batch
+from ..maths.softmax import Attention
+from ..points import PointKey, full_name
+from .mask import MaskRule
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a layer did to its queries and keys between their projections and the score."""
+
+    rotary: tuple[Tensor, Tensor] | None = None
+    """Cosine and sine tables, `[batch position d_rotary]`."""
+    query_norm: Tensor | None = None
+    """By what qk-norm multiplied the queries, `[batch position head d_head]`."""
+    key_norm: Tensor | None = None
+    key_input: Tensor | None = None
+    """What keys and values were made of, where that is not `attn_in` (cross-attention)."""
+    attn_in: Tensor | None = None
+    """What queries are made of; noted where a term of the scores is changed."""
+
+
+class Points:
+    """The points of one layer that a pass holds, by their own names: `block["resid_pre"]`."""
+
+    stack: str
+    layer: int
+    values: Mapping[PointKey, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[full_name(self.stack, name), self.layer]
+
+    def __contains__(self, name: str) -> bool:
+        return (full_name(self.stack, name), self.layer) in self.values
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What the scores of a layer are made with, besides queries and keys."""
+
+    stack: str
+    layer: int
+    scale: float
+    position: Float[Tensor, "#batch #head #query key"] | None
+    softcap: float | None
+    sink: Float[Tensor, " head"] | None
+    notes: Notes
+
+
+@dataclass(frozen=True)
+class RowBlock(Points):
+    """What an observer sees of one layer: a block of rows, with all that made it.
+
+    `q`, `scores` and all that follows from them are those of the block's rows and of the keys up to the last that
+    one of these rows may see; `k`, `v`, `position` and `mask` are those of the layer. All are in float32 at least.
+    Scores and pattern are what the model goes on with, after edits; hidden cells of `scores` hold the lowest finite
+    number. Points that were asked for stand under their names, as far as the layer has come: `block["resid_pre"]`.
+    Views of a block's tensors must be copied if they are to be kept.
+    """
+
+    stack: str
+    """The label of the stack, empty where the model has one."""
+    layer: int
+    index: int
+    """The place of this layer among those watched."""
+    rows: range
+    batch: Batch
+    q: Float[Tensor, "batch head row d_head"]
+    k: Float[Tensor, "batch kv_head all_keys d_head"]
+    v: Float[Tensor, "batch kv_head all_keys d_head"]
+    scale: float
+    position: Float[Tensor, "#batch #head #query all_keys"] | None
+    """The model's own position term; None where scores have none."""
+    mask: MaskRule
+    softcap: float | None
+    sink: Float[Tensor, " head"] | None
+    notes: Notes
+    """Rotary tables and norm scales of this layer's queries and keys."""
+    scores: Float[Tensor, "batch head row key"]
+    attention: Attention
+    """The same rows after the softmax, with what is read off it: two highest, entropy."""
+    values: Mapping[PointKey, Tensor]
+
+    @property
+    def pattern(self) -> Float[Tensor, "batch head row key"]:
+        """The attention probabilities."""
+        return self.attention.pattern
+
+    @cached_property
+    def visible(self) -> Bool[Tensor, "batch 1 row key"]:
+        """True where the row may look at the key."""
+        return self.mask.visible(self.rows)[..., : self.scores.shape[-1]]
+
+    @property
+    def real(self) -> Bool[Tensor, "batch row"]:
+        """True at rows of real tokens, False at padding."""
+        return self.batch.queries(self.stack).mask[:, self.rows.start : self.rows.stop]
+
+
+@dataclass(frozen=True)
+class LayerEnd(Points):
+    """What a layer's observers see of it when it is through: the points that were asked for."""
+
+    stack: str
+    """The label of the stack, empty where the model has one."""
+    layer: int
+    index: int
+    """The place of this layer among those watched."""
+    batch: Batch
+    values: Mapping[PointKey, Tensor]
+    notes: Notes
+
+    @property
+    def real(self) -> Bool[Tensor, "batch position"]:
+        """True at real tokens, False at padding."""
+        return self.batch.queries(self.stack).mask
+
+
+RowObserver: TypeAlias = Callable[[RowBlock], None]
+"""Sees every block of rows of the layers watched; reduces it, and keeps nothing large."""
+
+LayerObserver: TypeAlias = Callable[[LayerEnd], None]
+"""Sees every layer watched when it is through."""

@@ -1,0 +1,29 @@
+"""Numbers by layer and by text: rows for every layer of a model, and differences text by text."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def subtracted(
+    one: Float[Tensor, "*places text"], other: Float[Tensor, "*places other_text"], paired: bool
+) -> Float[Tensor, "*places either_text"]:
+    """Text by text where texts are paired; else the difference of the means, as the one entry of the axis `text`.
+
+    So the mean over that axis is the difference in both cases, and one entry has no interval.
+    """
+    return one - other if paired else one.nanmean(dim=-1, keepdim=True) - other.nanmean(dim=-1, keepdim=True)
+
+
+def by_layer(measured: Tensor, layers: Sequence[int], n_layers: int, axis: int = 0) -> Tensor:
+    """Numbers of some layers, with a place for every layer of the model along that axis: NaN where none was measured.
+
+    >>> by_layer(torch.tensor([0.5, 0.2]), [3, 1], 5)
+    tensor([   nan, 0.2000,    nan, 0.5000,    nan])
+    """
+    shape = list(measured.shape)
+    shape[axis] = n_layers
+    places = torch.tensor(layers, dtype=torch.long, device=measured.device)
+    return measured.new_full(shape, torch.nan).index_copy(axis, places, measured)
