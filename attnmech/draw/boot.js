@@ -24,8 +24,14 @@
     return new Uint8Array(await new Response(stream).arrayBuffer());
   }
 
+  /** The element that carries a script; while the document is being read it may hold only the beginning. */
+  function carrierOf(name) {
+    const found = document.querySelector(`script[data-attnmech="${name}"]`);
+    return found && (found.nextSibling || document.readyState !== "loading") ? found : null;
+  }
+
   async function run(name, late) {
-    const carrier = await waitFor(() => document.querySelector(`script[data-attnmech="${name}"]`), late);
+    const carrier = await waitFor(() => carrierOf(name), late);
     const script = document.createElement("script");
     script.textContent = new TextDecoder().decode(await unzip(carrier.textContent));
     document.head.append(script);
