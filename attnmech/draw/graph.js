@@ -268,6 +268,7 @@
       print(printing) {
         box.classList.toggle("attnmech-printing", printing);
         plot.style.zoom = printing ? Math.min(1, box.clientWidth / plot.scrollWidth) : "";
+        draw();
       },
       /** The weights shown, [query key]; NaN in a row where no key is left. */
       weights() {

@@ -21,6 +21,7 @@ if (page.updates) {
 const controls = Object.keys(state).filter((name) => name !== "query");
 let drawnFor = 0; // the window's width that the figures were made for
 let printing = false;
+let everywhere = false; // whether figures out of sight are drawn, too
 let queryChosen = false; // by the reader; until then the views show all rows
 const inSight = new Set(); // the figures on the screen or near it
 const drawnWith = {}; // what each figure was last drawn with
@@ -36,10 +37,11 @@ function range(length) {
 await attnmech.script(page.scripts.attnmech);
 const { unpack, unpackPatterns, plotlyOptions, MOST_ASPECT } = attnmech.kit;
 const plotlyArrives = attnmech.script(page.scripts.plotly);
-const [scores, patterns, rankedKey, keyTerms, rankedShare, terms, focusNumbers, attended, updateSides] =
+const [scores, patterns, rests, rankedKey, keyTerms, rankedShare, terms, focusNumbers, attended, updateSides] =
   await Promise.all([
     unpack(page.scores),
     unpackPatterns(page.pattern, heads),
+    page.rest && unpackPatterns(page.rest, heads),
     unpack(page.ranked_key),
     unpackAll(page.key_terms),
     unpackAll(page.ranked_share),
@@ -342,9 +344,9 @@ function frameChosenRow(figure) {
 const ledgerOrder = page.figures["row-ledger"]?.data.map((trace) => trace.meta);
 const plain = (value) => `${value < 0 ? "-" : "+"}${Math.abs(value).toFixed(3)}`;
 
-/** Draws a figure that is in sight, unless it already shows the choice. */
+/** Draws a figure that is in sight or to be printed, unless it already shows the choice. */
 function draw(id, numbers) {
-  if (!window.Plotly || !(inSight.has(id) || printing)) return;
+  if (!window.Plotly || !(inSight.has(id) || everywhere)) return;
   const chosen = follows[id].map((name) => state[name]);
   const ink = getComputedStyle(document.body).color;
   const key = [...chosen, element(id).clientWidth, ink].join();
@@ -384,7 +386,7 @@ function useTextColour({ data, layout }, color) {
 
 const embedded = ["model-view", "sentence-view", "token-graph"];
 const kinds = { "model-view": "model", "sentence-view": "sentence", "token-graph": "token_graph" };
-const begun = new Set();
+const begun = new Map(); // when each is drawn
 
 /** The views of attention show all rows until a reader chooses one. */
 function choiceForViews(changes) {
@@ -393,9 +395,12 @@ function choiceForViews(changes) {
 }
 
 /** Draws a view of attention, or CircuitsVis's, when it first comes into sight. */
-async function begin(id) {
-  if (begun.has(id)) return;
-  begun.add(id);
+function begin(id) {
+  if (!begun.has(id)) begun.set(id, drawView(id));
+  return begun.get(id);
+}
+
+async function drawView(id) {
   const stage = element(id);
   stage.classList.add("attnmech");
   stage.style.minHeight = "";
@@ -406,7 +411,7 @@ async function begin(id) {
   }
   const { special } = page;
   const chosen = { layer: state.layer, head: state.head };
-  const data = { layers, heads, queries: tokens, keys: tokens, special, patterns, rest: page.rest, chosen };
+  const data = { layers, heads, queries: tokens, keys: tokens, special, patterns, rests, chosen };
   const options = { embedded: true, overview: true, threshold: 0.1, across: false };
   stage.control = await attnmech.views[kinds[id]](stage, { ...data, ...options });
   stage.control.choose(choiceForViews());
@@ -708,12 +713,18 @@ function fitWindow() {
   if (innerWidth !== drawnFor) show();
 }
 
-/** Figures have a width in pixels, so they are drawn again for the paper's, all of them. */
+/**
+ * Figures have a width in pixels, so they are drawn again for the paper's, all of them. The views that nobody has
+ * scrolled to begin here: they wait for nothing but promises already kept, which is done before paper is laid out.
+ */
 function setPrinting(now) {
+  if (now === printing) return;
   printing = now;
   document.documentElement.classList.toggle("printing", printing);
+  everywhere = true;
   show();
-  for (const id of embedded) element(id).control?.print?.(printing);
+  everywhere = printing;
+  for (const id of embedded) begin(id).then(() => element(id).control.print(printing));
 }
 
 // ---- start ----------------------------------------------------------------------------------------------------
@@ -737,6 +748,7 @@ addEventListener("hashchange", chooseFromHash);
 addEventListener("resize", fitWindow);
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
+matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
 
 /** What a click on a figure chooses, where it chooses anything. */
 const chooseQuery = ({ y }) => choose({ query: labels.indexOf(y) });
@@ -804,9 +816,7 @@ for (const [name, value] of Object.entries(page.start ?? {})) state[name] = choi
 chooseFromHash();
 await plotlyArrives;
 drawInSight(chosenNumbers());
+if (page.expected) await begin("expected-tokens"); // CircuitsVis draws later than it is told to: too late for paper
 document.documentElement.dataset.ready = "yes";
-
-// Paper wants what nobody has scrolled to, too.
-const views = [...document.querySelectorAll(".figure")].filter(({ id }) => !(id in page.figures));
-for (const { id } of views) await new Promise((proceed) => setTimeout(proceed, 200)).then(() => begin(id));
+for (const id of embedded) await new Promise((proceed) => setTimeout(proceed, 200)).then(() => begin(id));
 document.documentElement.dataset.whole = "yes";

@@ -158,6 +158,50 @@ def test_figures_out_of_sight_are_drawn_when_they_come_into_sight_or_are_printed
         assert page.locator(".attnmech-printing").count() == 0
 
 
+def blank(page: Any) -> list[str]:
+    """The figures in which nothing is drawn: no plotly data, no words, and only transparent canvases."""
+    return list(
+        page.eval_on_selector_all(
+            ".figure",
+            """all => all.filter(one => {
+                 const inked = each => each.width && each.getContext("2d")
+                   .getImageData(0, 0, each.width, each.height).data.some(Boolean);
+                 const canvases = [...one.querySelectorAll("canvas")];
+                 return !one.data && (!one.textContent.trim() || !canvases.every(inked));
+               }).map(one => one.id)""",
+        )
+    )
+
+
+@pytest.mark.parametrize("way", ["pdf", "media"])
+def test_a_page_printed_at_once_has_every_figure(
+    chromium: Any, full_page_html: str, view: ScoreView, tmp_path: Path, way: str
+) -> None:
+    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
+        if way == "pdf":
+            page.evaluate(
+                """addEventListener("afterprint", () => {
+                     window.edges = document.querySelectorAll("#token-graph path").length;
+                     window.printed = [...document.querySelectorAll(".figure")].filter(one => !one.data).map(one =>
+                       [one.id, one.childElementCount]);
+                   }, {capture: true})"""
+            )
+            page.pdf(path=tmp_path / "page.pdf")
+            printed = dict(page.evaluate("window.printed"))
+            assert printed.keys() == {"model-view", "sentence-view", "token-graph", "expected-tokens"}
+            assert all(printed.values()), printed
+            assert page.evaluate("window.edges") == 2 * (view.pattern[0, 0] >= 0.1).sum()
+        else:
+            page.emulate_media(media="print")
+            page.wait_for_selector("html.printing")
+            assert blank(page) == []
+            for bar in ("#controls", ".attnmech-sentence-heading"):
+                assert page.locator(bar).evaluate("one => getComputedStyle(one).position") == "static"
+            page.emulate_media(media="screen")
+            page.wait_for_selector("html:not(.printing)")
+        assert widths_beyond(page) == [0] * 12
+
+
 def test_what_the_model_expects_is_shown_and_hostile_tokens_are_text(opened_full: Any) -> None:
     opened_full.wait_for_selector("#expected-tokens span")
     shown = opened_full.inner_text("#expected-tokens").replace("\u2060", "")
