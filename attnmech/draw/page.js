@@ -361,7 +361,18 @@ function draw(id, numbers) {
   const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
   figure.layout.dragmode = byFinger ? false : "zoom";
   Plotly.react(id, figure.data, figure.layout, plotlyOptions(byFinger));
+  element(id).picture = () => ({ name: `${chosenHead()}_${id.replaceAll("-", "_")}`, title: titleOf(id) });
   if (isNew && clicked[id]) element(id).on("plotly_click", ({ points }) => clicked[id](points[0]));
+}
+
+const chosenHead = () => `L${choices.layer[state.layer]}H${state.head}`;
+
+/** What a picture of the figure is called: the section's heading, and what is chosen. */
+function titleOf(id) {
+  const heading = element(id).closest("section").querySelector("h2").textContent;
+  const rank = follows[id].includes("rank") ? [`rank ${state.rank}`] : [];
+  const side = follows[id].includes("side") ? [`${choices.side[state.side]} side`] : [];
+  return [heading, chosenHead(), ...rank, ...side].join(", ");
 }
 
 /** As wide as the page. On a narrow screen: less height, and in the map no gaps and marks about as small as a cell. */

@@ -1,7 +1,9 @@
 """In a real, offline browser: choices reach every figure, and hostile text does not run."""
 
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -261,6 +263,56 @@ def test_no_figure_can_be_sent_anywhere(opened_full: Any) -> None:
         ".js-plotly-plot", "all => all.map(one => one._context.plotlyServerURL)"
     )
     assert set(contexts) == {""}
+
+
+def saved(page: Any, figure: str, button: str) -> Path:
+    """What a button of a figure downloads, under the name that it suggests."""
+    page.hover(f"{figure} .nsewdrag")
+    with page.expect_download() as download:
+        page.click(f"{figure} .modebar-btn[data-title='{button}']")
+    path = Path(download.value.path()).with_name(download.value.suggested_filename)
+    download.value.save_as(path)
+    return path
+
+
+COLOURS = """bytes => new Promise(proceed => {
+  const image = new Image();
+  image.onload = () => {
+    const canvas = new OffscreenCanvas(image.width, image.height).getContext("2d");
+    canvas.drawImage(image, 0, 0);
+    const all = canvas.getImageData(0, 0, image.width, image.height).data;
+    proceed([image.width, all.every((value, at) => at % 4 < 3 || value === 255), [...all.slice(0, 3)]]);
+  };
+  image.src = `data:image/png;base64,${bytes}`;
+})"""
+
+
+@pytest.mark.parametrize(("theme", "background"), [("light", [255, 255, 255]), ("dark", [21, 23, 28])])
+def test_a_saved_picture_has_a_name_a_title_and_a_background(
+    opened_full: Any, theme: str, background: list[int]
+) -> None:
+    opened_full.select_option("#layer", "5")
+    opened_full.select_option("#head", "2")
+    while opened_full.inner_text("#theme") != f"Theme: {theme}":
+        opened_full.click("#theme")
+    png = saved(opened_full, "#attention-map", "Save as PNG")
+    assert png.name == "L5H2_attention_map.png"
+    shown = opened_full.evaluate("document.getElementById('attention-map').layout.width")
+    assert opened_full.evaluate(COLOURS, b64encode(png.read_bytes()).decode()) == [3 * shown, True, background]
+    svg = saved(opened_full, "#magnitude-by-position", "Save as SVG")
+    assert svg.name == "L5H2_magnitude_by_position.svg"
+    title, *_ = ElementTree.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text")
+    assert title.text == "Figure 10. Magnitude along the text, L5H2, query side"
+
+
+def test_the_buttons_of_a_figure_cover_nothing_of_it(opened_full: Any) -> None:
+    for figure in opened_full.eval_on_selector_all(".modebar", "all => all.map(one => one.closest('.figure').id)"):
+        ends = opened_full.evaluate(
+            """id => [document.querySelector(`#${id} .modebar`).getBoundingClientRect().bottom,
+                      document.querySelector(`#${id} .main-svg`).getBoundingClientRect().top]""",
+            figure,
+        )
+        assert ends[0] <= ends[1] + 1, figure
 
 
 def test_the_views_follow_the_chosen_query_back_to_the_first_one(opened: Any) -> None:
