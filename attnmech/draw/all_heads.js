@@ -63,7 +63,7 @@
     const markOf = (query, key) => (aligned && key === query ? "self" : key === 0 ? "first" : "other");
 
     function sentence({ layer, head }) {
-      const where = `layer ${layers[layer]}, head ${head}`;
+      const where = `L${layers[layer]}H${head}`;
       if (rows === 0) return `No row of ${where} has a choice: each sees one key.`;
       const block = layer * heads + head;
       const highest = tops.of(block);
@@ -481,7 +481,7 @@
     }
 
     const root = make("div", { className: `attnmech-model ${overview ? "attnmech-model-alone" : ""}` });
-    const describe = overview ? ({ layer, head }) => `layer ${layers[layer]}, head ${head}` : facts.sentence;
+    const describe = overview ? ({ layer, head }) => `L${layers[layer]}H${head}` : facts.sentence;
     const small = smallMaps(stage, data, patterns, { pick, describe, follow: !overview });
     parts.push(small.choose);
     const redraws = [small.redraw];

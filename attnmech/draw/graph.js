@@ -178,10 +178,11 @@
 
     /** The sentence that the numbers support. */
     function tell() {
-      const heads = state.mode === ONE ? `Head ${state.head}` : `Mean of the ${data.heads} heads`;
+      const number = data.layers[state.layer];
+      const heads = state.mode === ONE ? `L${number}H${state.head}` : `Mean of the ${data.heads} heads of layer ${number}`;
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const what = picker.pinned ? placesOf(picker.pinned).map(ofToken).join("; ") : ofWhole();
-      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, had, data)}`;
+      finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
     function ofWhole() {
@@ -256,8 +257,8 @@
         Object.assign(state, { layer: toLayer, head: toHead });
         layer.select.selectedIndex = toLayer;
         head.select.selectedIndex = toHead;
-        if (query !== undefined) {
-          picker.pin("query", query);
+        if (query !== undefined) picker.pin("query", query);
+        if (Number.isInteger(query)) {
           const middle = ofQueries.middles[query];
           const inView = box.scrollLeft <= middle && middle <= box.scrollLeft + box.clientWidth;
           if (!inView) box.scrollLeft = middle - box.clientWidth / 2;

@@ -319,7 +319,7 @@ function announce(stage, detail) {
 }
 
 /** A token in a sentence: its position and its text, whose direction stays its own. */
-const named = (tokens, index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
+const named = (tokens, index) => `${index} “\u2068${tokens[index]}\u2069”`;
 
 const counting = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
@@ -328,18 +328,18 @@ function joined(parts, none = "") {
   return parts.length < 2 ? (parts[0] ?? none) : `${parts.slice(0, -1).join(", ")} and ${parts.at(-1)}`;
 }
 
-/** Some tokens by name, many by their number: "key 0 ‘<s>’", "12 keys". */
+/** Some tokens by name, many by their number: "key 0 “<s>”", "12 keys". */
 function enumerated(indices, tokens, noun) {
   if (indices.length > 3) return `${indices.length} ${noun === "query" ? "queries" : `${noun}s`}`;
   return joined(indices.map((index) => `${noun} ${named(tokens, index)}`));
 }
 
-/** "query 12 ‘anchor’ gives", or "key 3 ‘old’ gets". */
+/** "query 12 “anchor” gives", or "key 3 “old” gets". */
 function subjectOf({ side, index }, { queries, keys }) {
   return side === "query" ? `query ${named(queries, index)} gives` : `key ${named(keys, index)} gets`;
 }
 
-/** What it gives or gets: "61 % to 3 ‘old’", or "61 % of query 12 ‘anchor’". */
+/** What it gives or gets: "61 % to 3 “old”", or "61 % of query 12 “anchor”". */
 function objectOf(side, { query, key, weight }, { queries, keys }) {
   return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `of query ${named(queries, query)}`}`;
 }

@@ -7,6 +7,7 @@ const FADED = 0.4; // attnmech/draw/updates.py: the opacity of heads not chosen
 const MAGNITUDE_BINS_A_DECADE = 20; // attnmech/draw/updates.py
 const ORIENTATION_BINS_A_UNIT = 40; // attnmech/draw/updates.py
 const LEDGER_KEYS = 12; // attnmech/draw/ledger.py
+const ONE_STEP = 600; // milliseconds within which steps of one control are one for the Back button
 const LEDGER_PIXELS = 26; // attnmech/draw/ledger.py: of a row
 
 const page = JSON.parse(document.getElementById("data").textContent);
@@ -23,6 +24,7 @@ let drawnFor = 0; // the window's width that the figures were made for
 let printing = false;
 let everywhere = false; // whether figures out of sight are drawn, too
 let queryChosen = false; // by the reader; until then the views show all rows
+let lastStep = { what: "", at: -Infinity }; // of the reader, and when
 const inSight = new Set(); // the figures on the screen or near it
 const drawnWith = {}; // what each figure was last drawn with
 
@@ -317,8 +319,8 @@ function fillLedger(figure, { score, terms: termsOfRow, pattern }) {
       `key ${labels[key]}`,
       ...Object.entries(termsOfRow)
         .sort(([a], [b]) => ledgerOrder.indexOf(a) - ledgerOrder.indexOf(b))
-        .map(([term, values]) => `${page.term_labels[term]} ${plain(values[key])}`),
-      `score ${plain(score[key])}`,
+        .map(([term, values]) => `${page.term_labels[term]} ${signed(values[key])}`),
+      `score ${signed(score[key])}`,
       `probability ${short(pattern[key])}`,
     ].join("<br>"),
   );
@@ -331,7 +333,7 @@ function fillLedger(figure, { score, terms: termsOfRow, pattern }) {
   const [number, ...words] = labels[state.query].split(" ");
   const { title, yaxis, xaxis2 } = figure.layout;
   const summary = `${shown.length} of its ${visible.length} visible keys, together ${together}`;
-  title.text = `query ${number} ‘${words.join(" ")}’<br>${summary}`;
+  title.text = `query ${number} “${words.join(" ")}”<br>${summary}`;
   Object.assign(yaxis, { categoryarray: rows, range: [rows.length - 0.5, -0.5] });
   xaxis2.range = [0, 1.5 * Math.max(...shown.map((key) => pattern[key]))];
   figure.layout.height += LEDGER_PIXELS * (shown.length - page.figures["row-ledger"].layout.yaxis.categoryarray.length);
@@ -342,7 +344,6 @@ function frameChosenRow(figure) {
 }
 
 const ledgerOrder = page.figures["row-ledger"]?.data.map((trace) => trace.meta);
-const plain = (value) => `${value < 0 ? "-" : "+"}${Math.abs(value).toFixed(3)}`;
 
 /** Draws a figure that is in sight or to be printed, unless it already shows the choice. */
 function draw(id, numbers) {
@@ -402,7 +403,8 @@ const begun = new Map(); // when each is drawn
 /** The views of attention show all rows until a reader chooses one. */
 function choiceForViews(changes) {
   const { layer, head, query } = state;
-  return queryChosen && (!changes || "query" in changes) ? { layer, head, query } : { layer, head };
+  if (changes && !("query" in changes)) return { layer, head };
+  return { layer, head, query: queryChosen ? query : null };
 }
 
 /** Draws a view of attention, or CircuitsVis's, when it first comes into sight. */
@@ -447,7 +449,7 @@ const findings = {
   },
 
   "all-heads"() {
-    const chosen = `Chosen: head ${state.head} of layer ${choices.layer[state.layer]}.`;
+    const chosen = `Chosen: ${chosenHead()}.`;
     if (!page.focus) return `${layers.length * heads} heads. ${chosen}`;
     const count = (name) => focusNumbers[name].flat().filter((value) => value >= 0.5).length;
     return (
@@ -468,8 +470,8 @@ const findings = {
       .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a));
     const lead = row.score[best] - row.score[next];
     return (
-      `The score of key ${named(best)} leads that of ${named(next)} by ${plain(lead)}` +
-      `${leads.length ? `: ${leads.map(([term, by]) => `${term} ${plain(by)}`).join(", ")}` : ""}.`
+      `The score of key ${named(best)} leads that of ${named(next)} by ${signed(lead)}` +
+      `${leads.length ? `: ${leads.map(([term, by]) => `${term} ${signed(by)}`).join(", ")}` : ""}.`
     );
   },
 
@@ -501,19 +503,19 @@ const findings = {
 
   magnitude({ updates }) {
     const values = rising(updates.magnitude[state.head]);
-    if (values.length === 0) return `Head ${state.head} has no update to show.`;
+    if (values.length === 0) return `${chosenHead()} has no update to show.`;
     return (
-      `Head ${state.head}: median ${short(median(values))} over ${values.length} tokens, ` +
+      `${chosenHead()}: median ${short(median(values))} over ${values.length} tokens, ` +
       `from ${short(values[0])} to ${short(values.at(-1))}.`
     );
   },
 
   orientation({ updates }) {
     const values = rising(updates.orientation[state.head]);
-    if (values.length === 0) return `Head ${state.head} has no update to show.`;
+    if (values.length === 0) return `${chosenHead()} has no update to show.`;
     const against = values.filter((value) => value < 0).length;
     return (
-      `Head ${state.head}: median ${signed(median(values))}; ` +
+      `${chosenHead()}: median ${signed(median(values))}; ` +
       `${against} of ${values.length} updates point against the stream (below 0).`
     );
   },
@@ -521,10 +523,10 @@ const findings = {
   "orientation-by-magnitude"({ updates }) {
     const magnitude = updates.magnitude[state.head];
     const shown = queries.filter((query) => Number.isFinite(magnitude[query]));
-    if (shown.length === 0) return `Head ${state.head} has no update to show.`;
+    if (shown.length === 0) return `${chosenHead()} has no update to show.`;
     const largest = shown.reduce((a, b) => (magnitude[b] > magnitude[a] ? b : a));
     return (
-      `Head ${state.head} is largest at token ${largest} “${tokens[largest]}”: magnitude ` +
+      `${chosenHead()} is largest at token ${largest} “${tokens[largest]}”: magnitude ` +
       `${short(magnitude[largest])}, orientation ${signed(updates.orientation[state.head][largest])}.`
     );
   },
@@ -574,10 +576,9 @@ function focusOfHead(name) {
 
 /** Of figures 4 to 6: where the chosen head stands, and which head of all stands highest. */
 function describeFocus(name, share, what) {
-  const layer = choices.layer[state.layer];
   const own = focusOfHead(name);
   const all = focusNumbers[name].flatMap((values, index) =>
-    values.map((value, head) => ({ value, words: `head ${head} of layer ${page.focus.layers[index]}` })),
+    values.map((value, head) => ({ value, words: `L${page.focus.layers[index]}H${head}` })),
   );
   const defined = all.filter(({ value }) => Number.isFinite(value));
   if (defined.length === 0) return "No row counts.";
@@ -586,7 +587,7 @@ function describeFocus(name, share, what) {
   const many = defined.filter(({ value }) => value >= 0.5).length;
   const chosen = Number.isFinite(own) ? share(own) : "undefined";
   return (
-    `Head ${state.head} of layer ${layer}: ${chosen}. Highest: ${share(highest)}, ${first.words}` +
+    `${chosenHead()}: ${chosen}. Highest: ${share(highest)}, ${first.words}` +
     `${others.length ? ` and ${others.length} more` : ""}. ${many} of ${defined.length} heads ${what}.`
   );
 }
@@ -651,13 +652,21 @@ function moveAlongTokens(event) {
 
 // ---- choosing -------------------------------------------------------------------------------------------------
 
-/** Take new indices into `choices`, moved into their range, and show what they select. */
+/** Take new indices into `choices`, moved into their range, show what they select, and let Back undo it. */
 function choose(changes) {
   for (const [name, index] of Object.entries(changes)) {
     state[name] = Math.min(Math.max(index, 0), choices[name].length - 1);
     queryChosen ||= name === "query";
   }
   show(changes);
+  const step = { what: Object.keys(changes).join(), at: performance.now() };
+  const same = step.what === lastStep.what && step.at - lastStep.at < ONE_STEP;
+  lastStep = step;
+  if (address().href !== location.href) remember(same ? "replaceState" : "pushState");
+}
+
+function remember(how) {
+  history[how]({ queryChosen }, "", address());
 }
 
 function show(changes) {
@@ -672,7 +681,6 @@ function show(changes) {
   for (const name of controls) element(name).value = choices[name][state[name]];
   if (page.updates) describeSide(choices.side[state.side]);
   for (const code of document.querySelectorAll("[data-call]")) code.textContent = callOf(code.dataset);
-  history.replaceState(null, "", new URL(`#${hash()}`, location.href)); // inside a frame, "#…" alone is refused
 }
 
 function drawInSight(numbers) {
@@ -693,18 +701,22 @@ function chosenValues() {
   return Object.fromEntries(Object.entries(state).map(([name, index]) => [name, choices[name][index]]));
 }
 
-function hash() {
-  return new URLSearchParams(chosenValues()).toString();
+function address() {
+  return new URL(`#${new URLSearchParams(chosenValues())}`, location.href); // inside a frame, "#…" alone is refused
 }
 
-/** What the address says, and else what the page begins with. */
-function chooseFromHash() {
-  const changes = {};
+/** What the address says, and else what is chosen; after Back, too. */
+function chooseFromAddress() {
+  const named = {};
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     const index = Object.hasOwn(choices, name) ? choices[name].map(String).indexOf(value) : -1;
-    if (index >= 0) changes[name] = index;
+    if (index >= 0) named[name] = index;
   }
-  choose(changes);
+  Object.assign(state, named);
+  queryChosen = history.state?.queryChosen ?? "query" in named;
+  show({ query: state.query });
+  lastStep = { what: "", at: -Infinity };
+  remember("replaceState");
 }
 
 // ---- light, dark and paper ------------------------------------------------------------------------------------
@@ -755,7 +767,7 @@ element("tokens").addEventListener("keydown", moveAlongTokens);
 element("tokens").addEventListener("pointerleave", () => shadeTokens(state.query));
 element("theme").addEventListener("click", nextTheme);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
-addEventListener("hashchange", chooseFromHash);
+addEventListener("hashchange", chooseFromAddress);
 addEventListener("resize", fitWindow);
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
@@ -824,7 +836,7 @@ for (const figure of document.querySelectorAll(".figure")) {
   watcher.observe(figure);
 }
 for (const [name, value] of Object.entries(page.start ?? {})) state[name] = choices[name].indexOf(value);
-chooseFromHash();
+chooseFromAddress();
 await plotlyArrives;
 drawInSight(chosenNumbers());
 if (page.expected) await begin("expected-tokens"); // CircuitsVis draws later than it is told to: too late for paper

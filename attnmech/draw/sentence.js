@@ -151,7 +151,7 @@
     // ---- words ------------------------------------------------------------------------------------------------
 
     function described(side, line) {
-      return `${objectOf(side, line, data)}${state.mode === ALL ? ` (head ${line.head})` : ""}`;
+      return `${objectOf(side, line, data)}${state.mode === ALL ? ` (L${data.layers[state.layer]}H${line.head})` : ""}`;
     }
 
     /** What the box at the pointer says. */
@@ -172,12 +172,14 @@
       for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const left = hidden.some(Boolean) ? "of what is left" : "of the attention";
-      const heads = [`Head ${state.head}`, `All ${data.heads} heads`, `Mean of the ${data.heads} heads`][state.mode];
+      const number = data.layers[state.layer];
+      const all = `${data.heads} heads of layer ${number}`;
+      const heads = [`L${number}H${state.head}`, `All ${all}`, `Mean of the ${all}`][state.mode];
       const pinned = picker.pinned;
       const what = pinned
         ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
         : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} ${left}`;
-      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, had, data)}`;
+      finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
     // ---- drawing ----------------------------------------------------------------------------------------------
@@ -277,8 +279,8 @@
         Object.assign(state, { layer: toLayer, head: toHead });
         layer.select.selectedIndex = toLayer;
         head.select.selectedIndex = toHead;
-        if (query !== undefined) {
-          picker.pin("query", query);
+        if (query !== undefined) picker.pin("query", query);
+        if (Number.isInteger(query)) {
           const inView = box.scrollTop <= query * ROW && (query + 2) * ROW <= box.scrollTop + box.clientHeight;
           if (!inView) box.scrollTop = (query + 0.5) * ROW - box.clientHeight / 2;
         }

@@ -1,5 +1,6 @@
 """In a real, offline browser: choices reach every figure, and hostile text does not run."""
 
+import re
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from browser import opening
 from attnmech.draw.focus import concentration, first_focus, self_focus
 from attnmech.draw.ledger import row_ledger
 from attnmech.draw.scores import attention_map, key_terms, share_bars, share_triangle
-from attnmech.draw.text import visible_token
+from attnmech.draw.text import signed, visible_token
 from attnmech.draw.updates import (
     magnitude_by_position,
     magnitude_histograms,
@@ -86,8 +87,8 @@ def test_the_ledger_is_that_of_the_chosen_row(opened: Any, view: ScoreView, laye
     else:
         best, next_best = np.argsort(-pattern[: query + 1], kind="stable")[:2]
         assert sentence.startswith(f"The score of key {best} “")
-        assert f"by {scores[best] - scores[next_best]:+.3f}: " in sentence
-        assert f"key bias {terms['key_bias'][best] - terms['key_bias'][next_best]:+.3f}" in sentence
+        assert f"by {signed(float(scores[best] - scores[next_best]), '.3f')}: " in sentence
+        assert f"key bias {signed(float(terms['key_bias'][best] - terms['key_bias'][next_best]), '.3f')}" in sentence
 
 
 def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: ScoreView) -> None:
@@ -313,6 +314,51 @@ def test_the_buttons_of_a_figure_cover_nothing_of_it(opened_full: Any) -> None:
             figure,
         )
         assert ends[0] <= ends[1] + 1, figure
+
+
+def test_back_goes_to_the_choice_before(opened: Any) -> None:
+    def pinned() -> int:
+        return int(opened.locator(".attnmech-sentence-query button[aria-pressed='true']").count())
+
+    before = opened.evaluate("history.length")
+    opened.select_option("#head", "2")
+    opened.click(".token >> nth=3")
+    drawn = traces(opened, "attention-map")
+    for _ in range(3):  # one step for Back
+        opened.click("[data-control='rank'][data-step='1']")
+    assert opened.evaluate("history.length") == before + 3
+    assert opened.evaluate("location.hash") == "#layer=2&head=2&rank=3&query=3"
+    opened.evaluate("history.back()")
+    opened.wait_for_url("**#layer=2&head=2&rank=0&query=3")
+    assert (opened.input_value("#rank"), pinned()) == ("0", 1)
+    assert traces(opened, "attention-map") == drawn
+    opened.evaluate("history.back()")
+    opened.wait_for_url("**#layer=2&head=2&rank=0&query=6")
+    opened.wait_for_function("document.querySelectorAll('#sentence-view [aria-pressed=true]').length === 0")
+    opened.evaluate("history.back()")
+    opened.wait_for_url("**#layer=2&head=0&rank=0&query=6")
+    opened.wait_for_function("document.getElementById('head').value === '0'")
+    opened.evaluate("history.forward()")
+    opened.wait_for_url("**#layer=2&head=2&rank=0&query=6")
+    assert opened.evaluate("history.length") == before + 3
+
+
+def test_sentences_name_heads_quote_tokens_and_write_minus_in_one_way(opened_full: Any) -> None:
+    opened_full.select_option("#head", "1")
+    opened_full.click(".token >> nth=5")
+    for name in ("mean of the heads", "one head"):
+        opened_full.locator("#sentence-view select").select_option(name)
+    shown = opened_full.eval_on_selector_all(
+        ".finding, .lead, .brief, .attnmech-finding, .gtitle, #reason",
+        "all => all.map(one => one.textContent).join(' ')",
+    )
+    assert not re.search(r"[Hh]ead \d|layer \d, head|(?<![\w.])-\d|[‘’]", shown), shown
+    assert "L2H1" in shown and "−" in shown and "“" in shown
+
+
+def test_a_sentence_that_is_left_out_leaves_no_gap(opened: Any) -> None:
+    assert opened.inner_text("#reason") == ""
+    assert opened.locator("#reason").bounding_box() is None
 
 
 def test_the_views_follow_the_chosen_query_back_to_the_first_one(opened: Any) -> None:
@@ -576,24 +622,24 @@ def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusV
     first, own, before = ((one >= 0.5).sum() for one in (focus.first_top, focus.self_top, focus.previous_top))
     assert opened_full.inner_text("#all-heads-finding") == (
         f"Of 12 heads, in at least half of their rows {first} look most at the first token, {own} at the token itself, "
-        f"{before} at the one before. Chosen: head 0 of layer 5."
+        f"{before} at the one before. Chosen: L5H0."
     )
     before = 100 * focus.previous_top[2, 0]
     assert opened_full.inner_text("#self-focus-finding").startswith(
-        "Head 0 of layer 5: 0.0\u00a0%. Highest: 100.0\u00a0%, head 2 of layer 5. "
+        "L5H0: 0.0\u00a0%. Highest: 100.0\u00a0%, L5H2. "
         "5 of 11 heads look at the token itself in at least half of the rows."
     )
     assert opened_full.inner_text("#self-focus-finding").endswith(f"previous token in {before:.1f}\u00a0%.")
     opened_full.select_option("#head", "1")
-    assert opened_full.inner_text("#self-focus-finding").startswith("Head 1 of layer 5: undefined. ")
+    assert opened_full.inner_text("#self-focus-finding").startswith("L5H1: undefined. ")
     magnitude = updates.magnitude[2, 1]
     median = float(f"{np.nanmedian(magnitude[magnitude > 0]):.2g}")
-    assert opened_full.inner_text("#magnitude-finding").startswith(f"Head 1: median {median:g} over 6 tokens, from ")
+    assert opened_full.inner_text("#magnitude-finding").startswith(f"L5H1: median {median:g} over 6 tokens, from ")
     against = (updates.orientation[2, 1] < 0).sum()
     assert f"; {against} of 6 updates point against" in opened_full.inner_text("#orientation-finding")
     largest = magnitude.argmax()
     assert opened_full.inner_text("#orientation-by-magnitude-finding").startswith(
-        f"Head 1 is largest at token {largest} “"
+        f"L5H1 is largest at token {largest} “"
     )
     counts = {"itself": 0, "the first token": 0, "another token": 0}
     for head in range(3):
