@@ -91,6 +91,7 @@
     const picture = svg("svg", { "aria-hidden": "true" });
     const plot = make("div", { className: "attnmech-graph-plot" }, picture);
     const box = make("div", { className: "attnmech-graph-box" }, plot);
+    const list = make("p", { className: "attnmech-reading attnmech-list" });
     if (across) {
       box.prepend(make("div", { className: "attnmech-graph-side", text: "query tokens" }));
       box.append(make("div", { className: "attnmech-graph-side", text: "key tokens" }));
@@ -98,7 +99,7 @@
     for (const [name, buttons] of Object.entries(nodes)) {
       plot.append(make("div", { role: "group", "aria-label": across ? `${name} tokens` : "tokens" }, ...buttons));
     }
-    stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box));
+    stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box, list));
     const ofQueries = line(nodes.query, queries);
     const ofKeys = across ? line(nodes.key, keys) : ofQueries;
     picture.setAttribute("width", Math.max(ofQueries.end, ofKeys.end));
@@ -182,12 +183,18 @@
       const heads = state.mode === ONE ? `L${number}H${state.head}` : `Mean of the ${data.heads} heads of layer ${number}`;
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const what = picker.pinned ? placesOf(picker.pinned).map(ofToken).join("; ") : ofWhole();
+      list.textContent = picker.pinned?.side === "query" ? listOf(picker.pinned) : "";
       finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
     function ofWhole() {
       const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, with ${percent(share)} of the attention`;
       return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a token` : whole;
+    }
+
+    function listOf(at) {
+      const edgesDrawn = edgesOf(at).filter(({ weight }) => weight >= state.threshold);
+      return listedBelow(at.index, edgesDrawn, (edge) => objectOf("query", edge, data), data);
     }
 
     function ofToken(at) {

@@ -318,6 +318,8 @@ function announce(stage, detail) {
   stage.dispatchEvent(new CustomEvent("attnmech-choose", { detail, bubbles: true }));
 }
 
+const MOST_LISTED_BELOW = 60;
+
 /** A token in a sentence: its position and its text, whose direction stays its own. */
 const named = (tokens, index) => `${index} “\u2068${tokens[index]}\u2069”`;
 
@@ -342,6 +344,13 @@ function subjectOf({ side, index }, { queries, keys }) {
 /** What it gives or gets: "61 % to 3 “old”", or "61 % of query 12 “anchor”". */
 function objectOf(side, { query, key, weight }, { queries, keys }) {
   return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `of query ${named(queries, query)}`}`;
+}
+
+/** All that a pinned query gives and draws, also to tokens out of view: "Query 12 “anchor”: 61 % to 3 “old”, …". */
+function listedBelow(query, lines, described, { queries }) {
+  const words = lines.slice(0, MOST_LISTED_BELOW).map(described);
+  if (lines.length > words.length) words.push(`and ${counting(lines.length - words.length, "smaller weight")}`);
+  return `Query ${named(queries, query)}: ${words.join(", ") || "nothing so large"}.`;
 }
 
 /** Sentences about the keys that are hidden, which had so much before, and the queries for which none is left. */

@@ -52,6 +52,7 @@
     const finding = make("p", { className: "attnmech-finding" });
     const legend = make("div", { className: "attnmech-sentence-legend" });
     const cut = make("p", { className: "attnmech-reading" });
+    const list = make("p", { className: "attnmech-reading attnmech-list" });
     const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
     const canvas = make("canvas", { "aria-hidden": "true" });
     const middle = make("div", { className: "attnmech-sentence-lines" }, canvas);
@@ -59,7 +60,7 @@
     const heading = make("div", { className: "attnmech-sentence-heading" }, looks, seen);
     const box = make("div", { className: "attnmech-sentence-box", style: `--row: ${ROW}px`, onscroll: scrolled });
     box.append(heading, side("query"), middle, side("key"));
-    stage.append(make("div", { className: "attnmech-sentence" }, controls, finding, legend, box, cut));
+    stage.append(make("div", { className: "attnmech-sentence" }, controls, finding, legend, box, cut, list));
 
     function side(name) {
       const className = `attnmech-sentence-${name}`;
@@ -111,6 +112,8 @@
       }
       return found.sort(heaviestFirst);
     }
+
+    const drawnOf = (at) => linesOf(at).filter(({ weight }) => weight >= state.least);
 
     /** The lines of the least weight with an end among these rows, the heaviest first, and how many there are. */
     function linesBetween(from, to) {
@@ -165,6 +168,10 @@
       ];
     }
 
+    function listOf(at) {
+      return listedBelow(at.index, drawnOf(at), (line) => described("query", line), data);
+    }
+
     /** The sentence that the numbers support. */
     function tell() {
       const { lines, share, blank } = counted();
@@ -179,6 +186,7 @@
       const what = pinned
         ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
         : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} ${left}`;
+      list.textContent = pinned?.side === "query" ? listOf(pinned) : "";
       finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
@@ -189,8 +197,7 @@
       for (const each of [...buttons.query, ...buttons.key]) if (each.style.length) each.removeAttribute("style");
       if (!place) return;
       const other = place.side === "query" ? "key" : "query";
-      const lines = linesOf(place).filter(({ weight }) => weight >= state.least);
-      for (const line of lines.reverse()) {
+      for (const line of drawnOf(place).reverse()) {
         buttons[other][line[other]].style.setProperty("--depth", Math.sqrt(line.weight)); // that of the heaviest stays
       }
     }
@@ -267,7 +274,7 @@
     }
 
     function ofPlace() {
-      const lines = linesOf(place).filter(({ weight }) => weight >= state.least);
+      const lines = drawnOf(place);
       return { lines, found: lines.length };
     }
 

@@ -316,6 +316,18 @@ def test_the_buttons_of_a_figure_cover_nothing_of_it(opened_full: Any) -> None:
         assert ends[0] <= ends[1] + 1, figure
 
 
+def test_the_keys_of_a_chosen_query_are_listed_below(opened: Any, view: ScoreView) -> None:
+    lists = [f"#{stage} .attnmech-list" for stage in ("sentence-view", "token-graph")]
+    assert all(opened.locator(each).bounding_box() is None for each in lists)
+    opened.click(".token >> nth=5")
+    row = view.pattern[0, 0, 5]
+    for each, least in zip(lists, (0.02, 0.1), strict=True):
+        said = opened.inner_text(each).replace("\u2068", "").replace("\u2069", "")
+        keys = [key for key in np.argsort(-row) if row[key] >= least]
+        weights = [f"{100 * row[key]:.1f}\u00a0% to {key} “{visible_token(TOKENS[key])}”" for key in keys]
+        assert said == f"Query 5 “{visible_token(TOKENS[5])}”: {', '.join(weights)}."
+
+
 def test_back_goes_to_the_choice_before(opened: Any) -> None:
     def pinned() -> int:
         return int(opened.locator(".attnmech-sentence-query button[aria-pressed='true']").count())
