@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..activations import Batch
 from ..arguments import flag, member, shown
-from ..draw.text import signed, visible_token
+from ..draw.text import signed, visible_token, with_minus_signs
 from ..errors import InputError, UnsupportedModelError, index_of, integer
 from ..fields import check_layers, check_rows
 from ..maths.precision import product_rounding, steps_rounding
@@ -566,7 +566,8 @@ class SourceDecomposition(Result):
         for number in pairs.flatten().abs().argsort(descending=True, stable=True)[:_NAMED].tolist():
             source_q, source_k = divmod(number, count)
             value = float(pairs[source_q, source_k])
-            size = signed(value, ".2f") + (f" ({value / total:.0%})" if total > 0 else "")
+            share = with_minus_signs(f" ({value / total:.0%})") if total > 0 else ""
+            size = signed(value, ".2f") + share
             named.append(f"{part.sources[source_k]} (key) × {part.sources[source_q]} (query) {size}")
             rest -= value
         if pairs.numel() > len(named):
