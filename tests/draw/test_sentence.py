@@ -291,4 +291,5 @@ def test_a_thousand_tokens_fit_a_phone(shown: Callable[[View], Any]) -> None:
     assert f"{(last + 1) * (last + 2) // 2:,} lines" in finding(page)
     page.get_by_label("Least weight shown").press("Home")
     assert len(lines(page)) == 600
-    assert page.inner_text(".attnmech-sentence > .attnmech-reading:not(.attnmech-list)").startswith("Drawn: the heaviest 600 of ")
+    drawn = page.inner_text(".attnmech-sentence > .attnmech-reading:not(.attnmech-list)")
+    assert drawn.startswith("Drawn: the heaviest 600 of ")
