@@ -17,7 +17,7 @@ from .demo.about import notes as notes_on_demo
 from .demo.text import documents
 from .draw.embed import View
 from .draw.page import render_page
-from .draw.text import html_text
+from .draw.text import bound, html_text
 from .draw.view import Fact, HeadMap, ScoreView
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line
 from .files import check_writable, path_of, writing
@@ -215,10 +215,9 @@ class Report:
     def lead(self) -> str:
         """One sentence that the numbers support."""
         frame = self.scores.to_frame()
-        return (
-            f"{len(frame)} heads on one text, each score the sum of its terms to within "
-            f"{float(frame.residual.max()):.0e} of a largest score of {float(frame.largest_score.max()):.3g}."
-        )
+        residual, largest = float(frame.residual.max()), float(frame.largest_score.max())
+        exactly = f"to within {bound(residual, 2)} of a largest score of {largest:.3g}" if residual else "exactly"
+        return f"{len(frame)} heads on one text, each score the sum of its terms {exactly}."
 
     @property
     def _why(self) -> str:
@@ -246,7 +245,7 @@ class Report:
             Fact("terms of a score", terms),
             Fact(
                 "largest residual",
-                f"{residual:.1e}",
+                bound(residual, 2) if residual else "none",
                 "ok",
                 f"max |Σ terms − score|, where the largest score is {largest:.3g}",
             ),

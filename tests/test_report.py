@@ -6,6 +6,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from gzip import decompress
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.demo.about import ABOUT
 from attnmech.demo.text import PARAGRAPH
+from attnmech.draw.text import bound
 
 module = importlib.import_module("attnmech.report")  # the package's `report` is the function
 
@@ -33,7 +35,7 @@ def test_the_page_holds_the_text_the_residual_and_the_checks(demo: am.HookedMode
     report = am.report(demo, PARAGRAPH)
     page = report.to_html()
     assert "harbour" in page
-    assert f"{float(report.scores.residual.max()):.1e}" in page
+    assert f"{bound(float(report.scores.residual.max()), 2)}</td>" in page
     for check in demo.certificate.checks:
         assert check.name in page
     assert demo.weights_hash in page
@@ -50,7 +52,7 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
     assert f"{first.replace('_', '-')} makes up {means[first]:.0%} of what lifts a row&#x27;s highest score" in page
     worst, largest = float(report.scores.residual.max()), float(report.scores.largest.max())
     assert report.lead == (
-        f"32 heads on one text, each score the sum of its terms to within {worst:.0e} "
+        f"32 heads on one text, each score the sum of its terms to within {bound(worst, 2)} "
         f"of a largest score of {largest:.3g}."
     )
     assert report.focus.lead in page and report.effects is not None and report.effects.lead in page
@@ -71,6 +73,14 @@ def test_the_page_begins_at_the_head_that_matters_most(
     pattern = report.scores.view().pattern[start["layer"], start["head"]]
     weights = [(pattern[i, j], i) for i in range(len(pattern)) for j in range(1, len(pattern)) if i != j]
     assert start["query"] == max(weights)[1]
+
+
+def test_a_sum_without_residual_is_exact(demo: am.HookedModel) -> None:
+    report = am.report(demo, "Anna sang.")
+    exact = replace(report.scores, residual=torch.zeros_like(report.scores.residual))
+    report = replace(report, scores=exact)
+    assert report.lead == "32 heads on one text, each score the sum of its terms exactly."
+    assert "e+00" not in report.to_html().split("<script")[0]
 
 
 def test_a_frame_gives_the_largest_residual_of_a_layer_and_the_mean_share(demo: am.HookedModel) -> None:

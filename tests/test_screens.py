@@ -158,4 +158,4 @@ def test_a_report_shows_itself_in_a_notebook(chromium: Any, tmp_path: Path) -> N
         frame = page.frame_locator("iframe")
         frame.locator("html[data-whole]").wait_for(state="attached")
         frame.locator("#head").select_option("3")
-        assert "Head 3 of layer" in frame.locator("#self-focus-finding").inner_text()
+        assert "H3: " in frame.locator("#self-focus-finding").inner_text()

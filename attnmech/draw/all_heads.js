@@ -63,7 +63,7 @@
     const markOf = (query, key) => (aligned && key === query ? "self" : key === 0 ? "first" : "other");
 
     function sentence({ layer, head }) {
-      const where = `layer ${layers[layer]}, head ${head}`;
+      const where = `L${layers[layer]}H${head}`;
       if (rows === 0) return `No row of ${where} has a choice: each sees one key.`;
       const block = layer * heads + head;
       const highest = tops.of(block);
@@ -132,12 +132,16 @@
       const end = performance.now() + BUDGET;
       for (const index of wanted) {
         wanted.delete(index);
-        const { layer, head } = places[index];
-        made.set(index, pooled(patterns.of(layer, head), [queries.length, keys.length], shape));
-        paint(cells[index].firstChild, made.get(index), shape, colour);
+        drawMap(index);
         if (performance.now() > end) break;
       }
       working = wanted.size ? requestAnimationFrame(work) : 0;
+    }
+
+    function drawMap(index) {
+      const { layer, head } = places[index];
+      made.set(index, pooled(patterns.of(layer, head), [queries.length, keys.length], shape));
+      paint(cells[index].firstChild, made.get(index), shape, colour);
     }
 
     function size() {
@@ -214,6 +218,11 @@
       redraw,
       choose: ({ layer, head }) => mark(layer * heads + head),
       focus: () => cells[current].focus(),
+      /** On paper nothing scrolls: all maps at once, drawn before the page is laid out. */
+      print(printing) {
+        box.classList.toggle("attnmech-printing", printing);
+        for (const index of cells.keys()) if (!made.has(index)) drawMap(index);
+      },
     };
   }
 
@@ -472,7 +481,7 @@
     }
 
     const root = make("div", { className: `attnmech-model ${overview ? "attnmech-model-alone" : ""}` });
-    const describe = overview ? ({ layer, head }) => `layer ${layers[layer]}, head ${head}` : facts.sentence;
+    const describe = overview ? ({ layer, head }) => `L${layers[layer]}H${head}` : facts.sentence;
     const small = smallMaps(stage, data, patterns, { pick, describe, follow: !overview });
     parts.push(small.choose);
     const redraws = [small.redraw];
@@ -482,7 +491,7 @@
     for (const redraw of redraws) redraw();
     choose({});
     onChange(stage, () => redraws.forEach((redraw) => redraw()));
-    return { choose };
+    return { choose, print: small.print };
 
     function addLarge() {
       const large = largeMap(stage, data, patterns, facts, { pick: (query) => pick({ query }) });

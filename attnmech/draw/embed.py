@@ -100,7 +100,8 @@ class View:
 
 def plotly_view(figure: go.Figure, *, title: str = "", reading: str = "") -> View:
     """A plotly figure that needs no network in a notebook."""
-    return View("plotly", title, reading, json.loads(figure.to_json()), (scripts.plotly(),))
+    named = {"title": title} if title else {}
+    return View("plotly", title, reading, json.loads(figure.to_json()) | named, (scripts.plotly(),))
 
 
 def page_of_views(

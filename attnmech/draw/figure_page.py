@@ -26,7 +26,7 @@ class Section:
     @property
     def view(self) -> View:
         """The figure as a view."""
-        return self.figure if isinstance(self.figure, View) else plotly_view(self.figure)
+        return self.figure if isinstance(self.figure, View) else plotly_view(self.figure, title=self.heading)
 
 
 def render_figures(

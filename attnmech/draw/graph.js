@@ -91,6 +91,7 @@
     const picture = svg("svg", { "aria-hidden": "true" });
     const plot = make("div", { className: "attnmech-graph-plot" }, picture);
     const box = make("div", { className: "attnmech-graph-box" }, plot);
+    const list = make("p", { className: "attnmech-reading attnmech-list" });
     if (across) {
       box.prepend(make("div", { className: "attnmech-graph-side", text: "query tokens" }));
       box.append(make("div", { className: "attnmech-graph-side", text: "key tokens" }));
@@ -98,7 +99,7 @@
     for (const [name, buttons] of Object.entries(nodes)) {
       plot.append(make("div", { role: "group", "aria-label": across ? `${name} tokens` : "tokens" }, ...buttons));
     }
-    stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box));
+    stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box, list));
     const ofQueries = line(nodes.query, queries);
     const ofKeys = across ? line(nodes.key, keys) : ofQueries;
     picture.setAttribute("width", Math.max(ofQueries.end, ofKeys.end));
@@ -178,15 +179,22 @@
 
     /** The sentence that the numbers support. */
     function tell() {
-      const heads = state.mode === ONE ? `Head ${state.head}` : `Mean of the ${data.heads} heads`;
+      const number = data.layers[state.layer];
+      const heads = state.mode === ONE ? `L${number}H${state.head}` : `Mean of the ${data.heads} heads of layer ${number}`;
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const what = picker.pinned ? placesOf(picker.pinned).map(ofToken).join("; ") : ofWhole();
-      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, had, data)}`;
+      list.textContent = picker.pinned?.side === "query" ? listOf(picker.pinned) : "";
+      finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
     function ofWhole() {
       const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, with ${percent(share)} of the attention`;
       return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a token` : whole;
+    }
+
+    function listOf(at) {
+      const edgesDrawn = edgesOf(at).filter(({ weight }) => weight >= state.threshold);
+      return listedBelow(at.index, edgesDrawn, (edge) => objectOf("query", edge, data), data);
     }
 
     function ofToken(at) {
@@ -256,8 +264,8 @@
         Object.assign(state, { layer: toLayer, head: toHead });
         layer.select.selectedIndex = toLayer;
         head.select.selectedIndex = toHead;
-        if (query !== undefined) {
-          picker.pin("query", query);
+        if (query !== undefined) picker.pin("query", query);
+        if (Number.isInteger(query)) {
           const middle = ofQueries.middles[query];
           const inView = box.scrollLeft <= middle && middle <= box.scrollLeft + box.clientWidth;
           if (!inView) box.scrollLeft = middle - box.clientWidth / 2;
@@ -268,6 +276,7 @@
       print(printing) {
         box.classList.toggle("attnmech-printing", printing);
         plot.style.zoom = printing ? Math.min(1, box.clientWidth / plot.scrollWidth) : "";
+        draw();
       },
       /** The weights shown, [query key]; NaN in a row where no key is left. */
       weights() {

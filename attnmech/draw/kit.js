@@ -81,12 +81,17 @@ function colourOf(stage, variable) {
 /** Light or dark as what stands behind the view: a notebook's theme need not be the system's. */
 function suitBackground(stage) {
   if (document.documentElement.dataset.attnmechPage !== undefined) return; // our pages say it themselves
+  const [red, green, blue] = backgroundOf(stage);
+  setScheme(stage, 0.3 * red + 0.59 * green + 0.11 * blue < 128 ? "dark" : "light");
+}
+
+/** The red, green and blue of what stands behind an element; white where nothing says it. */
+function backgroundOf(stage) {
   for (let behind = stage.parentElement; behind; behind = behind.parentElement) {
     const [red, green, blue, alpha = 1] = getComputedStyle(behind).backgroundColor.match(/[\d.]+/g).map(Number);
-    if (alpha < 0.5) continue;
-    return setScheme(stage, 0.3 * red + 0.59 * green + 0.11 * blue < 128 ? "dark" : "light");
+    if (alpha >= 0.5) return [red, green, blue];
   }
-  setScheme(stage, "light");
+  return [255, 255, 255];
 }
 
 function setScheme(stage, scheme) {
@@ -147,8 +152,84 @@ function plotlyOptions(byFinger) {
     displaylogo: false,
     plotlyServerURL: "",
     displayModeBar: byFinger ? false : "hover",
-    modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+    modeBarButtonsToAdd: pictureButtons,
+    modeBarButtonsToRemove: ["toImage", "sendChartToCloud", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
   };
+}
+
+const PNG_SCALE = 3; // pixels of a picture for each of the figure's
+const TITLE_SIZE = 14; // CSS pixels
+const TITLE_FONT = `600 ${TITLE_SIZE}px system-ui, sans-serif`;
+
+/** One button a format; always the same objects, or plotly would take the figure for a new one. */
+const pictureButtons = ["svg", "png"].map((format) => {
+  const name = format.toUpperCase();
+  const letters = '<text x="10" y="14" text-anchor="middle" font-size="9" font-weight="700" fill="#757575">';
+  const svg = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 20">${letters}${name}</text></svg>`;
+  const click = (plot) => savePicture(plot, format);
+  return { name: `picture-${format}`, title: `Save as ${name}`, icon: { width: 20, height: 20, svg }, click };
+});
+
+/** Saves a figure with its title, on the background of the page; `plot.picture()` gives the file's name and the title. */
+async function savePicture(plot, format) {
+  const { name, title } = plot.picture();
+  const { width, height, font } = plot._fullLayout;
+  const drawn = await Plotly.toImage(plot, { format: "svg", width, height, imageDataOnly: true });
+  const picture = titled(drawn, { title, width, height, ink: font.color, background: backgroundOf(plot) });
+  const svg = new XMLSerializer().serializeToString(picture);
+  const blob = format === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await pixelsOf(svg, picture);
+  const link = make("a", { href: URL.createObjectURL(blob), download: `${name}.${format}` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may ask first where to put it
+}
+
+/** A figure's SVG below its title, with nothing transparent behind it. */
+function titled(drawn, { title, width, height, ink, background }) {
+  const svg = (tag, attributes, ...children) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  };
+  const lines = linesWithin(title, width - 2 * TITLE_SIZE);
+  const above = lines.length && Math.ceil((lines.length + 0.8) * 1.3 * TITLE_SIZE);
+  const figure = new DOMParser().parseFromString(drawn, "image/svg+xml").documentElement;
+  figure.setAttribute("y", above);
+  const whole = { width, height: height + above };
+  return svg(
+    "svg",
+    { ...whole, viewBox: `0 0 ${width} ${height + above}` },
+    svg("rect", { ...whole, fill: `rgb(${background})` }),
+    ...lines.map((line, index) =>
+      svg("text", { x: TITLE_SIZE, y: (index + 1.2) * 1.3 * TITLE_SIZE, fill: ink, style: `font: ${TITLE_FONT}` }, line),
+    ),
+    figure,
+  );
+}
+
+/** Words in lines of at most this many CSS pixels, where no word is longer. */
+function linesWithin(words, width) {
+  const context = document.createElement("canvas").getContext("2d");
+  context.font = TITLE_FONT;
+  const lines = [];
+  for (const word of words.split(" ").filter(Boolean)) {
+    const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+    if (lines.length && context.measureText(longer).width <= width) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+/** A picture of an SVG as a PNG. */
+async function pixelsOf(svg, { width, height }) {
+  const image = new Image();
+  image.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.round(PNG_SCALE * width.baseVal.value);
+  canvas.height = Math.round(PNG_SCALE * height.baseVal.value);
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((proceed) => canvas.toBlob(proceed, "image/png"));
 }
 
 // ---- controls -------------------------------------------------------------------------------------------------
@@ -237,8 +318,10 @@ function announce(stage, detail) {
   stage.dispatchEvent(new CustomEvent("attnmech-choose", { detail, bubbles: true }));
 }
 
+const MOST_LISTED_BELOW = 60;
+
 /** A token in a sentence: its position and its text, whose direction stays its own. */
-const named = (tokens, index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
+const named = (tokens, index) => `${index} “\u2068${tokens[index]}\u2069”`;
 
 const counting = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
@@ -247,20 +330,27 @@ function joined(parts, none = "") {
   return parts.length < 2 ? (parts[0] ?? none) : `${parts.slice(0, -1).join(", ")} and ${parts.at(-1)}`;
 }
 
-/** Some tokens by name, many by their number: "key 0 ‘<s>’", "12 keys". */
+/** Some tokens by name, many by their number: "key 0 “<s>”", "12 keys". */
 function enumerated(indices, tokens, noun) {
   if (indices.length > 3) return `${indices.length} ${noun === "query" ? "queries" : `${noun}s`}`;
   return joined(indices.map((index) => `${noun} ${named(tokens, index)}`));
 }
 
-/** "query 12 ‘anchor’ gives", or "key 3 ‘old’ gets". */
+/** "query 12 “anchor” gives", or "key 3 “old” gets". */
 function subjectOf({ side, index }, { queries, keys }) {
   return side === "query" ? `query ${named(queries, index)} gives` : `key ${named(keys, index)} gets`;
 }
 
-/** What it gives or gets: "61 % to 3 ‘old’", or "61 % of query 12 ‘anchor’". */
+/** What it gives or gets: "61 % to 3 “old”", or "61 % of query 12 “anchor”". */
 function objectOf(side, { query, key, weight }, { queries, keys }) {
   return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `of query ${named(queries, query)}`}`;
+}
+
+/** All that a pinned query gives and draws, also to tokens out of view: "Query 12 “anchor”: 61 % to 3 “old”, …". */
+function listedBelow(query, lines, described, { queries }) {
+  const words = lines.slice(0, MOST_LISTED_BELOW).map(described);
+  if (lines.length > words.length) words.push(`and ${counting(lines.length - words.length, "smaller weight")}`);
+  return `Query ${named(queries, query)}: ${words.join(", ") || "nothing so large"}.`;
 }
 
 /** Sentences about the keys that are hidden, which had so much before, and the queries for which none is left. */

@@ -12,7 +12,7 @@ from attnmech.axes import KEY, axis_label
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, term_order, term_style
-from attnmech.draw.text import token_labels
+from attnmech.draw.text import signed, token_labels
 from attnmech.errors import InputError, index_of
 
 _HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}
@@ -121,8 +121,8 @@ def _in_words(
         "<br>".join(
             [
                 f"key {label}",
-                *(f"{term_style(name).label} {values[row]:+.3f}" for name, values in terms.items()),
-                f"score {score[row]:+.3f}",
+                *(f"{term_style(name).label} {signed(float(values[row]), '.3f')}" for name, values in terms.items()),
+                f"score {signed(float(score[row]), '.3f')}",
                 f"probability {_short(float(pattern[row]))}",
             ]
         )
@@ -133,7 +133,7 @@ def _in_words(
 def _title(label: str, *, visible: int, shown: Float[np.ndarray, " row"]) -> str:
     number, text = label.split(" ", 1)
     together = f"{len(shown)} of its {visible} visible keys, together {float(shown.sum()):.3f}"
-    return f"query {number} ‘{text}’<br>{together}"
+    return f"query {number} “{text}”<br>{together}"
 
 
 def _layout(rows: Sequence[str], title: str, *, highest: float) -> dict[str, object]:

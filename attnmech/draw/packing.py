@@ -11,6 +11,7 @@ from typing import Final, Literal, NotRequired, TypedDict
 import numpy as np
 from jaxtyping import Float, Int32, UInt8, UInt16
 
+from attnmech.draw.text import bound
 from attnmech.errors import InputError
 
 NO_VALUE: Final = 65535
@@ -81,8 +82,8 @@ def precision_of(packed: PackedValues) -> str:
     """
     error = max(packed["step"]) / 2
     if packed.get("scale") == "root":
-        return f"Probabilities are off by at most {2 * error:.1g}, those below 0.01 by at most {0.2 * error:.1g}."
-    return f"Each probability is within {max(100 * error, 1e-3):.1g} % of its value."
+        return f"Probabilities are off by at most {bound(2 * error)}, those below 0.01 by at most {bound(0.2 * error)}."
+    return f"Each probability is within {bound(max(100 * error, 1e-3))} % of its value."
 
 
 def rounding_error(values: Float[np.ndarray, "layer head *rest"]) -> float:

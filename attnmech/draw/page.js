@@ -7,6 +7,7 @@ const FADED = 0.4; // attnmech/draw/updates.py: the opacity of heads not chosen
 const MAGNITUDE_BINS_A_DECADE = 20; // attnmech/draw/updates.py
 const ORIENTATION_BINS_A_UNIT = 40; // attnmech/draw/updates.py
 const LEDGER_KEYS = 12; // attnmech/draw/ledger.py
+const ONE_STEP = 600; // milliseconds within which steps of one control are one for the Back button
 const LEDGER_PIXELS = 26; // attnmech/draw/ledger.py: of a row
 
 const page = JSON.parse(document.getElementById("data").textContent);
@@ -21,7 +22,9 @@ if (page.updates) {
 const controls = Object.keys(state).filter((name) => name !== "query");
 let drawnFor = 0; // the window's width that the figures were made for
 let printing = false;
+let everywhere = false; // whether figures out of sight are drawn, too
 let queryChosen = false; // by the reader; until then the views show all rows
+let lastStep = { what: "", at: -Infinity }; // of the reader, and when
 const inSight = new Set(); // the figures on the screen or near it
 const drawnWith = {}; // what each figure was last drawn with
 
@@ -36,10 +39,11 @@ function range(length) {
 await attnmech.script(page.scripts.attnmech);
 const { unpack, unpackPatterns, plotlyOptions, MOST_ASPECT } = attnmech.kit;
 const plotlyArrives = attnmech.script(page.scripts.plotly);
-const [scores, patterns, rankedKey, keyTerms, rankedShare, terms, focusNumbers, attended, updateSides] =
+const [scores, patterns, rests, rankedKey, keyTerms, rankedShare, terms, focusNumbers, attended, updateSides] =
   await Promise.all([
     unpack(page.scores),
     unpackPatterns(page.pattern, heads),
+    page.rest && unpackPatterns(page.rest, heads),
     unpack(page.ranked_key),
     unpackAll(page.key_terms),
     unpackAll(page.ranked_share),
@@ -315,8 +319,8 @@ function fillLedger(figure, { score, terms: termsOfRow, pattern }) {
       `key ${labels[key]}`,
       ...Object.entries(termsOfRow)
         .sort(([a], [b]) => ledgerOrder.indexOf(a) - ledgerOrder.indexOf(b))
-        .map(([term, values]) => `${page.term_labels[term]} ${plain(values[key])}`),
-      `score ${plain(score[key])}`,
+        .map(([term, values]) => `${page.term_labels[term]} ${signed(values[key])}`),
+      `score ${signed(score[key])}`,
       `probability ${short(pattern[key])}`,
     ].join("<br>"),
   );
@@ -329,7 +333,7 @@ function fillLedger(figure, { score, terms: termsOfRow, pattern }) {
   const [number, ...words] = labels[state.query].split(" ");
   const { title, yaxis, xaxis2 } = figure.layout;
   const summary = `${shown.length} of its ${visible.length} visible keys, together ${together}`;
-  title.text = `query ${number} ‘${words.join(" ")}’<br>${summary}`;
+  title.text = `query ${number} “${words.join(" ")}”<br>${summary}`;
   Object.assign(yaxis, { categoryarray: rows, range: [rows.length - 0.5, -0.5] });
   xaxis2.range = [0, 1.5 * Math.max(...shown.map((key) => pattern[key]))];
   figure.layout.height += LEDGER_PIXELS * (shown.length - page.figures["row-ledger"].layout.yaxis.categoryarray.length);
@@ -340,11 +344,10 @@ function frameChosenRow(figure) {
 }
 
 const ledgerOrder = page.figures["row-ledger"]?.data.map((trace) => trace.meta);
-const plain = (value) => `${value < 0 ? "-" : "+"}${Math.abs(value).toFixed(3)}`;
 
-/** Draws a figure that is in sight, unless it already shows the choice. */
+/** Draws a figure that is in sight or to be printed, unless it already shows the choice. */
 function draw(id, numbers) {
-  if (!window.Plotly || !(inSight.has(id) || printing)) return;
+  if (!window.Plotly || !(inSight.has(id) || everywhere)) return;
   const chosen = follows[id].map((name) => state[name]);
   const ink = getComputedStyle(document.body).color;
   const key = [...chosen, element(id).clientWidth, ink].join();
@@ -359,7 +362,18 @@ function draw(id, numbers) {
   const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
   figure.layout.dragmode = byFinger ? false : "zoom";
   Plotly.react(id, figure.data, figure.layout, plotlyOptions(byFinger));
+  element(id).picture = () => ({ name: `${chosenHead()}_${id.replaceAll("-", "_")}`, title: titleOf(id) });
   if (isNew && clicked[id]) element(id).on("plotly_click", ({ points }) => clicked[id](points[0]));
+}
+
+const chosenHead = () => `L${choices.layer[state.layer]}H${state.head}`;
+
+/** What a picture of the figure is called: the section's heading, and what is chosen. */
+function titleOf(id) {
+  const heading = element(id).closest("section").querySelector("h2").textContent;
+  const rank = follows[id].includes("rank") ? [`rank ${state.rank}`] : [];
+  const side = follows[id].includes("side") ? [`${choices.side[state.side]} side`] : [];
+  return [heading, chosenHead(), ...rank, ...side].join(", ");
 }
 
 /** As wide as the page. On a narrow screen: less height, and in the map no gaps and marks about as small as a cell. */
@@ -384,18 +398,22 @@ function useTextColour({ data, layout }, color) {
 
 const embedded = ["model-view", "sentence-view", "token-graph"];
 const kinds = { "model-view": "model", "sentence-view": "sentence", "token-graph": "token_graph" };
-const begun = new Set();
+const begun = new Map(); // when each is drawn
 
 /** The views of attention show all rows until a reader chooses one. */
 function choiceForViews(changes) {
   const { layer, head, query } = state;
-  return queryChosen && (!changes || "query" in changes) ? { layer, head, query } : { layer, head };
+  if (changes && !("query" in changes)) return { layer, head };
+  return { layer, head, query: queryChosen ? query : null };
 }
 
 /** Draws a view of attention, or CircuitsVis's, when it first comes into sight. */
-async function begin(id) {
-  if (begun.has(id)) return;
-  begun.add(id);
+function begin(id) {
+  if (!begun.has(id)) begun.set(id, drawView(id));
+  return begun.get(id);
+}
+
+async function drawView(id) {
   const stage = element(id);
   stage.classList.add("attnmech");
   stage.style.minHeight = "";
@@ -406,7 +424,7 @@ async function begin(id) {
   }
   const { special } = page;
   const chosen = { layer: state.layer, head: state.head };
-  const data = { layers, heads, queries: tokens, keys: tokens, special, patterns, rest: page.rest, chosen };
+  const data = { layers, heads, queries: tokens, keys: tokens, special, patterns, rests, chosen };
   const options = { embedded: true, overview: true, threshold: 0.1, across: false };
   stage.control = await attnmech.views[kinds[id]](stage, { ...data, ...options });
   stage.control.choose(choiceForViews());
@@ -431,7 +449,7 @@ const findings = {
   },
 
   "all-heads"() {
-    const chosen = `Chosen: head ${state.head} of layer ${choices.layer[state.layer]}.`;
+    const chosen = `Chosen: ${chosenHead()}.`;
     if (!page.focus) return `${layers.length * heads} heads. ${chosen}`;
     const count = (name) => focusNumbers[name].flat().filter((value) => value >= 0.5).length;
     return (
@@ -452,8 +470,8 @@ const findings = {
       .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a));
     const lead = row.score[best] - row.score[next];
     return (
-      `The score of key ${named(best)} leads that of ${named(next)} by ${plain(lead)}` +
-      `${leads.length ? `: ${leads.map(([term, by]) => `${term} ${plain(by)}`).join(", ")}` : ""}.`
+      `The score of key ${named(best)} leads that of ${named(next)} by ${signed(lead)}` +
+      `${leads.length ? `: ${leads.map(([term, by]) => `${term} ${signed(by)}`).join(", ")}` : ""}.`
     );
   },
 
@@ -485,19 +503,19 @@ const findings = {
 
   magnitude({ updates }) {
     const values = rising(updates.magnitude[state.head]);
-    if (values.length === 0) return `Head ${state.head} has no update to show.`;
+    if (values.length === 0) return `${chosenHead()} has no update to show.`;
     return (
-      `Head ${state.head}: median ${short(median(values))} over ${values.length} tokens, ` +
+      `${chosenHead()}: median ${short(median(values))} over ${values.length} tokens, ` +
       `from ${short(values[0])} to ${short(values.at(-1))}.`
     );
   },
 
   orientation({ updates }) {
     const values = rising(updates.orientation[state.head]);
-    if (values.length === 0) return `Head ${state.head} has no update to show.`;
+    if (values.length === 0) return `${chosenHead()} has no update to show.`;
     const against = values.filter((value) => value < 0).length;
     return (
-      `Head ${state.head}: median ${signed(median(values))}; ` +
+      `${chosenHead()}: median ${signed(median(values))}; ` +
       `${against} of ${values.length} updates point against the stream (below 0).`
     );
   },
@@ -505,10 +523,10 @@ const findings = {
   "orientation-by-magnitude"({ updates }) {
     const magnitude = updates.magnitude[state.head];
     const shown = queries.filter((query) => Number.isFinite(magnitude[query]));
-    if (shown.length === 0) return `Head ${state.head} has no update to show.`;
+    if (shown.length === 0) return `${chosenHead()} has no update to show.`;
     const largest = shown.reduce((a, b) => (magnitude[b] > magnitude[a] ? b : a));
     return (
-      `Head ${state.head} is largest at token ${largest} “${tokens[largest]}”: magnitude ` +
+      `${chosenHead()} is largest at token ${largest} “${tokens[largest]}”: magnitude ` +
       `${short(magnitude[largest])}, orientation ${signed(updates.orientation[state.head][largest])}.`
     );
   },
@@ -558,10 +576,9 @@ function focusOfHead(name) {
 
 /** Of figures 4 to 6: where the chosen head stands, and which head of all stands highest. */
 function describeFocus(name, share, what) {
-  const layer = choices.layer[state.layer];
   const own = focusOfHead(name);
   const all = focusNumbers[name].flatMap((values, index) =>
-    values.map((value, head) => ({ value, words: `head ${head} of layer ${page.focus.layers[index]}` })),
+    values.map((value, head) => ({ value, words: `L${page.focus.layers[index]}H${head}` })),
   );
   const defined = all.filter(({ value }) => Number.isFinite(value));
   if (defined.length === 0) return "No row counts.";
@@ -570,7 +587,7 @@ function describeFocus(name, share, what) {
   const many = defined.filter(({ value }) => value >= 0.5).length;
   const chosen = Number.isFinite(own) ? share(own) : "undefined";
   return (
-    `Head ${state.head} of layer ${layer}: ${chosen}. Highest: ${share(highest)}, ${first.words}` +
+    `${chosenHead()}: ${chosen}. Highest: ${share(highest)}, ${first.words}` +
     `${others.length ? ` and ${others.length} more` : ""}. ${many} of ${defined.length} heads ${what}.`
   );
 }
@@ -635,13 +652,21 @@ function moveAlongTokens(event) {
 
 // ---- choosing -------------------------------------------------------------------------------------------------
 
-/** Take new indices into `choices`, moved into their range, and show what they select. */
+/** Take new indices into `choices`, moved into their range, show what they select, and let Back undo it. */
 function choose(changes) {
   for (const [name, index] of Object.entries(changes)) {
     state[name] = Math.min(Math.max(index, 0), choices[name].length - 1);
     queryChosen ||= name === "query";
   }
   show(changes);
+  const step = { what: Object.keys(changes).join(), at: performance.now() };
+  const same = step.what === lastStep.what && step.at - lastStep.at < ONE_STEP;
+  lastStep = step;
+  if (address().href !== location.href) remember(same ? "replaceState" : "pushState");
+}
+
+function remember(how) {
+  history[how]({ queryChosen }, "", address());
 }
 
 function show(changes) {
@@ -656,7 +681,6 @@ function show(changes) {
   for (const name of controls) element(name).value = choices[name][state[name]];
   if (page.updates) describeSide(choices.side[state.side]);
   for (const code of document.querySelectorAll("[data-call]")) code.textContent = callOf(code.dataset);
-  history.replaceState(null, "", new URL(`#${hash()}`, location.href)); // inside a frame, "#…" alone is refused
 }
 
 function drawInSight(numbers) {
@@ -677,18 +701,22 @@ function chosenValues() {
   return Object.fromEntries(Object.entries(state).map(([name, index]) => [name, choices[name][index]]));
 }
 
-function hash() {
-  return new URLSearchParams(chosenValues()).toString();
+function address() {
+  return new URL(`#${new URLSearchParams(chosenValues())}`, location.href); // inside a frame, "#…" alone is refused
 }
 
-/** What the address says, and else what the page begins with. */
-function chooseFromHash() {
-  const changes = {};
+/** What the address says, and else what is chosen; after Back, too. */
+function chooseFromAddress() {
+  const named = {};
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     const index = Object.hasOwn(choices, name) ? choices[name].map(String).indexOf(value) : -1;
-    if (index >= 0) changes[name] = index;
+    if (index >= 0) named[name] = index;
   }
-  choose(changes);
+  Object.assign(state, named);
+  queryChosen = history.state?.queryChosen ?? "query" in named;
+  show({ query: state.query });
+  lastStep = { what: "", at: -Infinity };
+  remember("replaceState");
 }
 
 // ---- light, dark and paper ------------------------------------------------------------------------------------
@@ -708,12 +736,18 @@ function fitWindow() {
   if (innerWidth !== drawnFor) show();
 }
 
-/** Figures have a width in pixels, so they are drawn again for the paper's, all of them. */
+/**
+ * Figures have a width in pixels, so they are drawn again for the paper's, all of them. The views that nobody has
+ * scrolled to begin here: they wait for nothing but promises already kept, which is done before paper is laid out.
+ */
 function setPrinting(now) {
+  if (now === printing) return;
   printing = now;
   document.documentElement.classList.toggle("printing", printing);
+  everywhere = true;
   show();
-  for (const id of embedded) element(id).control?.print?.(printing);
+  everywhere = printing;
+  for (const id of embedded) begin(id).then(() => element(id).control.print(printing));
 }
 
 // ---- start ----------------------------------------------------------------------------------------------------
@@ -733,10 +767,11 @@ element("tokens").addEventListener("keydown", moveAlongTokens);
 element("tokens").addEventListener("pointerleave", () => shadeTokens(state.query));
 element("theme").addEventListener("click", nextTheme);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
-addEventListener("hashchange", chooseFromHash);
+addEventListener("hashchange", chooseFromAddress);
 addEventListener("resize", fitWindow);
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
+matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
 
 /** What a click on a figure chooses, where it chooses anything. */
 const chooseQuery = ({ y }) => choose({ query: labels.indexOf(y) });
@@ -801,12 +836,10 @@ for (const figure of document.querySelectorAll(".figure")) {
   watcher.observe(figure);
 }
 for (const [name, value] of Object.entries(page.start ?? {})) state[name] = choices[name].indexOf(value);
-chooseFromHash();
+chooseFromAddress();
 await plotlyArrives;
 drawInSight(chosenNumbers());
+if (page.expected) await begin("expected-tokens"); // CircuitsVis draws later than it is told to: too late for paper
 document.documentElement.dataset.ready = "yes";
-
-// Paper wants what nobody has scrolled to, too.
-const views = [...document.querySelectorAll(".figure")].filter(({ id }) => !(id in page.figures));
-for (const { id } of views) await new Promise((proceed) => setTimeout(proceed, 200)).then(() => begin(id));
+for (const id of embedded) await new Promise((proceed) => setTimeout(proceed, 200)).then(() => begin(id));
 document.documentElement.dataset.whole = "yes";

@@ -33,7 +33,7 @@ from attnmech.draw.page_sections import (
 )
 from attnmech.draw.scores import attention_map, key_terms, share_bars, share_triangle
 from attnmech.draw.style import MARKS, term_style
-from attnmech.draw.text import html_text, json_for_script, token_labels, visible_token
+from attnmech.draw.text import bound, html_text, json_for_script, token_labels, visible_token, with_minus_signs
 from attnmech.draw.token_weights import unattended
 from attnmech.draw.updates import (
     AXIS_TITLES,
@@ -116,8 +116,8 @@ def render_page(
         policy=scripts.content_policy(scripts.boot(), script, *(each.text for each in carried)),
         style=scripts.package_text("page.css") + _mark_colours(),
         title=html_text(title),
-        lead=html_text(lead),
-        brief=provenance_html(brief or {}),
+        lead=html_text(with_minus_signs(lead)),
+        brief=provenance_html({name: with_minus_signs(found) for name, found in (brief or {}).items()}),
         notes="".join(f"<li>{html_text(note)}</li>" for note in view.notes),
         contents=contents_html(
             [
@@ -313,7 +313,7 @@ def _section_of(shown: HeadMap) -> PageSection:
         reading=f"{shown.reading} Click a cell to choose its head.",
         caveat=shown.caveat,
         figures=(shown.name,),
-        finding=shown.finding,
+        finding=with_minus_signs(shown.finding),
         call=shown.call,
     )
 
@@ -335,12 +335,16 @@ def _precision_sentence(view: ScoreView, updates: UpdateView | None) -> str:
     of_updates = ""
     if updates is not None:
         error = max(rounding_error(_log10(updates.magnitude_of(side))) for side in SIDES)
-        of_updates = f" Update magnitudes are off by at most {10**error - 1:.1g} of their value."
+        of_updates = f" Update magnitudes are {_off_by(10**error - 1, ' of their value')}."
     return (
-        "The numbers on this page have 16 bits each, scaled within their head: scores and their terms are off by at "
-        f"most {of_scores:.1g}, shares by at most 8e-06.{of_updates} "
+        "The numbers on this page have 16 bits each, scaled within their head: scores and their terms are "
+        f"{_off_by(of_scores)}, shares off by at most 8e-06.{of_updates} "
         "The marks are exact."
     )
+
+
+def _off_by(error: float, what: str = "") -> str:
+    return f"off by at most {bound(error)}{what}" if error else "exact"
 
 
 def _table(rows: Sequence[Fact], *, empty: str) -> str:

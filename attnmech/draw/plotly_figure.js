@@ -5,6 +5,9 @@
 views.plotly = (stage, figure) => {
   suitBackground(stage);
   const place = make("div", { className: "attnmech-figure" });
+  const { title = "" } = figure;
+  const name = title.replace(/[^\p{L}\p{N}]+/gu, "_").replace(/^_|_$/g, "") || "figure";
+  place.picture = () => ({ name, title });
   stage.append(place);
 
   function draw() {

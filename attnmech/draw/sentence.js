@@ -52,6 +52,7 @@
     const finding = make("p", { className: "attnmech-finding" });
     const legend = make("div", { className: "attnmech-sentence-legend" });
     const cut = make("p", { className: "attnmech-reading" });
+    const list = make("p", { className: "attnmech-reading attnmech-list" });
     const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
     const canvas = make("canvas", { "aria-hidden": "true" });
     const middle = make("div", { className: "attnmech-sentence-lines" }, canvas);
@@ -59,7 +60,7 @@
     const heading = make("div", { className: "attnmech-sentence-heading" }, looks, seen);
     const box = make("div", { className: "attnmech-sentence-box", style: `--row: ${ROW}px`, onscroll: scrolled });
     box.append(heading, side("query"), middle, side("key"));
-    stage.append(make("div", { className: "attnmech-sentence" }, controls, finding, legend, box, cut));
+    stage.append(make("div", { className: "attnmech-sentence" }, controls, finding, legend, box, cut, list));
 
     function side(name) {
       const className = `attnmech-sentence-${name}`;
@@ -112,6 +113,8 @@
       return found.sort(heaviestFirst);
     }
 
+    const drawnOf = (at) => linesOf(at).filter(({ weight }) => weight >= state.least);
+
     /** The lines of the least weight with an end among these rows, the heaviest first, and how many there are. */
     function linesBetween(from, to) {
       const found = [];
@@ -151,7 +154,7 @@
     // ---- words ------------------------------------------------------------------------------------------------
 
     function described(side, line) {
-      return `${objectOf(side, line, data)}${state.mode === ALL ? ` (head ${line.head})` : ""}`;
+      return `${objectOf(side, line, data)}${state.mode === ALL ? ` (L${data.layers[state.layer]}H${line.head})` : ""}`;
     }
 
     /** What the box at the pointer says. */
@@ -165,6 +168,10 @@
       ];
     }
 
+    function listOf(at) {
+      return listedBelow(at.index, drawnOf(at), (line) => described("query", line), data);
+    }
+
     /** The sentence that the numbers support. */
     function tell() {
       const { lines, share, blank } = counted();
@@ -172,12 +179,15 @@
       for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const left = hidden.some(Boolean) ? "of what is left" : "of the attention";
-      const heads = [`Head ${state.head}`, `All ${data.heads} heads`, `Mean of the ${data.heads} heads`][state.mode];
+      const number = data.layers[state.layer];
+      const all = `${data.heads} heads of layer ${number}`;
+      const heads = [`L${number}H${state.head}`, `All ${all}`, `Mean of the ${all}`][state.mode];
       const pinned = picker.pinned;
       const what = pinned
         ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
         : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} ${left}`;
-      finding.textContent = `${heads} of layer ${data.layers[state.layer]}: ${what}.${omissions(hidden, blank, had, data)}`;
+      list.textContent = pinned?.side === "query" ? listOf(pinned) : "";
+      finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
     // ---- drawing ----------------------------------------------------------------------------------------------
@@ -187,8 +197,7 @@
       for (const each of [...buttons.query, ...buttons.key]) if (each.style.length) each.removeAttribute("style");
       if (!place) return;
       const other = place.side === "query" ? "key" : "query";
-      const lines = linesOf(place).filter(({ weight }) => weight >= state.least);
-      for (const line of lines.reverse()) {
+      for (const line of drawnOf(place).reverse()) {
         buttons[other][line[other]].style.setProperty("--depth", Math.sqrt(line.weight)); // that of the heaviest stays
       }
     }
@@ -265,7 +274,7 @@
     }
 
     function ofPlace() {
-      const lines = linesOf(place).filter(({ weight }) => weight >= state.least);
+      const lines = drawnOf(place);
       return { lines, found: lines.length };
     }
 
@@ -277,8 +286,8 @@
         Object.assign(state, { layer: toLayer, head: toHead });
         layer.select.selectedIndex = toLayer;
         head.select.selectedIndex = toHead;
-        if (query !== undefined) {
-          picker.pin("query", query);
+        if (query !== undefined) picker.pin("query", query);
+        if (Number.isInteger(query)) {
           const inView = box.scrollTop <= query * ROW && (query + 2) * ROW <= box.scrollTop + box.clientHeight;
           if (!inView) box.scrollTop = (query + 0.5) * ROW - box.clientHeight / 2;
         }

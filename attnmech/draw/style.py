@@ -71,6 +71,7 @@ FIGURE_STYLE: Final = go.layout.Template(
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 10, "r": 10, "t": 10, "b": 10},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": NEUTRAL, "activecolor": "#2b8cc4"},
         "xaxis": {"automargin": True, "gridcolor": "rgba(128,128,128,0.25)", "zeroline": False},
         "yaxis": {"automargin": True, "gridcolor": "rgba(128,128,128,0.25)", "zeroline": False},
         "legend": {

@@ -8,7 +8,9 @@ Tokens, titles and facts may hold anything, markup and invisible characters incl
 
 import html
 import json
+import re
 from collections.abc import Iterable
+from decimal import ROUND_CEILING, Context
 from typing import Final
 
 from attnmech.axes import token_text
@@ -51,6 +53,34 @@ def token_labels(tokens: Iterable[str]) -> list[str]:
 def plotly_text(text: str) -> str:
     """Text for a plotly string, where tags, entities and `$…$` would be interpreted, but `&quot;` would not."""
     return html.escape(text, quote=False).replace("$", "&#36;")
+
+
+def bound(value: float, digits: int = 1) -> str:
+    """A number that something does not exceed, in few digits: rounded up, so that the sentence stays true.
+
+    >>> bound(1.1e-05), bound(1.1e-05, 2), bound(0.00392, 2), bound(4e-06)
+    ('2e-05', '1.1e-05', '0.004', '4e-06')
+    """
+    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+    return f"{float(up):.{digits}g}"
+
+
+def signed(value: float, form: str) -> str:
+    """A number with its sign, in the given form; below 0 with the sign for minus.
+
+    >>> signed(-0.25, ".1f"), signed(2.0, ".3g")
+    ('−0.2', '+2')
+    """
+    return with_minus_signs(f"{value:+{form}}")
+
+
+def with_minus_signs(text: str) -> str:
+    """A sentence whose hyphens before numbers are signs for minus; those of words and exponents stay.
+
+    >>> with_minus_signs("-0.3 nats (-0.5 to -1e-05), query-key, L0-3")
+    '−0.3 nats (−0.5 to −1e-05), query-key, L0-3'
+    """
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "−", text)
 
 
 def html_text(text: str) -> str:

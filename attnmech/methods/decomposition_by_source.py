@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..arguments import flag, member, shown
 from ..batch import Batch
+from ..draw.text import signed, visible_token, with_minus_signs
 from ..errors import InputError, UnsupportedModelError, index_of, integer
 from ..fields import check_layers, check_rows
 from ..maths.precision import product_rounding, steps_rounding
@@ -554,7 +555,7 @@ class SourceDecomposition(Result):
         part, place = self._head(layer, head)
         here = self._cell(part, place, query, key, sequence)
         words, seen = self.tokens[sequence], int(part.keys_seen[here])
-        where = f"L{layer}H{head} at {words[query]!r} ({query})"
+        where = f"L{layer}H{head} at {query} “{visible_token(words[query])}”"
         if seen == 1:
             return f"{where} sees one key only, so it has no choice"
         found = int(part.key_at[:, place][here])
@@ -565,16 +566,17 @@ class SourceDecomposition(Result):
         for number in pairs.flatten().abs().argsort(descending=True, stable=True)[:_NAMED].tolist():
             source_q, source_k = divmod(number, count)
             value = float(pairs[source_q, source_k])
-            share = f" ({value / total:.0%})" if total > 0 else ""
-            named.append(f"{part.sources[source_k]} (key) × {part.sources[source_q]} (query) {value:+.2f}{share}")
+            share = with_minus_signs(f" ({value / total:.0%})") if total > 0 else ""
+            size = signed(value, ".2f") + share
+            named.append(f"{part.sources[source_k]} (key) × {part.sources[source_q]} (query) {size}")
             rest -= value
         if pairs.numel() > len(named):
-            named.append(f"{pairs.numel() - len(named)} other pairs {rest:+.2f}")
+            named.append(f"{pairs.numel() - len(named)} other pairs {signed(rest, '.2f')}")
         preference = float(part.preference[:, place][here])
         others = "; most of the score is of the other terms" if abs(preference) > 2 * abs(total) else ""
         return (
-            f"{where} {looks} {words[found]!r} ({found}): score {preference:+.2f} against the mean of the {seen} keys "
-            f"it sees, of which query_key {total:+.2f}: {', '.join(named)}{others}"
+            f"{where} {looks} {found} “{visible_token(words[found])}”: score {signed(preference, '.2f')} against the "
+            f"mean of the {seen} keys it sees, of which query_key {signed(total, '.2f')}: {', '.join(named)}{others}"
         )
 
     def to_frame(self) -> pd.DataFrame:

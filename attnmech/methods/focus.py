@@ -473,7 +473,7 @@ class AttentionFocus(RowMeans):
         return (
             f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first token in "
             f"{float(self.first_top.nanmean()):.0%} of rows, at the token itself in "
-            f"{float(self.self_top.nanmean()):.0%}; layer {layer}, head {head} looks at the first token "
+            f"{float(self.self_top.nanmean()):.0%}; L{layer}H{head} looks at the first token "
             f"most often ({float(self.first_top[layer, head]):.0%}{known})."
         )
 

@@ -35,7 +35,8 @@ class Check:
     def evidence(self) -> str:
         """The residual beside its tolerance, and the detail: "1.9e-07 ≤ 1.0e-05"."""
         sign = "≤" if self.passed else "not ≤"
-        measured = "" if self.residual is None else f"{self.residual:.1e} {sign} {self.tolerance:.1e}"
+        residual = f"{self.residual:.1e}" if self.residual else "0"
+        measured = "" if self.residual is None else f"{residual} {sign} {self.tolerance:.1e}"
         return "; ".join(part for part in (measured, self.detail) if part)
 
 

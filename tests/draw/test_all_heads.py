@@ -251,7 +251,7 @@ def test_the_sentence_says_what_numpy_counts(opened: Any, pattern: np.ndarray) -
             top = pattern[row, head, 1:].argmax(axis=-1)
             mean = [100 * pattern[row, head, rows, keys].mean() for keys in (np.zeros_like(rows), rows, rows - 1)]
             assert opened.inner_text(".attnmech-finding").replace("\u00a0", " ") == (
-                f"In layer {layer}, head {head}, {(top == 0).sum()} of the {COUNT - 1} rows with a choice look most at "
+                f"In L{layer}H{head}, {(top == 0).sum()} of the {COUNT - 1} rows with a choice look most at "
                 f"the first token, {(top == rows).sum()} at the token itself and {(top == rows - 1).sum()} at the one "
                 f"before; on average these get {mean[0]:.1f} %, {mean[1]:.1f} % and {mean[2]:.1f} % of the attention."
             )
@@ -412,7 +412,7 @@ def test_cross_attention_has_two_texts_and_no_token_itself(chromium: Any, tmp_pa
         assert_large_map_shows(page, pattern[1, 2])
         count, mean = (pattern[1, 2].argmax(axis=-1) == 0).sum(), 100 * pattern[1, 2, :, 0].mean()
         assert page.inner_text(".attnmech-finding").replace("\u00a0", " ") == (
-            f"In layer 1, head 2, {count} of the 4 rows with a choice look most at the first key token, "
+            f"In L1H2, {count} of the 4 rows with a choice look most at the first key token, "
             f"which gets {mean:.1f} % of the attention on average."
         )
         assert "itself" not in page.inner_text(".attnmech-model")

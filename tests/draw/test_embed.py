@@ -48,6 +48,19 @@ def test_a_notebook_carries_a_script_once(notebook: SimpleNamespace) -> None:
     assert carried(plotly_view(go.Figure())._repr_html_()) == ["plotly"]
 
 
+def test_a_saved_figure_is_called_as_its_heading_says(chromium: Any, tmp_path: Path) -> None:
+    heading = "Figure 8. <b>Orientation</b> / ../layer 2"
+    section = Section(heading, "reading", go.Figure(go.Scatter(x=[1, 2], y=[1, 2])))
+    html = render_figures(title="t", lead="l", sections=[section])
+    with opening(chromium, html, tmp_path / "figures.html") as page:
+        page.hover(".nsewdrag")
+        with page.expect_download() as download:
+            page.click(".modebar-btn[data-title='Save as SVG']")
+        assert download.value.suggested_filename == "Figure_8_b_Orientation_b_layer_2.svg"
+        picture = Path(download.value.path()).read_text("utf-8")
+    assert "Figure 8. &lt;b&gt;Orientation&lt;/b&gt; / ../layer 2</text>" in picture
+
+
 def test_a_cell_that_runs_again_carries_its_scripts_again(notebook: SimpleNamespace) -> None:
     some_view()._repr_html_()
     notebook.cell, notebook.execution_count = "two", 2

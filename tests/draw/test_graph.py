@@ -90,9 +90,7 @@ def test_edges_are_the_weights_of_at_least_the_threshold(
         assert edges(page) == above(chosen, threshold)
         share = 100 * chosen[chosen >= threshold].sum() / COUNT
         count = len(above(chosen, threshold))
-        sentence = (
-            f"Head {head} of layer {[2, 5][layer]}: {count} edges of at least {100 * threshold:.1f}\u00a0%, with "
-        )
+        sentence = f"L{[2, 5][layer]}H{head}: {count} edges of at least {100 * threshold:.1f}\u00a0%, with "
         assert finding(page).startswith(f"{sentence}{share:.1f}\u00a0% of the attention.")
 
 
@@ -131,8 +129,8 @@ def test_hiding_the_first_token_and_the_mean(shown: Callable[[View], Any]) -> No
     np.testing.assert_allclose(weights(page), left[0], rtol=1e-4)
     assert edges(page) == above(left[0], 0.1)
     assert all(key > 0 for _, key in edges(page))
-    assert "Left out, the softmax taken again: key 0 ‘" in finding(page)
-    assert "Blank, with no key left: query 0 ‘" in finding(page)
+    assert "Left out, the softmax taken again: key 0 “" in finding(page)
+    assert "Blank, with no key left: query 0 “" in finding(page)
     choose(page, "Edges of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[1:], left[:, 1:].mean(axis=0), rtol=1e-4)
     assert edges(page) == above(left.mean(axis=0), 0.1)
@@ -155,13 +153,13 @@ def test_a_token_alone_by_pointer_and_keyboard(shown: Callable[[View], Any]) -> 
     assert edges(page) == of(3)
     box = page.inner_text(".attnmech-box").replace("\u2068", "").replace("\u2069", "").split("\n")
     top = int(pattern[0, 0, 3].argmax())
-    assert box[0] == f"query 3 ‘{visible_token(TOKENS[3])}’ gives"
+    assert box[0] == f"query 3 “{visible_token(TOKENS[3])}” gives"
     share, rest = box[1].split("\u00a0")
     assert float(share) == pytest.approx(100 * pattern[0, 0, 3, top], abs=0.06)
-    assert rest == f"% to {top} ‘{visible_token(TOKENS[top])}’"
-    received = box.index(f"key 3 ‘{visible_token(TOKENS[3])}’ gets")
+    assert rest == f"% to {top} “{visible_token(TOKENS[top])}”"
+    received = box.index(f"key 3 “{visible_token(TOKENS[3])}” gets")
     most = int(pattern[0, 0, :, 3].argmax())
-    assert f"\u00a0% of query {most} ‘{visible_token(TOKENS[most])}’" in box[received + 1]
+    assert f"\u00a0% of query {most} “{visible_token(TOKENS[most])}”" in box[received + 1]
     page.hover(".attnmech-finding")
     assert edges(page) == whole
     page.focus(".attnmech-graph button >> nth=0")
@@ -169,8 +167,8 @@ def test_a_token_alone_by_pointer_and_keyboard(shown: Callable[[View], Any]) -> 
         page.keyboard.press(key)
         assert edges(page) == of(token)
     page.keyboard.press("Enter")
-    assert f"query 1 ‘{visible_token(TOKENS[1])}’ gives" in finding(page)
-    assert f"; key 1 ‘{visible_token(TOKENS[1])}’ gets" in finding(page)
+    assert f"query 1 “{visible_token(TOKENS[1])}” gives" in finding(page)
+    assert f"; key 1 “{visible_token(TOKENS[1])}” gets" in finding(page)
     assert page.evaluate("window.heard") == [{"query": 1}]
     page.keyboard.press("Escape")
     assert edges(page) == whole

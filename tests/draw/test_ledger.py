@@ -51,7 +51,7 @@ def test_the_bars_of_a_row_add_up_to_its_mark() -> None:
 def test_only_so_many_keys_are_shown_and_the_title_says_what_they_hold() -> None:
     figure = ledger(top=2)
     assert [len(trace.x) for trace in figure.data] == [2] * 5
-    assert figure.layout.title.text == "query 3 ‘·&#36;d&#36;’<br>2 of its 4 visible keys, together 0.700"
+    assert figure.layout.title.text == "query 3 “·&#36;d&#36;”<br>2 of its 4 visible keys, together 0.700"
 
 
 def test_of_equal_probabilities_the_earlier_key_comes_first() -> None:
@@ -62,7 +62,7 @@ def test_of_equal_probabilities_the_earlier_key_comes_first() -> None:
 def test_the_hover_box_holds_the_whole_sum() -> None:
     for trace in ledger().data:
         assert trace.hovertext[3] == (
-            "key 1 ·a<br>position +0.500<br>query-key -1.000<br>softcap +0.125<br>score -0.375<br>probability &lt;0.001"
+            "key 1 ·a<br>position +0.500<br>query-key −1.000<br>softcap +0.125<br>score −0.375<br>probability &lt;0.001"
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attnmech.draw import scripts
+from attnmech.draw.packing import rounding_error
 from attnmech.draw.page import render_page
 from attnmech.draw.view import FocusView, ScoreView, UpdateView
 from attnmech.errors import InputError
@@ -82,6 +83,15 @@ def test_the_view_travels_whole(page_html: str, view: ScoreView) -> None:
     assert (data["heads"], data["ranks"], len(data["tokens"])) == (3, 5, 7)
     assert set(data["ranked_share"]) == {"key_bias", "query_key"}
     assert data["scores"]["low"] == pytest.approx(np.nanmin(view.scores, axis=(2, 3)).ravel().tolist())
+
+
+def test_bounds_are_rounded_up_and_what_is_exact_is_called_so(view: ScoreView, page_html: str) -> None:
+    off = re.search(r"scores and their terms are off by at most (\S+), shares", page_html)
+    assert off and float(off[1]) >= max(rounding_error(each) for each in (view.scores, *view.terms.values()))
+    whole = replace(view, scores=np.zeros_like(view.scores), terms={})
+    html = render_page(title="t", lead="-0.5 nats", view=whole, facts=[], checks=[], provenance={}, calls={})
+    assert "scores and their terms are exact, shares" in html
+    assert "−0.5 nats" in html
 
 
 def test_four_layers_of_eight_heads_and_64_tokens_stay_below_4_megabytes() -> None:

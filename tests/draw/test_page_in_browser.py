@@ -1,7 +1,10 @@
 """In a real, offline browser: choices reach every figure, and hostile text does not run."""
 
+import re
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from browser import opening
 from attnmech.draw.focus import concentration, first_focus, self_focus
 from attnmech.draw.ledger import row_ledger
 from attnmech.draw.scores import attention_map, key_terms, share_bars, share_triangle
-from attnmech.draw.text import visible_token
+from attnmech.draw.text import signed, visible_token
 from attnmech.draw.updates import (
     magnitude_by_position,
     magnitude_histograms,
@@ -84,8 +87,8 @@ def test_the_ledger_is_that_of_the_chosen_row(opened: Any, view: ScoreView, laye
     else:
         best, next_best = np.argsort(-pattern[: query + 1], kind="stable")[:2]
         assert sentence.startswith(f"The score of key {best} “")
-        assert f"by {scores[best] - scores[next_best]:+.3f}: " in sentence
-        assert f"key bias {terms['key_bias'][best] - terms['key_bias'][next_best]:+.3f}" in sentence
+        assert f"by {signed(float(scores[best] - scores[next_best]), '.3f')}: " in sentence
+        assert f"key bias {signed(float(terms['key_bias'][best] - terms['key_bias'][next_best]), '.3f')}" in sentence
 
 
 def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: ScoreView) -> None:
@@ -158,6 +161,50 @@ def test_figures_out_of_sight_are_drawn_when_they_come_into_sight_or_are_printed
         assert page.locator(".attnmech-printing").count() == 0
 
 
+def blank(page: Any) -> list[str]:
+    """The figures in which nothing is drawn: no plotly data, no words, and only transparent canvases."""
+    return list(
+        page.eval_on_selector_all(
+            ".figure",
+            """all => all.filter(one => {
+                 const inked = each => each.width && each.getContext("2d")
+                   .getImageData(0, 0, each.width, each.height).data.some(Boolean);
+                 const canvases = [...one.querySelectorAll("canvas")];
+                 return !one.data && (!one.textContent.trim() || !canvases.every(inked));
+               }).map(one => one.id)""",
+        )
+    )
+
+
+@pytest.mark.parametrize("way", ["pdf", "media"])
+def test_a_page_printed_at_once_has_every_figure(
+    chromium: Any, full_page_html: str, view: ScoreView, tmp_path: Path, way: str
+) -> None:
+    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
+        if way == "pdf":
+            page.evaluate(
+                """addEventListener("afterprint", () => {
+                     window.edges = document.querySelectorAll("#token-graph path").length;
+                     window.printed = [...document.querySelectorAll(".figure")].filter(one => !one.data).map(one =>
+                       [one.id, one.childElementCount]);
+                   }, {capture: true})"""
+            )
+            page.pdf(path=tmp_path / "page.pdf")
+            printed = dict(page.evaluate("window.printed"))
+            assert printed.keys() == {"model-view", "sentence-view", "token-graph", "expected-tokens"}
+            assert all(printed.values()), printed
+            assert page.evaluate("window.edges") == 2 * (view.pattern[0, 0] >= 0.1).sum()
+        else:
+            page.emulate_media(media="print")
+            page.wait_for_selector("html.printing")
+            assert blank(page) == []
+            for bar in ("#controls", ".attnmech-sentence-heading"):
+                assert page.locator(bar).evaluate("one => getComputedStyle(one).position") == "static"
+            page.emulate_media(media="screen")
+            page.wait_for_selector("html:not(.printing)")
+        assert widths_beyond(page) == [0] * 12
+
+
 def test_what_the_model_expects_is_shown_and_hostile_tokens_are_text(opened_full: Any) -> None:
     opened_full.wait_for_selector("#expected-tokens span")
     shown = opened_full.inner_text("#expected-tokens").replace("\u2060", "")
@@ -217,6 +264,113 @@ def test_no_figure_can_be_sent_anywhere(opened_full: Any) -> None:
         ".js-plotly-plot", "all => all.map(one => one._context.plotlyServerURL)"
     )
     assert set(contexts) == {""}
+
+
+def saved(page: Any, figure: str, button: str) -> Path:
+    """What a button of a figure downloads, under the name that it suggests."""
+    page.hover(f"{figure} .nsewdrag")
+    with page.expect_download() as download:
+        page.click(f"{figure} .modebar-btn[data-title='{button}']")
+    path = Path(download.value.path()).with_name(download.value.suggested_filename)
+    download.value.save_as(path)
+    return path
+
+
+COLOURS = """bytes => new Promise(proceed => {
+  const image = new Image();
+  image.onload = () => {
+    const canvas = new OffscreenCanvas(image.width, image.height).getContext("2d");
+    canvas.drawImage(image, 0, 0);
+    const all = canvas.getImageData(0, 0, image.width, image.height).data;
+    proceed([image.width, all.every((value, at) => at % 4 < 3 || value === 255), [...all.slice(0, 3)]]);
+  };
+  image.src = `data:image/png;base64,${bytes}`;
+})"""
+
+
+@pytest.mark.parametrize(("theme", "background"), [("light", [255, 255, 255]), ("dark", [21, 23, 28])])
+def test_a_saved_picture_has_a_name_a_title_and_a_background(
+    opened_full: Any, theme: str, background: list[int]
+) -> None:
+    opened_full.select_option("#layer", "5")
+    opened_full.select_option("#head", "2")
+    while opened_full.inner_text("#theme") != f"Theme: {theme}":
+        opened_full.click("#theme")
+    png = saved(opened_full, "#attention-map", "Save as PNG")
+    assert png.name == "L5H2_attention_map.png"
+    shown = opened_full.evaluate("document.getElementById('attention-map').layout.width")
+    assert opened_full.evaluate(COLOURS, b64encode(png.read_bytes()).decode()) == [3 * shown, True, background]
+    svg = saved(opened_full, "#magnitude-by-position", "Save as SVG")
+    assert svg.name == "L5H2_magnitude_by_position.svg"
+    title, *_ = ElementTree.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text")
+    assert title.text == "Figure 10. Magnitude along the text, L5H2, query side"
+
+
+def test_the_buttons_of_a_figure_cover_nothing_of_it(opened_full: Any) -> None:
+    for figure in opened_full.eval_on_selector_all(".modebar", "all => all.map(one => one.closest('.figure').id)"):
+        ends = opened_full.evaluate(
+            """id => [document.querySelector(`#${id} .modebar`).getBoundingClientRect().bottom,
+                      document.querySelector(`#${id} .main-svg`).getBoundingClientRect().top]""",
+            figure,
+        )
+        assert ends[0] <= ends[1] + 1, figure
+
+
+def test_the_keys_of_a_chosen_query_are_listed_below(opened: Any, view: ScoreView) -> None:
+    lists = [f"#{stage} .attnmech-list" for stage in ("sentence-view", "token-graph")]
+    assert all(opened.locator(each).bounding_box() is None for each in lists)
+    opened.click(".token >> nth=5")
+    row = view.pattern[0, 0, 5]
+    for each, least in zip(lists, (0.02, 0.1), strict=True):
+        said = opened.inner_text(each).replace("\u2068", "").replace("\u2069", "")
+        keys = [key for key in np.argsort(-row) if row[key] >= least]
+        weights = [f"{100 * row[key]:.1f}\u00a0% to {key} “{visible_token(TOKENS[key])}”" for key in keys]
+        assert said == f"Query 5 “{visible_token(TOKENS[5])}”: {', '.join(weights)}."
+
+
+def test_back_goes_to_the_choice_before(opened: Any) -> None:
+    def pinned() -> int:
+        return int(opened.locator(".attnmech-sentence-query button[aria-pressed='true']").count())
+
+    before = opened.evaluate("history.length")
+    opened.select_option("#head", "2")
+    opened.click(".token >> nth=3")
+    drawn = traces(opened, "attention-map")
+    for _ in range(3):  # one step for Back
+        opened.click("[data-control='rank'][data-step='1']")
+    assert opened.evaluate("history.length") == before + 3
+    assert opened.evaluate("location.hash") == "#layer=2&head=2&rank=3&query=3"
+    opened.evaluate("history.back()")
+    opened.wait_for_url("**#layer=2&head=2&rank=0&query=3")
+    assert (opened.input_value("#rank"), pinned()) == ("0", 1)
+    assert traces(opened, "attention-map") == drawn
+    opened.evaluate("history.back()")
+    opened.wait_for_url("**#layer=2&head=2&rank=0&query=6")
+    opened.wait_for_function("document.querySelectorAll('#sentence-view [aria-pressed=true]').length === 0")
+    opened.evaluate("history.back()")
+    opened.wait_for_url("**#layer=2&head=0&rank=0&query=6")
+    opened.wait_for_function("document.getElementById('head').value === '0'")
+    opened.evaluate("history.forward()")
+    opened.wait_for_url("**#layer=2&head=2&rank=0&query=6")
+    assert opened.evaluate("history.length") == before + 3
+
+
+def test_sentences_name_heads_quote_tokens_and_write_minus_in_one_way(opened_full: Any) -> None:
+    opened_full.select_option("#head", "1")
+    opened_full.click(".token >> nth=5")
+    for name in ("mean of the heads", "one head"):
+        opened_full.locator("#sentence-view select").select_option(name)
+    shown = opened_full.eval_on_selector_all(
+        ".finding, .lead, .brief, .attnmech-finding, .gtitle, #reason",
+        "all => all.map(one => one.textContent).join(' ')",
+    )
+    assert not re.search(r"[Hh]ead \d|layer \d, head|(?<![\w.])-\d|[‘’]", shown), shown
+    assert "L2H1" in shown and "−" in shown and "“" in shown
+
+
+def test_a_sentence_that_is_left_out_leaves_no_gap(opened: Any) -> None:
+    assert opened.inner_text("#reason") == ""
+    assert opened.locator("#reason").bounding_box() is None
 
 
 def test_the_views_follow_the_chosen_query_back_to_the_first_one(opened: Any) -> None:
@@ -480,24 +634,24 @@ def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusV
     first, own, before = ((one >= 0.5).sum() for one in (focus.first_top, focus.self_top, focus.previous_top))
     assert opened_full.inner_text("#all-heads-finding") == (
         f"Of 12 heads, in at least half of their rows {first} look most at the first token, {own} at the token itself, "
-        f"{before} at the one before. Chosen: head 0 of layer 5."
+        f"{before} at the one before. Chosen: L5H0."
     )
     before = 100 * focus.previous_top[2, 0]
     assert opened_full.inner_text("#self-focus-finding").startswith(
-        "Head 0 of layer 5: 0.0\u00a0%. Highest: 100.0\u00a0%, head 2 of layer 5. "
+        "L5H0: 0.0\u00a0%. Highest: 100.0\u00a0%, L5H2. "
         "5 of 11 heads look at the token itself in at least half of the rows."
     )
     assert opened_full.inner_text("#self-focus-finding").endswith(f"previous token in {before:.1f}\u00a0%.")
     opened_full.select_option("#head", "1")
-    assert opened_full.inner_text("#self-focus-finding").startswith("Head 1 of layer 5: undefined. ")
+    assert opened_full.inner_text("#self-focus-finding").startswith("L5H1: undefined. ")
     magnitude = updates.magnitude[2, 1]
     median = float(f"{np.nanmedian(magnitude[magnitude > 0]):.2g}")
-    assert opened_full.inner_text("#magnitude-finding").startswith(f"Head 1: median {median:g} over 6 tokens, from ")
+    assert opened_full.inner_text("#magnitude-finding").startswith(f"L5H1: median {median:g} over 6 tokens, from ")
     against = (updates.orientation[2, 1] < 0).sum()
     assert f"; {against} of 6 updates point against" in opened_full.inner_text("#orientation-finding")
     largest = magnitude.argmax()
     assert opened_full.inner_text("#orientation-by-magnitude-finding").startswith(
-        f"Head 1 is largest at token {largest} “"
+        f"L5H1 is largest at token {largest} “"
     )
     counts = {"itself": 0, "the first token": 0, "another token": 0}
     for head in range(3):

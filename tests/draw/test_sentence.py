@@ -104,9 +104,7 @@ def test_lines_are_those_of_the_chosen_head(shown: Callable[[View], Any]) -> Non
         assert cells(page) == {(query, key) for query, key in np.argwhere(expected >= 0.02).tolist()}
         share = 100 * expected[expected >= 0.02].sum() / COUNT
         count = (expected >= 0.02).sum()
-        sentence = (
-            f"Head {head} of layer {[2, 5][layer]}: {count} lines of at least 2.0\u00a0%, with {share:.1f}\u00a0% of"
-        )
+        sentence = f"L{[2, 5][layer]}H{head}: {count} lines of at least 2.0\u00a0%, with {share:.1f}\u00a0% of"
         assert finding(page).startswith(sentence)
     assert inked(page) > 1000
 
@@ -118,10 +116,10 @@ def test_hiding_the_first_token_normalises_again(shown: Callable[[View], Any]) -
     page.get_by_label("hide the first token").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0]), rtol=1e-4)
     assert {key for _, key in cells(page)} == set(range(1, COUNT))
-    assert "Left out, the softmax taken again: key 0 ‘" in finding(page)
-    assert f"’, with {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% before." in finding(page)
+    assert "Left out, the softmax taken again: key 0 “" in finding(page)
+    assert f"”, with {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% before." in finding(page)
     assert "of what is left." in finding(page)
-    assert finding(page).endswith(f"Blank, with no key left: query 0 ‘{visible_token(TOKENS[0])}’.")
+    assert finding(page).endswith(f"Blank, with no key left: query 0 “{visible_token(TOKENS[0])}”.")
     assert page.locator(".attnmech-sentence-blank").count() == page.locator(".attnmech-sentence-hidden").count() == 1
     page.get_by_label("hide special tokens").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0, 1, 4]), rtol=1e-4)
@@ -182,9 +180,9 @@ def test_pointing_and_pinning(shown: Callable[[View], Any]) -> None:
     assert cells(page) == {(5, int(key)) for key in np.flatnonzero(row >= 0.02)}
     box = page.inner_text(".attnmech-box").replace("\u2068", "").replace("\u2069", "").split("\n")
     expected = [
-        f"{100 * row[key]:.1f}\u00a0% to {key} ‘{visible_token(TOKENS[key])}’" for key in order if row[key] > 0.001
+        f"{100 * row[key]:.1f}\u00a0% to {key} “{visible_token(TOKENS[key])}”" for key in order if row[key] > 0.001
     ]
-    assert box[0] == f"query 5 ‘{visible_token(TOKENS[5])}’ gives"
+    assert box[0] == f"query 5 “{visible_token(TOKENS[5])}” gives"
     assert box[1 : 1 + len(expected)] == expected
     page.hover(".attnmech-sentence-key button >> nth=2")
     assert cells(page) == {(int(query), 2) for query in np.flatnonzero(pattern[0, 0, :, 2] >= 0.02)}
@@ -193,7 +191,7 @@ def test_pointing_and_pinning(shown: Callable[[View], Any]) -> None:
     page.click(".attnmech-sentence-query button >> nth=5")
     page.hover(".attnmech-finding")
     assert {query for query, _ in cells(page)} == {5}
-    assert f"query 5 ‘{visible_token(TOKENS[5])}’ gives {expected[0]}, {expected[1]} and {expected[2]}." in finding(
+    assert f"query 5 “{visible_token(TOKENS[5])}” gives {expected[0]}, {expected[1]} and {expected[2]}." in finding(
         page
     )
     assert page.evaluate("window.heard") == [{"query": 5}]
@@ -293,4 +291,5 @@ def test_a_thousand_tokens_fit_a_phone(shown: Callable[[View], Any]) -> None:
     assert f"{(last + 1) * (last + 2) // 2:,} lines" in finding(page)
     page.get_by_label("Least weight shown").press("Home")
     assert len(lines(page)) == 600
-    assert page.inner_text(".attnmech-sentence > p:last-child").startswith("Drawn: the heaviest 600 of ")
+    drawn = page.inner_text(".attnmech-sentence > .attnmech-reading:not(.attnmech-list)")
+    assert drawn.startswith("Drawn: the heaviest 600 of ")

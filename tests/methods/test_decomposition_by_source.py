@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.draw.text import signed
 from attnmech.maths.sources import FrozenNorm, pair_terms
 from attnmech.methods import decomposition_by_source
 
@@ -278,14 +279,15 @@ def test_a_wired_head_is_explained_by_its_wire() -> None:
         pairs[asks, answers] = 0
         assert bool((pairs == 0).all())
         line = why.explain(1, 3, query)
-        assert f"L1H3 at '{ids[0, query]}' ({query}) looks most at '{ids[0, key]}' ({key}): score " in line
+        assert f"L1H3 at {query} “{ids[0, query]}” looks most at {key} “{ids[0, key]}”: score " in line
         assert f"against the mean of the {query + 1} keys it sees" in line
         assert ": L0H1 (key) × token embedding (query) " in line
         beyond = float(expected[query, key] - expected[query, : query + 1].mean())
         # All other terms are the same for all keys in this model without biases and positions of its own.
-        assert f"score {beyond:+.2f} against" in line and f"of which query_key {beyond:+.2f}: " in line
-        assert f"{beyond:+.2f} (100%), " in line and "61 other pairs" in line
-    assert why.explain(1, 3, 0) == f"L1H3 at '{ids[0, 0]}' (0) sees one key only, so it has no choice"
+        said = signed(beyond, ".2f")
+        assert f"score {said} against" in line and f"of which query_key {said}: " in line
+        assert f"{said} (100%), " in line and "61 other pairs" in line
+    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees one key only, so it has no choice"
 
 
 def test_what_is_the_same_at_every_key_is_no_reason_to_look_at_one() -> None:
