@@ -31,7 +31,7 @@ def test_a_file_holds_no_tensor_twice(split: am.ScoreDecomposition, tmp_path: Pa
     with safe_open(path, framework="pt") as file:
         same = json.loads(file.metadata()["attnmech"])["same_as"]
         names = set(file.keys())
-    assert same["1.visible"] == "0.visible"
+    assert same["parts.1.visible"] == "parts.0.visible"
     assert not names & set(same)
 
 

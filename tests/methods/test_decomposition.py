@@ -376,7 +376,7 @@ def test_the_ledger_of_a_row_is_that_row_of_the_terms(name: str, sequence: int, 
     close(torch.tensor(traces["probability"].x), pattern[row, keys], 1e-5)
     total = sum(torch.tensor(traces[term].x) for term in set(split.terms) - {"mask"})
     close(total, torch.tensor(traces["score"].x), 1e-6)
-    assert figure.layout.title.text.startswith(f"query {number} ‘{split.tokens[sequence][row]}’")
+    assert figure.layout.title.text.startswith(f"query {number} “{split.tokens[sequence][row]}”")
 
 
 # -- select, save, provenance --------------------------------------------------------------------------------

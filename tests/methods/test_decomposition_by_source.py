@@ -358,7 +358,8 @@ def test_cells_of_ones_own_are_the_same_cells(name: str) -> None:
     assert chosen.residual.isnan().tolist() == [
         [head not in heads.get(layer, []) for head in range(hooked.n_heads)] for layer in range(hooked.n_layers)
     ]
-    assert ", key" not in chosen.explain(1, 0, 2) and "(2) and " in chosen.explain(1, 0, 2)
+    line = chosen.explain(1, 0, 2)
+    assert ", key" not in line and line.startswith("L1H0 at 2 “") and "” and 0 “" in line
     with pytest.raises(am.InputError, match=r"which cell of query 5 is meant: one of 1, 4\."):
         chosen.matrix(1, 0, 5)
 
@@ -433,7 +434,7 @@ def test_a_line_names_the_strongest_pairs_and_the_rest() -> None:
     for query in range(1, 7):
         for head in range(5):
             pairs = why.matrix(2, head, query, sequence=1, contrast=True)
-            line = why.explain(2, head, query, sequence=1)
+            line = why.explain(2, head, query, sequence=1).replace("−", "-")
             whole, (source_q, source_k) = float(pairs.sum()), divmod(int(pairs.abs().argmax()), len(pairs))
             value = float(pairs[source_q, source_k])
             named = f": {why.sources[source_k]} (key) × {why.sources[source_q]} (query) {value:+.2f}"
