@@ -26,8 +26,9 @@ def about_largest(
     unit: str = "",
     what: str = "effect",
     signed: bool = True,
+    group: float = 1.0,
 ) -> str:
-    """The sentence on the largest, as one that was picked of many.
+    """The sentence on the largest, as one that was picked of many; `group` is how many texts were added up in one.
 
     >>> import torch
     >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1]])
@@ -46,7 +47,8 @@ def about_largest(
     known = not math.isnan(low)
     at_once = f" with all {count} at once" if count > 1 else ""
     span = f" ({low:{sign}.3g} to {high:{sign}.3g}{at_once})" if known else ""
-    carried = "; one text carries more than half of it" if known and bool(means.one_text[top]) else ""
+    one = "one text carries" if group == 1 else "one group of texts carries"
+    carried = f"; {one} more than half of it" if known and bool(means.one_text[top]) else ""
     if not signed or count == 1:
         told = f"{name} has {f'the largest {what},' if count > 1 else f'{_a(what)} of'} {value}{span}"
     elif not known:
@@ -57,10 +59,10 @@ def about_largest(
         told = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{span}"
     else:
         needed = means.texts_needed(top)
-        enough = f"; about {needed} texts would show one of that size" if needed else ""
+        enough = f"; about {round(needed * group)} texts would show one of that size" if needed else ""
         told = (
-            f"none of {count} {things} can be told from no {what} on {texts} texts (the largest, that of {name}, is "
-            f"{value}{enough})"
+            f"none of {count} {things} can be told from no {what} on {round(texts * group)} texts "
+            f"(the largest, that of {name}, is {value}{enough})"
         )
     return f"{told}{carried}{no_interval(texts)}"
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attnmech.maths.intervals import TextMeans
+from attnmech.runs.claims import about_largest
 from attnmech.runs.groups import GROUPS, by_group, joined
 
 SUMMED = ("sums", "counts")
@@ -62,3 +63,14 @@ def test_intervals_over_groups_cover() -> None:
     every_low, every_high = TextMeans.of_ratio(sums, lengths).interval()
     assert 35 <= int(((low <= 0) & (high >= 0)).sum()) <= 40
     torch.testing.assert_close((high - low) / (every_high - every_low), torch.ones(40).double(), rtol=0.25, atol=0)
+
+
+def test_sentences_count_texts_not_groups() -> None:
+    values = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).double()
+    values -= values.mean(dim=-1, keepdim=True) - 0.05
+    means = TextMeans.of_values(values)
+    plain, grouped = (about_largest(means, lambda place: "L0H0", things="heads", group=group) for group in (1.0, 4.0))
+    needed = means.texts_needed((int(means.mean.argmax()),))
+    assert needed is not None
+    assert "no effect on 256 texts" in plain and f"about {needed} texts would" in plain
+    assert "no effect on 1024 texts" in grouped and f"about {4 * needed} texts would" in grouped
