@@ -16,9 +16,11 @@ from .batch import Batch
 from .demo.about import notes as notes_on_demo
 from .demo.text import documents
 from .draw.embed import View
+from .draw.focus_sections import about_all_heads
 from .draw.page import render_page
+from .draw.section import Section
 from .draw.text import bound, html_text
-from .draw.view import Fact, HeadMap, ScoreView
+from .draw.view import Fact, ScoreView
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line
 from .files import check_writable, path_of, writing
 from .methods.ablation import ablate_heads
@@ -108,29 +110,22 @@ class Report:
             title=f"Where the attention of “{_short(provenance.model)}” looks, and why",
             lead=self.lead,
             view=view,
+            sections=self._sections(view),
             facts=self._facts(view),
             checks=[
-                Fact(
-                    check.name,
-                    check.statement,
-                    _STATUS[check.status],
-                    check.evidence,
-                )
+                Fact(check.name, check.statement, _STATUS[check.status], check.evidence)
                 for check in self.certificate.checks
             ],
             provenance=provenance.entries,
-            calls=self.calls,
-            focus=self.focus.view(),
-            updates=self.updates.view(layers=self.scores.layers),
-            maps=self._maps(),
+            setup=self.calls["setup"],
             reasons=self._reasons(len(view.tokens)),
-            brief=self._brief(),
+            brief=self.findings,
             start=self._start(view),
-            expected=self.expected,
         )
 
-    def _brief(self) -> dict[str, str]:
-        """What was found, a sentence a question."""
+    @property
+    def findings(self) -> dict[str, str]:
+        """What was found, a sentence for each question."""
         found = {"Where heads look": self.focus.lead}
         if self._why:
             found["Why they look there"] = self._why
@@ -140,6 +135,22 @@ class Report:
         if self.null is not None:
             found["First token"] = self.null.lead
         return found
+
+    def _sections(self, view: ScoreView) -> list[Section]:
+        """The page's sections: those of figures 1 to 10, and after them what else was measured."""
+        focus, layers, calls = self.focus.view(), view.layers, self.calls
+        further = [
+            result.section(calls[name], layers, self._texts)
+            for name, result in (("effects", self.effects), ("null", self.null))
+            if result is not None
+        ]
+        return [
+            *self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus)),
+            *([] if self.expected is None else [_expected(self.expected)]),
+            *self.focus.sections(calls["focus"], layers),
+            *self.updates.sections(calls["updates"], layers),
+            *(_numbered(section, number) for number, section in enumerate(further, start=11)),
+        ]
 
     def _start(self, view: ScoreView) -> tuple[int, int, int] | None:
         """The head without which the loss changes most, and the row in which it looks hardest at another token."""
@@ -151,41 +162,6 @@ class Report:
         elsewhere[:, 0] = 0
         np.fill_diagonal(elsewhere, 0)
         return view.layers[layer], head, int(elsewhere.max(axis=1).argmax())
-
-    def _maps(self) -> list[HeadMap]:
-        """Figures 11 and 12."""
-        found = []
-        if self.effects is not None:
-            found.append(
-                HeadMap(
-                    name="ablation",
-                    contents="11 Without each head",
-                    heading="Figure 11. What the model loses with each head",
-                    reading="Each cell is one head. Blue: the loss rises without it, so it helped; "
-                    "brown: the loss falls; pale: it cannot be told from no change, judged as one of all heads.",
-                    finding=self.effects.lead,
-                    caveat=f"On {self._texts}. What a head does may be done by others once it is gone, so heads that "
-                    "matter together can each look idle; zero is a value that the model may never see otherwise.",
-                    call=self.calls["effects"],
-                    figure=self.effects.plot(),
-                    layers=self.effects.layers,
-                )
-            )
-        if self.null is not None:
-            found.append(
-                HeadMap(
-                    name="null-attention",
-                    contents="12 Null attention",
-                    heading="Figure 12. Whether attention to the first token does anything",
-                    reading=self.null.reading,
-                    finding=self.null.lead,
-                    caveat=f"On {self._texts}. A verdict needs an interval, and an interval five texts or more.",
-                    call=self.calls["null"],
-                    figure=self.null.plot(),
-                    layers=self.null.layers,
-                )
-            )
-        return found
 
     @property
     def _texts(self) -> str:
@@ -256,6 +232,25 @@ class Report:
                 "see the checks below",
             ),
         ]
+
+
+def _expected(view: View) -> Section:
+    return Section(
+        name="expected",
+        contents="What the model expects",
+        heading="What the model expects",
+        finding=view.finding,
+        reading="The redder a token, the likelier it was; white below e⁻⁵ = 0.7 %. Point at one for its probability, "
+        "its rank (0 the likeliest) and the ten likeliest in its place. Drawn by CircuitsVis.",
+        caveat="This is the whole model's prediction, not one head's doing. The first token is not predicted by "
+        "anything.",
+        figures={"expected-tokens": view},
+        call='model.run(text).show("logits")',
+    )
+
+
+def _numbered(section: Section, number: int) -> Section:
+    return replace(section, heading=f"Figure {number}. {section.heading}", contents=f"{number} {section.contents}")
 
 
 def _short(name: str) -> str:
@@ -380,12 +375,11 @@ def _calls(model: HookedModel, inputs: Inputs, stack: str, bos: bool | None) -> 
         setup.append("texts = [text]")
     return {
         "setup": "\n".join(setup),
-        "scores": f'am.decompose_scores{given}.plot("{{figure}}", layer={{layer}}, head={{head}}, rank={{rank}})',
-        "ledger": f'am.decompose_scores{given}.plot("{{figure}}", layer={{layer}}, head={{head}}, query={{query}})',
+        "scores": f"am.decompose_scores{given}",
         "view": f'model.run(text{"" if bos is None else f", bos={bos}"}, points=["pattern"])'
         f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}")',
-        "focus": f'am.attention_focus{given}.plot("{{figure}}")',
-        "updates": f'am.residual_updates{given}.plot("{{figure}}", layer={{layer}}, side="{{side}}")',
-        "effects": "am.ablate_heads(model, texts).plot()",
-        "null": "am.null_attention(model, texts).plot()",
+        "focus": f"am.attention_focus{given}",
+        "updates": f"am.residual_updates{given}",
+        "effects": "am.ablate_heads(model, texts)",
+        "null": "am.null_attention(model, texts)",
     }

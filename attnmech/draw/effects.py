@@ -70,6 +70,7 @@ def effect_map(
             text=hover,
             hovertemplate="%{text}<extra></extra>",
             hoverongaps=clear is None,
+            customdata=[[[layer, column] for column in range(effect.shape[1])] for layer in layers],
             xgap=1,
             ygap=1,
         )

@@ -6,19 +6,20 @@ runs again, it carries them again. A page carries each script once.
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from string import Template
 from typing import Any, Final
 from uuid import uuid4
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
+from markupsafe import Markup
 
 from attnmech.arguments import string
 from attnmech.draw import scripts
 from attnmech.draw.scripts import Script
+from attnmech.draw.templates import rendered
 from attnmech.draw.text import html_text, json_for_script
 from attnmech.errors import InputError, OutputError
 from attnmech.files import path_of, writing
@@ -76,12 +77,9 @@ class View:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the view as a page of its own that opens without a network."""
-        html = page_of_views(
-            [self],
-            title=self.title,
-            lead=self.finding,
-            body=lambda elements: f"<section><p>{html_text(self.reading)}</p>{elements[0]}</section>",
-        )
+        section = {"anchor": "view", "reading": self.reading, "figures": ["view"]}
+        blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
+        html = page_of_views({"view": self}, [blank | section], title=self.title, lead=self.finding)
         target = path_of(path, OutputError)
         with writing(target) as draft:
             draft.write_text(html, encoding="utf-8")
@@ -105,29 +103,34 @@ def plotly_view(figure: go.Figure, *, title: str = "", reading: str = "") -> Vie
 
 
 def page_of_views(
-    views: Sequence[View],
+    views: Mapping[str, View],
+    sections: Sequence[Any],
     *,
     title: str,
     lead: str,
-    body: Callable[[Sequence[str]], str],
     table: str = "",
-    provenance: str = "",
+    provenance: Mapping[str, str] | None = None,
 ) -> str:
-    """A page that opens from a file without a network, as HTML; `body` puts the views' elements where they belong."""
-    named = {f"figure-{number}": view for number, view in enumerate(views)}
-    carried = {script.name: script for view in views for script in view.scripts}
-    starts = "\n".join(view.start(name) for name, view in named.items())
-    script = f"{scripts.boot()}\n{starts}\n{scripts.package_text('figure_page.js')}"
-    return Template(scripts.package_text("figure_page.html")).substitute(
-        policy=scripts.content_policy(script, *(each.text for each in carried.values())),
-        style=scripts.package_text("page.css"),
-        title=html_text(title),
-        lead=html_text(lead),
-        sections=body([view.element(name) for name, view in named.items()]),
-        table=table,
-        provenance=provenance,
-        carriers=scripts.carriers(carried.values()),
-        script=script,
+    """A page that opens from a file without a network, as HTML; `sections` place the views by their names."""
+    carried = {script.name: script for view in views.values() for script in view.scripts}
+    places = {name: f"figure-{number}" for number, name in enumerate(views)}
+    starts = "\n".join(view.start(places[name]) for name, view in views.items())
+    boot = f"{scripts.boot()}\n{starts}\n{scripts.package_text('theme.js')}"
+    return str(
+        rendered(
+            "page.html",
+            policy=scripts.content_policy(boot, *(each.text for each in carried.values())),
+            style=Markup(scripts.package_text("page.css")),
+            title=title,
+            lead=lead,
+            sections=sections,
+            elements={name: Markup(view.element(places[name])) for name, view in views.items()},
+            table=Markup(table),
+            provenance=provenance or {},
+            carriers=Markup(scripts.carriers(carried.values())),
+            boot=Markup(boot),
+            **dict.fromkeys(("brief", "notes", "contents", "choices", "tokens", "precision", "data", "script"), ""),
+        )
     )
 
 

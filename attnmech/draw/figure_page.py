@@ -1,32 +1,16 @@
 """One offline HTML page with a few views, one below the other, and the table of their numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from attnmech.draw.embed import View, in_notebook, page_of_views, plotly_view
+from attnmech.draw.section import Section
 from attnmech.draw.text import html_text
 
 MOST_IN_A_CELL: Final = 4
 """A notebook's cell shows at most so many figures of a result."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A figure with its heading, what it shows, and the Python that makes it again."""
-
-    heading: str
-    reading: str
-    figure: go.Figure | View
-    call: str = ""
-
-    @property
-    def view(self) -> View:
-        """The figure as a view."""
-        return self.figure if isinstance(self.figure, View) else plotly_view(self.figure, title=self.heading)
 
 
 def render_figures(
@@ -39,20 +23,20 @@ def render_figures(
 ) -> str:
     """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
     return page_of_views(
-        [each.view for each in sections],
+        {name: view for each in sections for name, view in _views(each).items()},
+        sections,
         title=title,
         lead=lead,
-        body=lambda elements: "".join(map(_section_html, sections, elements)),
-        table="" if frame is None else f"<section><h2>The numbers</h2>{table_html(frame)}</section>",
-        provenance=provenance_html(provenance or {}),
+        table="" if frame is None else table_html(frame),
+        provenance=provenance,
     )
 
 
 def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], frame: pd.DataFrame) -> str:
     """The same in a notebook's cell: what was found, the figures, and the table behind a fold."""
     shown = "".join(
-        f'<p class="attnmech-reading">{html_text(" ".join(filter(None, (each.heading, each.reading))))}</p>'
-        f"{in_notebook([each.view])}"
+        f'<p class="attnmech-reading">{html_text(" ".join(filter(None, (each.heading, str(each.reading)))))}</p>'
+        f"{in_notebook(_views(each).values())}"
         for each in sections[:MOST_IN_A_CELL]
     )
     if len(sections) > MOST_IN_A_CELL:
@@ -72,14 +56,9 @@ def table_html(frame: pd.DataFrame) -> str:
     return f'{note}<div class="table attnmech-table">{html}</div>'
 
 
-def provenance_html(provenance: Mapping[str, str]) -> str:
-    """What the numbers came from, as the entries of a `<dl>`."""
-    return "".join(
-        f"<div><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd></div>" for name, value in provenance.items()
-    )
-
-
-def _section_html(section: Section, element: str) -> str:
-    heading = f"<h2>{html_text(section.heading)}</h2>" if section.heading else ""
-    call = f"<pre><code>{html_text(section.call)}</code></pre>" if section.call else ""
-    return f"<section>{heading}<p>{html_text(section.reading)}</p>{element}{call}</section>"
+def _views(section: Section) -> dict[str, View]:
+    """The section's figures as views of their own."""
+    return {
+        name: figure if isinstance(figure, View) else plotly_view(figure, title=section.heading)
+        for name, figure in section.figures.items()
+    }

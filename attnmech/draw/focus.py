@@ -12,6 +12,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float, Integer
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
+from attnmech.draw.chart import ByChoice, Chart, Slot
 from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
 from attnmech.draw.view import FocusView
@@ -34,19 +35,37 @@ QUANTITIES: Final = {
 """What stands at the axis of figures 4, 5 and 6."""
 
 
+def focus_chart(view: FocusView, number: str, layers: Sequence[int]) -> Chart:
+    """Figure 4, 5 or 6 by its `number` ("self_top", "first_top", "concentration"), its ring at the chosen head.
+
+    `layers` are those that can be chosen, some of the figure's or all.
+    """
+    figure = rank_lines_of(view, number, (layers[0], 0))
+    ring = len(figure.data) - 1
+    values = getattr(view, number)[[view.layers.index(layer) for layer in layers]]
+    return Chart(
+        figure,
+        (
+            Slot(f"data.{ring}.x", ByChoice(np.array(layers)[:, None], ("layer",))),
+            Slot(f"data.{ring}.y", ByChoice(values[..., None], ("layer", "head"))),
+        ),
+        clicks={"layer": "x", "head": "customdata.0"},
+    )
+
+
 def self_focus(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
     """Figure 4: how often a head's highest score is at the token itself; `chosen` as in `rank_lines`."""
-    return _figure_of(view, "self_top", chosen)
+    return rank_lines_of(view, "self_top", chosen)
 
 
 def first_focus(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
     """Figure 5: how often a head's highest score is at the first token; `chosen` as in `rank_lines`."""
-    return _figure_of(view, "first_top", chosen)
+    return rank_lines_of(view, "first_top", chosen)
 
 
 def concentration(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
     """Figure 6: how far the highest probability stands above the second; `chosen` as in `rank_lines`."""
-    return _figure_of(view, "concentration", chosen)
+    return rank_lines_of(view, "concentration", chosen)
 
 
 def rank_lines(
@@ -111,7 +130,8 @@ def rank_lines(
     return figure
 
 
-def _figure_of(view: FocusView, number: str, chosen: tuple[int, int] | None) -> go.Figure:
+def rank_lines_of(view: FocusView, number: str, chosen: tuple[int, int] | None = None) -> go.Figure:
+    """Figure 4, 5 or 6 by its `number`; `chosen` as in `rank_lines`."""
     return rank_lines(
         getattr(view, number),
         view.layers,

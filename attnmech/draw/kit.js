@@ -25,31 +25,33 @@ function make(tag, { className = "", text, ...attributes } = {}, ...children) {
 
 // ---- numbers (attnmech/draw/packing.py) -----------------------------------------------------------------------
 
-/** Packed numbers, unzipped: `of(block)` gives the values of one layer and head as a Float32Array, NaN where none. */
+/** Packed numbers, unzipped: `slice(start, count)` gives some of them as a Float32Array, NaN where there is none. */
 async function unpack({ low, step, codes, scale }) {
   const bytes = await window.attnmech.unzip(codes);
   const narrow = scale === "root";
-  const size = bytes.length / (narrow ? 1 : 2) / low.length;
+  const total = bytes.length / (narrow ? 1 : 2);
+  const size = total / low.length;
   const meaning = { logarithm: Math.exp, root: (value) => value * value }[scale] ?? ((value) => value);
 
-  function of(block) {
-    const values = new Float32Array(size);
-    for (let index = 0, at = block * size; index < size; index += 1, at += 1) {
-      if (narrow) {
-        values[index] = meaning(low[block] + step[block] * bytes[at]);
-        continue;
-      }
-      const code = (bytes[at] << 8) | bytes[at + low.length * size];
-      values[index] = code === 65535 ? NaN : meaning(low[block] + step[block] * code);
+  function slice(start, count) {
+    const values = new Float32Array(count);
+    for (let index = 0, at = start; index < count; index += 1, at += 1) {
+      const block = Math.floor(at / size);
+      const code = narrow ? bytes[at] : (bytes[at] << 8) | bytes[at + total];
+      values[index] = !narrow && code === 65535 ? NaN : meaning(low[block] + step[block] * code);
     }
     return values;
   }
-  return { of, size, blocks: low.length };
+  return { slice, of: (block) => slice(block * size, size), size, blocks: low.length };
+}
+
+/** A compressed list of texts. */
+async function unpackTexts(codes) {
+  return JSON.parse(new TextDecoder().decode(await window.attnmech.unzip(codes)));
 }
 
 /** Probabilities by layer and head, each [query key] as a flat Float32Array with 0 where there is none. */
-async function unpackPatterns(packed, heads) {
-  const values = await unpack(packed);
+function patternsOf(values, heads) {
   const kept = new Map();
   return {
     of(layer, head) {
@@ -64,6 +66,11 @@ async function unpackPatterns(packed, heads) {
     },
   };
 }
+
+/** A number with its sign, below 0 with the sign for minus. */
+const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
+
+const unpackPatterns = async (packed, heads) => patternsOf(await unpack(packed), heads);
 
 const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.001 ? 3 : 1)}\u00a0%`;
 
@@ -465,4 +472,4 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
 if (!document.getElementById("attnmech-style")) {
   document.head.append(make("style", { id: "attnmech-style", text: STYLE }));
 }
-window.attnmech.kit = { unpack, unpackPatterns, plotlyOptions, MOST_ASPECT };
+window.attnmech.kit = { unpack, unpackTexts, patternsOf, plotlyOptions, percent, signed, MOST_ASPECT };

@@ -1,24 +1,35 @@
 """The ledger of one row: for one query, what each key's score is made of, and what the softmax makes of the scores."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int
 
-from attnmech.arguments import shown, strings, whole_number
+from attnmech.arguments import option, shown, strings, whole_number
 from attnmech.axes import KEY, axis_label
+from attnmech.draw.chart import ByChoice, Chart, Slot
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, term_order, term_style
-from attnmech.draw.text import signed, token_labels
+from attnmech.draw.text import token_labels
 from attnmech.errors import InputError, index_of
 
 _HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}
 """What tells grey terms apart."""
 
 _PIXELS_OF_A_ROW: Final = 26
+
+MOST_KEYS: Final = 12
+"""So many keys of a row are drawn, unless another number is asked for."""
+
+REFERENCES: Final = {
+    "zero": "score before softmax",
+    "mean": "score before softmax, minus the row's mean",
+    "runner_up": "score before softmax, minus the runner-up's",
+}
+"""What a row's terms may be drawn against; the same number for every key of a row changes no probability."""
 
 
 def row_ledger(
@@ -28,7 +39,8 @@ def row_ledger(
     tokens: Sequence[str],
     *,
     query: int,
-    top: int = 12,
+    top: int = MOST_KEYS,
+    against: str = "zero",
 ) -> go.Figure:
     """The keys that one query looks at most: score = Σ terms on the left, its probability on the right.
 
@@ -44,12 +56,15 @@ def row_ledger(
         tokens: the text's tokens, which are both the queries and the keys.
         query: the position of the token that looks.
         top: at most so many keys, those of the highest probability, the highest first.
+        against: what the terms and the score are drawn against: "zero", or "mean" for each minus its mean over the
+            visible keys, or "runner_up" for each minus what it is at the key of the second highest probability.
 
     Returns:
         A stacked bar trace a term, the marks of the scores ("score") and the bars of "probability", by their `meta`.
 
     """
     strings("tokens", tokens)
+    option("against", against, REFERENCES)
     if not isinstance(terms, Mapping):
         raise InputError(f"`terms` must be arrays by the names of the terms; got {shown(terms)}.")
     terms = {name: as_array(term, np.float64) for name, term in terms.items()}
@@ -57,19 +72,60 @@ def row_ledger(
     top = whole_number("top", top, least=1)
     _require_row(terms, score, pattern, tokens)
     query = index_of("query", query, len(tokens), f"the text has {len(tokens)} tokens")
-    keys = _likeliest(score, pattern, top)
+    chart = ledger_chart(
+        {name: term[None, None, None] for name, term in terms.items()},
+        score[None, None, None],
+        pattern[None, None, None],
+        tokens,
+        queries=[query],
+        top=top,
+        references=[against],
+    )
+    return chart.figure(layer=0, head=0, query=0, against=0)
+
+
+def ledger_chart(
+    terms: Mapping[str, Float[np.ndarray, "layer head query_or_1 key_or_1"]],
+    scores: Float[np.ndarray, "layer head query key"],
+    pattern: Float[np.ndarray, "layer head query key"],
+    tokens: Sequence[str],
+    *,
+    queries: Sequence[int] | None = None,
+    top: int = MOST_KEYS,
+    references: Sequence[str] = tuple(REFERENCES),
+) -> Chart:
+    """The ledger of every row of every head; `queries` are the tokens that look, by default all.
+
+    With several `references` these are a choice, "against".
+    """
     labels = token_labels(tokens)
-    title = _title(labels[query], visible=int(np.isfinite(score).sum()), shown=pattern[keys])
-    terms = {name: terms[name][keys] for name in sorted(terms, key=term_order)}
-    score, pattern = score[keys], pattern[keys]
-    rows = {"y": [labels[key] for key in keys], "hovertemplate": "%{hovertext}<extra></extra>"}
-    rows["hovertext"] = _in_words(rows["y"], terms, score, pattern)
+    ranked = likeliest(scores, pattern)
+    order = ranked[..., :top]
+    keys = np.where(np.isfinite(np.take_along_axis(scores, order, axis=-1)), order, -1)
+
+    def at_keys(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "layer head query row"]:
+        found = np.take_along_axis(np.broadcast_to(values, scores.shape), order, axis=-1)
+        return np.where(keys < 0, np.nan, found)
+
+    names = sorted(terms, key=term_order)
+    drawn = {name: at_keys(terms[name]) for name in names} | {"score": at_keys(scores)}
+    probability = at_keys(pattern)
+    bars = ByChoice(probability, _OF_ROW)
+    written = ByChoice(_in_thousandths(probability), _OF_ROW, words=_THOUSANDTHS)
+    in_words = (*(ByChoice(values, _OF_ROW, digits=3) for values in drawn.values()), written)
+    rows = ByChoice(keys, _OF_ROW, words=tuple(labels))
+    hover = [
+        "key %{y}",
+        *(f"{term_style(name).label} %{{customdata[{place}]}}" for place, name in enumerate(names)),
+        f"score %{{customdata[{len(names)}]}}",
+        f"probability %{{customdata[{len(names) + 1}]}}",
+    ]
     figure = Figure()
-    for name, values in terms.items():
+    shared: dict[str, Any] = {"hovertemplate": "<br>".join(hover) + "<extra></extra>"}
+    for name in names:
         style = term_style(name)
         figure.add_bar(
-            x=values,
-            **rows,
+            **shared,
             orientation="h",
             marker={"color": style.colour, "pattern": {"shape": _HATCHES.get(name, ""), "fillmode": "overlay"}},
             name=style.label,
@@ -77,8 +133,7 @@ def row_ledger(
             meta=name,
         )
     figure.add_scatter(
-        x=score,
-        **rows,
+        **shared,
         mode="markers",
         marker={"symbol": "circle", "size": 9, "color": "white", "line": {"color": "black", "width": 2}},
         name="sum = score",
@@ -86,104 +141,136 @@ def row_ledger(
         meta="score",
     )
     figure.add_bar(
-        x=pattern,
-        **rows,
+        **shared,
         xaxis="x2",
         orientation="h",
         marker={"color": NEUTRAL},
-        text=[_short(each) for each in pattern.tolist()],
         textposition="outside",
         cliponaxis=False,
         showlegend=False,
         meta="probability",
     )
-    figure.update_layout(_layout(rows["y"], title, highest=float(pattern.max())))
-    return figure
+    slots = []
+    for place, (name, values) in enumerate((drawn | {"probability": probability}).items()):
+        less = None if name == "probability" else _at_reference(terms.get(name, scores), scores, ranked, references)
+        x = bars if name == "probability" else ByChoice(values, _OF_ROW)
+        slots += [
+            Slot(f"data.{place}.x", x, less=less, where=rows),
+            Slot(f"data.{place}.y", rows, where=rows),
+            Slot(f"data.{place}.customdata", in_words, where=rows),
+        ]
+    slots.append(Slot(f"data.{len(drawn)}.text", written, where=rows))
+    figure.update_layout(_LAYOUT)
+    return Chart(figure, (*slots, *_slots_of_layout(labels, scores, probability, rows, queries, references)))
 
 
-def _likeliest(
-    score: Float[np.ndarray, " key"], pattern: Float[np.ndarray, " key"], top: int
-) -> Integer[np.ndarray, " row"]:
-    """The visible keys of the highest probability; of equal ones the earlier first."""
-    visible = np.flatnonzero(np.isfinite(score))
-    order: Integer[np.ndarray, " row"] = visible[np.argsort(-pattern[visible], kind="stable")][:top]
+def likeliest(
+    scores: Float[np.ndarray, "*head query key"], pattern: Float[np.ndarray, "*head query key"]
+) -> Int[np.ndarray, "*head query key"]:
+    """The keys of each row by falling probability, of equal ones the earlier first; hidden ones last."""
+    order: Int[np.ndarray, "*head query key"] = np.argsort(
+        np.where(np.isfinite(scores), -pattern, np.inf), axis=-1, kind="stable"
+    )
     return order
 
 
-def _in_words(
-    labels: Sequence[str],
-    terms: Mapping[str, Float[np.ndarray, " row"]],
-    score: Float[np.ndarray, " row"],
-    pattern: Float[np.ndarray, " row"],
-) -> list[str]:
-    """The whole sum of each row, for the hover box."""
-    return [
-        "<br>".join(
-            [
-                f"key {label}",
-                *(f"{term_style(name).label} {signed(float(values[row]), '.3f')}" for name, values in terms.items()),
-                f"score {signed(float(score[row]), '.3f')}",
-                f"probability {_short(float(pattern[row]))}",
-            ]
-        )
-        for row, label in enumerate(labels)
-    ]
+_OF_ROW: Final = ("layer", "head", "query")
 
 
-def _title(label: str, *, visible: int, shown: Float[np.ndarray, " row"]) -> str:
-    number, text = label.split(" ", 1)
-    together = f"{len(shown)} of its {visible} visible keys, together {float(shown.sum()):.3f}"
-    return f"query {number} “{text}”<br>{together}"
-
-
-def _layout(rows: Sequence[str], title: str, *, highest: float) -> dict[str, object]:
-    line_at_0 = {"zeroline": True, "zerolinecolor": NEUTRAL, "zerolinewidth": 1}
-    return {
-        "template": FIGURE_STYLE,
-        "barmode": "relative",
-        "bargap": 0.25,
-        "height": _PIXELS_OF_A_ROW * len(rows) + 200,
-        "title": {
-            "text": title,
-            "font": {"size": 13},
-            "x": 0,
-            "xanchor": "left",
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"t": 16},
-        },
-        "legend": {"traceorder": "normal"},
-        "xaxis": {"title": {"text": "score before softmax"}, "domain": [0, 0.7], **line_at_0},
-        # The room on the right, here and in the margin, is for the numbers beside the bars.
-        "xaxis2": {
-            "title": {"text": "probability<br>after softmax"},
-            "domain": [0.76, 1],
-            "range": [0, 1.5 * highest],
-            "nticks": 3,
-            "anchor": "y",
-            **line_at_0,
-        },
-        "yaxis": {
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": list(rows),
-            "range": [len(rows) - 0.5, -0.5],
-            "title": {"text": axis_label(KEY), "standoff": 8},
-            "showgrid": False,
-        },
-        "margin": {"t": 110, "r": 34},
+def _at_reference(
+    term: Float[np.ndarray, "layer head query_or_1 key_or_1"],
+    scores: Float[np.ndarray, "layer head query key"],
+    ranked: Int[np.ndarray, "layer head query key"],
+    references: Sequence[str],
+) -> ByChoice | None:
+    """What is subtracted from a term in each row."""
+    if tuple(references) == ("zero",):
+        return None
+    visible = np.isfinite(scores)
+    values = np.broadcast_to(term, scores.shape)
+    second = np.where(visible.sum(axis=-1) > 1, ranked[..., min(1, ranked.shape[-1] - 1)], ranked[..., 0])
+    found = {
+        "zero": np.zeros(scores.shape[:-1]),
+        "mean": np.where(visible, values, 0.0).sum(axis=-1) / visible.sum(axis=-1).clip(1),
+        "runner_up": np.take_along_axis(values, second[..., None], axis=-1)[..., 0],
     }
+    return ByChoice(np.stack([found[name] for name in references], axis=-1), (*_OF_ROW, "against"))
 
 
-def _short(probability: float) -> str:
-    """Three digits after the point, for a plotly string; a number that would become 0 says so.
+def _slots_of_layout(
+    labels: Sequence[str],
+    scores: Float[np.ndarray, "layer head query key"],
+    probability: Float[np.ndarray, "layer head query row"],
+    rows: ByChoice,
+    queries: Sequence[int] | None,
+    references: Sequence[str],
+) -> tuple[Slot, ...]:
+    """The title, the rows, the height, and how far the probabilities' axis reaches."""
+    count = (rows.values >= 0).sum(axis=-1)
+    visible = np.isfinite(scores).sum(axis=-1)
+    together = np.nansum(probability, axis=-1)
+    looking = range(len(labels)) if queries is None else queries
+    titles = np.empty(count.shape, dtype=object)
+    for place in np.ndindex(count.shape):
+        number, text = labels[looking[place[2]]].split(" ", 1)
+        summary = f"{count[place]} of its {visible[place]} visible keys, together {together[place]:.3f}"
+        titles[place] = f"query {number} “{text}”<br>{summary}"
+    ends = np.stack([count - 0.5, np.full(count.shape, -0.5)], axis=-1)
+    # The room on the right is for the numbers beside the bars.
+    reach = np.stack([np.zeros(count.shape), 1.5 * np.nan_to_num(probability).max(axis=-1)], axis=-1)
+    against = np.array([REFERENCES[name] for name in references], dtype=object)
+    return (
+        Slot("layout.title.text", ByChoice(titles, _OF_ROW)),
+        Slot("layout.height", ByChoice(_PIXELS_OF_A_ROW * count + 200, _OF_ROW)),
+        Slot("layout.yaxis.categoryarray", rows, where=rows),
+        Slot("layout.yaxis.range", ByChoice(ends, _OF_ROW)),
+        Slot("layout.xaxis2.range", ByChoice(reach, _OF_ROW)),
+        Slot("layout.xaxis.title.text", ByChoice(against, ("against",))),
+    )
 
-    >>> _short(0.98765), _short(0.0004), _short(0.0)
-    ('0.988', '&lt;0.001', '0')
-    """
-    if 0 < probability < 0.001:
-        return "&lt;0.001"
-    return f"{probability:.3f}" if probability else "0"
+
+_LINE_AT_0: Final = {"zeroline": True, "zerolinecolor": NEUTRAL, "zerolinewidth": 1}
+
+_LAYOUT: Final = {
+    "template": FIGURE_STYLE,
+    "barmode": "relative",
+    "bargap": 0.25,
+    "title": {
+        "font": {"size": 13},
+        "x": 0,
+        "xanchor": "left",
+        "y": 1,
+        "yanchor": "top",
+        "pad": {"t": 16},
+    },
+    "legend": {"traceorder": "normal"},
+    "xaxis": {"title": {}, "domain": [0, 0.7], **_LINE_AT_0},
+    "xaxis2": {
+        "title": {"text": "probability<br>after softmax"},
+        "domain": [0.76, 1],
+        "nticks": 3,
+        "anchor": "y",
+        **_LINE_AT_0,
+    },
+    "yaxis": {
+        "type": "category",
+        "categoryorder": "array",
+        "title": {"text": axis_label(KEY), "standoff": 8},
+        "showgrid": False,
+    },
+    "margin": {"t": 110, "r": 34},
+}
+
+
+def _in_thousandths(probability: Float[np.ndarray, "*places"]) -> Int[np.ndarray, "*places"]:
+    """Where the words for a probability stand in `_THOUSANDTHS`; -1 for none."""
+    rounded = np.rint(1000 * np.nan_to_num(probability)).astype(np.int64) + 1
+    place = np.where(probability < 0.001, (probability > 0).astype(np.int64), rounded)
+    return np.where(np.isnan(probability), -1, place)
+
+
+_THOUSANDTHS: Final = ("0", "&lt;0.001", *(f"{number / 1000:.3f}" for number in range(1, 1001)))
+"""Probabilities with three digits after the point, for a plotly string; one that would become 0 says so."""
 
 
 def _require_row(

@@ -77,11 +77,12 @@ def verdict_map(
             text=[[VERDICT_STYLES[name].letter if name else "" for name in row] for row in verdicts],
             texttemplate="%{text}",
             textfont={"color": LETTER_COLOUR},
-            customdata=[
+            customdata=[[[layer, head] for head in range(heads)] for layer in layers],
+            hovertext=[
                 [_hover(layer, head, name, numbers, place) for head, name in enumerate(row)]
                 for place, (layer, row) in enumerate(zip(layers, verdicts, strict=True))
             ],
-            hovertemplate="%{customdata}<extra></extra>",
+            hovertemplate="%{hovertext}<extra></extra>",
             xgap=1,
             ygap=1,
         )

@@ -4,14 +4,16 @@ value = low + step · code, with one low and one step for each (layer, head): th
 step, that is 1/131068 of the head's range. The highest code means "no value" (NaN, or key -1). kit.js reads it.
 """
 
+import json
+import math
 from base64 import b64encode
 from gzip import compress
 from typing import Final, Literal, NotRequired, TypedDict
 
 import numpy as np
-from jaxtyping import Float, Int32, UInt8, UInt16
+from jaxtyping import Float, Integer, UInt8, UInt16
 
-from attnmech.draw.text import bound
+from attnmech.draw.text import bound, printable
 from attnmech.errors import InputError
 
 NO_VALUE: Final = 65535
@@ -31,14 +33,14 @@ class PackedValues(TypedDict):
     """That the values stand for exp(value), or for value²; both of probabilities."""
 
 
-def pack_values(values: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
-    """The values of every head, each head scaled to its own range.
+def pack_values(values: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues:
+    """The values of every head, each head scaled to its own range: `axes` is how many leading axes tell heads apart.
 
     >>> packed = pack_values(np.array([[[1.0, 3.0, np.nan]]], dtype=np.float32))
     >>> packed["low"], [round(step * 65534, 3) for step in packed["step"]]
     ([1.0], [2.0])
     """
-    blocks = _by_head(values)
+    blocks = _by_block(values, axes)
     present = ~np.isnan(blocks)
     low, step = _scale(blocks)
     steps_up = (blocks - low[:, None]) / np.where(step > 0, step, 1.0)[:, None]
@@ -46,23 +48,21 @@ def pack_values(values: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
     return {"low": low.tolist(), "step": step.tolist(), "codes": _planes(codes.astype(np.uint16))}
 
 
-def pack_keys(keys: Int32[np.ndarray, "layer head *rest"]) -> PackedValues:
+def pack_keys(keys: Integer[np.ndarray, "..."], axes: int = 2) -> PackedValues:
     """Key indices, exact: low 0 and step 1; -1 becomes the code for "no value"."""
-    if keys.max() >= NO_VALUE:
+    if keys.max(initial=0) >= NO_VALUE:
         raise InputError(f"A page holds texts of up to {NO_VALUE} tokens; got a key at {keys.max()}. Shorten the text.")
-    blocks = keys.shape[0] * keys.shape[1]
+    blocks = math.prod(keys.shape[:axes])
     codes = np.where(keys < 0, NO_VALUE, keys).astype(np.uint16)
     return {"low": [0.0] * blocks, "step": [1.0] * blocks, "codes": _planes(codes)}
 
 
-def pack_logarithms(pattern: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
+def pack_logarithms(pattern: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues:
     """Probabilities by their logarithms, so that small ones keep their ratios; 0 becomes "no value".
 
     A row can then be normalised again without one of its keys, also where that key has nearly all.
     """
-    with np.errstate(divide="ignore"):
-        logarithms = np.log(pattern, dtype=np.float64)
-    return pack_values(np.where(np.isfinite(logarithms), logarithms, np.nan)) | {"scale": "logarithm"}
+    return pack_values(logarithms(pattern), axes) | {"scale": "logarithm"}
 
 
 def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> PackedValues:
@@ -86,14 +86,25 @@ def precision_of(packed: PackedValues) -> str:
     return f"Each probability is within {bound(max(100 * error, 1e-3))} % of its value."
 
 
-def rounding_error(values: Float[np.ndarray, "layer head *rest"]) -> float:
+def rounding_error(values: Float[np.ndarray, "..."], axes: int = 2) -> float:
     """The largest distance that packing can put between a value and its code, in the values' units."""
-    return float(_scale(_by_head(values))[1].max()) / 2
+    return float(_scale(_by_block(values, axes))[1].max()) / 2
 
 
-def _by_head(values: Float[np.ndarray, "layer head *rest"]) -> Float[np.ndarray, "block value"]:
-    layers, heads = values.shape[:2]
-    return values.reshape(layers * heads, -1).astype(np.float64)
+def pack_texts(texts: tuple[str, ...]) -> str:
+    """Texts as a compressed JSON list."""
+    return _gzipped(json.dumps([printable(text) for text in texts]).encode())
+
+
+def logarithms(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """The natural logarithm; NaN for 0."""
+    with np.errstate(divide="ignore"):
+        found = np.log(values, dtype=np.float64)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def _by_block(values: Float[np.ndarray, "..."], axes: int) -> Float[np.ndarray, "block value"]:
+    return values.reshape(math.prod(values.shape[:axes]), -1).astype(np.float64)
 
 
 def _scale(blocks: Float[np.ndarray, "block value"]) -> tuple[Float[np.ndarray, " block"], Float[np.ndarray, " block"]]:
@@ -112,4 +123,8 @@ def _planes(codes: UInt16[np.ndarray, "..."]) -> str:
 
 
 def _compressed(codes: UInt8[np.ndarray, "..."]) -> str:
-    return b64encode(compress(codes.tobytes(), compresslevel=6, mtime=0)).decode("ascii")
+    return _gzipped(codes.tobytes())
+
+
+def _gzipped(content: bytes) -> str:
+    return b64encode(compress(content, compresslevel=6, mtime=0)).decode("ascii")

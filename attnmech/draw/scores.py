@@ -1,21 +1,22 @@
 """Why one head looks where it looks, on one text: the attention map, the shares of the terms, the key's terms.
 
-Figures 1 to 3 of the attention-focus report (formulas.md §1). Each function takes plain arrays of one layer
-and head and returns a plotly figure; the offline page fills the same figures with other heads' numbers.
+Figures 1 to 3 of the attention-focus report (formulas.md §1). Each `…_chart` takes the arrays of all layers and heads;
+the function of the figure's own name takes those of one head and returns a plotly figure.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Int, Integer
 
-from attnmech.arguments import strings
+from attnmech.arguments import option, strings
 from attnmech.axes import KEY, QUERY, axis_label
+from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import as_array
-from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, TERMS, term_order, term_style
+from attnmech.draw.style import FIGURE_STYLE, MARKS, SCORE_COLOURS, TERMS, term_order, term_style
 from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
 
@@ -38,8 +39,35 @@ _COLOUR_BAR_ABOVE: Final = {
 }
 
 
+def of_heads(probabilities: Float[np.ndarray, "layer head ..."]) -> ByChoice:
+    """Probabilities by layer and head, of which a page keeps the ratios; 0 is none."""
+    return ByChoice(probabilities, ("layer", "head"), logarithmic=True)
+
+
+MEASURES: Final = {
+    "score": "score before softmax",
+    "relative": "score minus the highest of its row",
+    "probability": "probability after softmax",
+}
+"""What the cells of figure 1 may show."""
+
+PALEST_RELATIVE: Final = -8.0
+"""A score so far below its row's highest has e⁻⁸ = 0.03 % of its weight; what is below has the palest colour."""
+
+_RANGES: Final[dict[str, dict[str, float]]] = {
+    "score": {},
+    "relative": {"zmin": PALEST_RELATIVE, "zmax": 0},
+    "probability": {"zmin": 0, "zmax": 1},
+}
+
+
 def attention_map(
-    scores: Float[np.ndarray, "query key"], tokens: Sequence[str], *, outlined: int | None = None
+    scores: Float[np.ndarray, "query key"],
+    tokens: Sequence[str],
+    *,
+    outlined: int | None = None,
+    measure: str = "score",
+    pattern: Float[np.ndarray, "query key"] | None = None,
 ) -> go.Figure:
     """Figure 1: the scores before softmax, one row a query, with the highest score of each row marked.
 
@@ -51,6 +79,8 @@ def attention_map(
         scores: score before softmax; hidden cells are NaN and stay blank.
         tokens: the text's tokens, which are both the queries and the keys.
         outlined: a query whose row gets a frame.
+        measure: "score", or "relative" for each score minus the highest of its row, or "probability".
+        pattern: probability after softmax, where that is the measure.
 
     Returns:
         A heat map and one trace of marks for each of "self", "first" and "other" (the traces' `meta`). A row with
@@ -58,32 +88,57 @@ def attention_map(
 
     """
     strings("tokens", tokens)
-    scores = as_array(scores, np.float64)
-    if scores.ndim != 2:
-        raise InputError(f"`scores` must have the axes [query key]; got the shape {scores.shape}.")
-    _require_length(scores.shape[0], tokens, "scores")
-    _require_length(scores.shape[1], tokens, "scores")
-    labels = token_labels(tokens)
-    gap = 1 if len(tokens) <= MOST_TOKENS_WITH_GAPS else 0
-    figure = Figure(
-        go.Heatmap(
-            x=labels,
-            y=labels,
-            z=scores,
-            xgap=gap,
-            ygap=gap,
-            colorscale=SCORE_COLOURS,
-            colorbar=_COLOUR_BAR_ABOVE | {"title": {"text": "score before softmax", "side": "bottom"}},
-            hovertemplate="query %{y}<br>key %{x}<br>score %{z:.3f}<extra></extra>",
-            meta="scores",
-        )
+    option("measure", measure, MEASURES)
+    if measure == "probability" and pattern is None:
+        raise InputError('`pattern` must be given for the measure "probability"; got None.')
+    given = {"scores": scores} if pattern is None else {"scores": scores, "pattern": pattern}
+    arrays = {name: as_array(array, np.float64) for name, array in given.items()}
+    for name, array in arrays.items():
+        if array.ndim != 2:
+            raise InputError(f"`{name}` must have the axes [query key]; got the shape {array.shape}.")
+        for length in array.shape:
+            _require_length(length, tokens, name)
+    chart = attention_chart(
+        *(array[None, None] for array in arrays.values()),
+        tokens=tokens,
+        measures=[measure],
+        framed=outlined is not None,
     )
+    return chart.figure(layer=0, head=0, query=outlined or 0)
+
+
+def attention_chart(
+    scores: Float[np.ndarray, "layer head query key"],
+    pattern: Float[np.ndarray, "layer head query key"] | None = None,
+    *,
+    tokens: Sequence[str],
+    measures: Sequence[str] = tuple(MEASURES),
+    framed: bool = True,
+) -> Chart:
+    """Figure 1 of every head; with several measures these are a choice, "measure"."""
+    labels = token_labels(tokens)
+    of_head = ("layer", "head")
+    highest_score = np.where(np.isnan(scores), -np.inf, scores).max(axis=-1)
+    drawn = ByChoice(scores, of_head)
+    values = {"score": drawn, "relative": drawn, "probability": None if pattern is None else of_heads(pattern)}
+    figure, slots = Figure(), []
+    for place, measure in enumerate(measures):
+        figure.add_trace(_heat_map(measure, labels, shown=place == 0))
+        cells = values[measure]
+        assert cells is not None
+        less = ByChoice(highest_score, of_head) if measure == "relative" else None
+        slots.append(Slot(f"data.{place}.z", cells, less=less))
+        if len(measures) > 1:
+            one_hot = np.arange(len(measures)) == place
+            slots.append(
+                Slot(f"data.{place}.visible", ByChoice(one_hot.astype(int), ("measure",), words=(False, True)))
+            )
     highest = highest_key(scores)
-    for mark, rows in rows_by_mark(highest).items():
-        style = MARKS[mark]
+    marks, keys = ByChoice(marks_of(highest), of_head), ByChoice(highest, of_head, words=tuple(labels))
+    queries = ByChoice(np.arange(len(tokens)), words=tuple(labels))
+    for code, (mark, style) in enumerate(MARKS.items()):
+        at = f"data.{len(figure.data)}"
         figure.add_scatter(
-            x=[labels[key] for key in highest[rows]],
-            y=[labels[query] for query in np.flatnonzero(rows)],
             mode="markers",
             marker={
                 "color": style.colour,
@@ -96,6 +151,8 @@ def attention_map(
             showlegend=True,
             meta=mark,
         )
+        slots += [Slot(f"{at}.x", keys, where=marks, equals=code), Slot(f"{at}.y", queries, where=marks, equals=code)]
+    frame, follow = row_frame(len(tokens))
     figure.update_layout(
         template=FIGURE_STYLE,
         height=_height_of_rows(len(tokens)) + 245,
@@ -103,9 +160,28 @@ def attention_map(
         xaxis=_token_axis(labels, KEY) | {"showgrid": False, "tickangle": -90},
         yaxis=_token_axis(labels, QUERY, downwards=True) | {"showgrid": False},
         margin={"t": 125},
-        shapes=[] if outlined is None else [_row_outline(outlined)],
+        shapes=[frame] if framed else [],
     )
-    return figure
+    return Chart(figure, (*slots, *(follow if framed else ())), clicks={"query": "y"})
+
+
+def _heat_map(measure: str, labels: list[str], *, shown: bool) -> go.Heatmap:
+    gap = 1 if len(labels) <= MOST_TOKENS_WITH_GAPS else 0
+    words = {"score": "score", "relative": "below the highest", "probability": "probability"}[measure]
+    paler = f" (palest from {PALEST_RELATIVE:g})".replace("-", "−") if measure == "relative" else ""
+    return go.Heatmap(
+        x=labels,
+        y=labels,
+        xgap=gap,
+        ygap=gap,
+        visible=shown,
+        colorscale=SCORE_COLOURS,
+        colorbar=_COLOUR_BAR_ABOVE | {"title": {"text": MEASURES[measure] + paler, "side": "bottom"}},
+        zhoverformat=".3f",
+        hovertemplate=f"query %{{y}}<br>key %{{x}}<br>{words} %{{z}}<extra></extra>",
+        meta="scores" if measure == "score" else measure,
+        **_RANGES[measure],
+    )
 
 
 def score_shares(
@@ -158,16 +234,30 @@ def share_triangle(
 
     """
     _require_shares(shares, keys, tokens)
+    return triangle_chart(*_as_one(shares, keys), tokens).figure(layer=0, head=0, rank=0)
+
+
+def triangle_chart(
+    shares: Mapping[str, Float[np.ndarray, "layer head query rank"]],
+    keys: Integer[np.ndarray, "layer head query rank"],
+    tokens: Sequence[str],
+) -> Chart:
+    """Figure 2, left, of every head and rank."""
     labels = token_labels(tokens)
-    nothing = np.zeros(len(tokens))
-    drawn = _defined_rows(shares)
-    figure = Figure()
-    for mark, rows in rows_by_mark(keys).items():
-        queries = np.flatnonzero(rows & drawn)
-        style = MARKS[mark]
+    by_rank, key = _by_rank(shares, keys)
+    defined = np.isfinite(np.stack([share.values for share in by_rank.values()])).all(axis=0)
+    marks = ByChoice(np.where(defined, marks_of(key), -1), _OF_RANK)
+    in_words = (ByChoice(np.arange(len(tokens)), words=tuple(labels)), ByChoice(key, _OF_RANK, words=tuple(labels)))
+    nothing = ByChoice(np.zeros(len(tokens)))
+    figure, slots = Figure(), []
+    for code, (mark, style) in enumerate(MARKS.items()):
+        here: dict[str, Any] = {"where": marks, "equals": code}
+        slots += [
+            Slot(f"data.{code}.{corner}", by_rank.get(term, nothing), **here)
+            for corner, term in TRIANGLE_CORNERS.items()
+        ]
+        slots.append(Slot(f"data.{code}.customdata", in_words, **here))
         figure.add_scatterternary(
-            **{corner: shares.get(term, nothing)[queries] for corner, term in TRIANGLE_CORNERS.items()},
-            customdata=[[labels[query], labels[keys[query]]] for query in queries],
             mode="markers",
             marker={"color": style.colour, "symbol": style.symbol, "size": 9, "opacity": 0.8},
             name=style.label,
@@ -193,9 +283,8 @@ def share_triangle(
             }
             for corner, term in TRIANGLE_CORNERS.items()
         },
-        meta=TRIANGLE_CORNERS,
     )
-    return figure
+    return Chart(figure, tuple(slots))
 
 
 def share_bars(
@@ -218,14 +307,27 @@ def share_bars(
 
     """
     _require_shares(shares, keys, tokens)
+    chart = bars_chart(*_as_one(shares, keys), tokens, framed=outlined is not None)
+    return chart.figure(layer=0, head=0, rank=0, query=outlined or 0)
+
+
+def bars_chart(
+    shares: Mapping[str, Float[np.ndarray, "layer head query rank"]],
+    keys: Integer[np.ndarray, "layer head query rank"],
+    tokens: Sequence[str],
+    *,
+    framed: bool = True,
+) -> Chart:
+    """Figure 2, right, of every head and rank."""
     labels = token_labels(tokens)
-    figure = Figure()
-    for name in sorted(shares, key=term_order):
+    by_rank, key = _by_rank(shares, keys)
+    named = ByChoice(np.where(key < 0, len(labels), key), _OF_RANK, words=(*labels, ""))
+    figure, slots = Figure(), []
+    for place, name in enumerate(sorted(shares, key=term_order)):
         style = term_style(name)
+        slots += [Slot(f"data.{place}.x", by_rank[name]), Slot(f"data.{place}.customdata", named)]
         figure.add_bar(
-            x=shares[name],
             y=labels,
-            customdata=[labels[key] if key >= 0 else "" for key in keys],
             orientation="h",
             marker={"color": style.colour},
             name=style.label,
@@ -233,6 +335,7 @@ def share_bars(
             showlegend=True,
             meta=name,
         )
+    frame, follow = row_frame(len(tokens))
     figure.update_layout(
         template=FIGURE_STYLE,
         barmode="stack",
@@ -247,9 +350,9 @@ def share_bars(
         },
         margin={"r": 30},
         yaxis=_token_axis(labels, QUERY, downwards=True) | {"showgrid": False},
-        shapes=[] if outlined is None else [_row_outline(outlined)],
+        shapes=[frame] if framed else [],
     )
-    return figure
+    return Chart(figure, (*slots, *(follow if framed else ())), clicks={"query": "y"})
 
 
 def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[str]) -> go.Figure:
@@ -271,18 +374,25 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
     """
     for name, values in terms.items():
         _require_length(len(values), tokens, name)
+    chart = key_terms_chart({name: values[None, None] for name, values in terms.items()}, tokens)
+    return chart.figure(layer=0, head=0)
+
+
+def key_terms_chart(terms: Mapping[str, Float[np.ndarray, "layer head key"]], tokens: Sequence[str]) -> Chart:
+    """Figure 3 of every head."""
     labels = token_labels(tokens)
-    figure = Figure()
-    for name in sorted(terms, key=term_order):
+    figure, slots = Figure(), []
+    for place, name in enumerate(sorted(terms, key=term_order)):
         style = term_style(name)
+        centred = terms[name] - terms[name].mean(axis=-1, keepdims=True)
+        slots.append(Slot(f"data.{place}.y", ByChoice(centred, ("layer", "head"))))
         figure.add_scatter(
             x=labels,
-            y=terms[name] - terms[name].mean(),
             mode="lines+markers",
             line={"color": style.colour, "dash": style.dash},
             marker={"symbol": style.symbol, "size": 5},
             name=style.label,
-            hovertemplate=f"key %{{x}}<br>{style.label} %{{y:+.3f}}<extra></extra>",
+            hovertemplate=f"key %{{x}}<br>{style.label} %{{y}}<extra></extra>",
             showlegend=True,
             meta=name,
         )
@@ -294,27 +404,27 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
             "title": {"text": "score before softmax,<br>minus the term's mean"},
             "zeroline": True,
             "visible": bool(terms),
+            "hoverformat": "+.3f",
         },
         annotations=[] if terms else [_no_key_terms()],
     )
-    return figure
+    return Chart(figure, tuple(slots))
 
 
-def highest_key(scores: Float[np.ndarray, "query key"]) -> Integer[np.ndarray, " query"]:
+def highest_key(scores: Float[np.ndarray, "*head query key"]) -> Int[np.ndarray, "*head query"]:
     """The key of the highest score in each row; -1 where fewer than two keys are visible."""
     visible = np.isfinite(scores)
-    return np.where(visible.sum(axis=1) > 1, np.where(visible, scores, -np.inf).argmax(axis=1), -1)
+    return np.where(visible.sum(axis=-1) > 1, np.where(visible, scores, -np.inf).argmax(axis=-1), -1)
 
 
-def rows_by_mark(keys: Integer[np.ndarray, " query"]) -> dict[str, Bool[np.ndarray, " query"]]:
-    """Which rows' key is the query itself, else the first token, else another one; no row with key -1.
+def marks_of(keys: Integer[np.ndarray, "*head query"]) -> Int[np.ndarray, "*head query"]:
+    """The place in `MARKS` of each query's key: the query itself, else the first token, else another; -1 without a key.
 
-    >>> {mark: rows.nonzero()[0].tolist() for mark, rows in rows_by_mark(np.array([-1, 1, 0, 1])).items()}
-    {'self': [1], 'first': [2], 'other': [3]}
+    >>> marks_of(np.array([-1, 1, 0, 1])).tolist()
+    [-1, 0, 1, 2]
     """
-    query = np.arange(len(keys))
-    is_self = keys == query
-    return {"self": is_self, "first": (keys == 0) & ~is_self, "other": (keys > 0) & ~is_self}
+    mark = np.where(keys == np.arange(keys.shape[-1]), 0, np.where(keys == 0, 1, 2))
+    return np.where(keys < 0, -1, mark)
 
 
 def _token_axis(labels: list[str], axis: str, *, downwards: bool = False) -> dict[str, object]:
@@ -330,19 +440,6 @@ def _token_axis(labels: list[str], axis: str, *, downwards: bool = False) -> dic
     }
 
 
-def _row_outline(query: int) -> dict[str, object]:
-    """A frame around the row of one query."""
-    return {
-        "type": "rect",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": query - 0.5,
-        "y1": query + 0.5,
-        "line": {"color": NEUTRAL, "width": 1.5},
-    }
-
-
 def _height_of_rows(rows: int) -> int:
     """Pixels for the area of a figure with one row a token: some 14 a row, within what fits a screen."""
     return int(np.clip(14 * rows, 250, 800))
@@ -352,9 +449,22 @@ def _corner_title(term: str, in_model: bool) -> str:
     return TERMS[term].label + ("" if in_model else "<br>(not in this model)")
 
 
-def _defined_rows(shares: Mapping[str, Float[np.ndarray, " query"]]) -> Bool[np.ndarray, " query"]:
-    defined: Bool[np.ndarray, " query"] = np.isfinite(np.stack(list(shares.values()))).all(axis=0)
-    return defined
+_OF_RANK: Final = ("layer", "head", "rank")
+
+
+def _by_rank(
+    shares: Mapping[str, Float[np.ndarray, "layer head query rank"]], keys: Integer[np.ndarray, "layer head query rank"]
+) -> tuple[dict[str, ByChoice], Integer[np.ndarray, "layer head rank query"]]:
+    """The shares and keys with the rank as a choice."""
+    by_rank = {name: ByChoice(np.moveaxis(share, -1, 2), _OF_RANK) for name, share in shares.items()}
+    return by_rank, np.moveaxis(keys, -1, 2)
+
+
+def _as_one(
+    shares: Mapping[str, Float[np.ndarray, " query"]], keys: Integer[np.ndarray, " query"]
+) -> tuple[dict[str, Float[np.ndarray, "1 1 query 1"]], Integer[np.ndarray, "1 1 query 1"]]:
+    """Those of one head and rank as arrays of all."""
+    return {name: share[None, None, :, None] for name, share in shares.items()}, keys[None, None, :, None]
 
 
 def _no_key_terms() -> dict[str, object]:

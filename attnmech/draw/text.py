@@ -83,9 +83,23 @@ def with_minus_signs(text: str) -> str:
     return re.sub(r"(?<![\w.])-(?=[\d.])", "−", text)
 
 
+def percent(share: float) -> str:
+    """A share of 1 in percent, with a space that does not break.
+
+    >>> percent(0.126), percent(0.0004)
+    ('12.6\xa0%', '0.040\xa0%')
+    """
+    return f"{100 * share:.{3 if 0 < share < 0.001 else 1}f}\u00a0%"
+
+
+def printable(text: str) -> str:
+    """Text that a UTF-8 file can hold; a lone surrogate becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def html_text(text: str) -> str:
-    """Text for an HTML element or a quoted attribute; a lone surrogate becomes a question mark."""
-    return html.escape(text.encode("utf-8", "replace").decode("utf-8"))
+    """Text for an HTML element or a quoted attribute."""
+    return html.escape(printable(text))
 
 
 def json_for_script(value: object) -> str:

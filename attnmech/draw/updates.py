@@ -5,16 +5,19 @@ at i. The target side shows u = v_j W_O of the key j that token i attends most, 
 stream at j. Both are written once for each token i.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Float, Int, Integer
 
+from attnmech.draw.chart import ByChoice, Chart, Slot
 from attnmech.draw.figure import Figure
-from attnmech.draw.scores import rows_by_mark
+from attnmech.draw.scores import marks_of
 from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, MarkStyle
 from attnmech.draw.text import token_labels
 from attnmech.draw.view import Side
@@ -57,9 +60,9 @@ class Bins:
         places: Int[np.ndarray, " counted"] = np.floor(steps * self.steps_per_unit).astype(np.int64)
         return places
 
-    def edge(self, steps: Float[np.ndarray, " bin"]) -> Float[np.ndarray, " bin"]:
+    def edge(self, steps: Float[np.ndarray, "*head bin"]) -> Float[np.ndarray, "*head bin"]:
         """The value at so many steps."""
-        value: Float[np.ndarray, " bin"] = steps / self.steps_per_unit
+        value: Float[np.ndarray, "*head bin"] = steps / self.steps_per_unit
         if self.logarithmic:
             value = np.power(10.0, value)
         return value
@@ -86,9 +89,14 @@ def magnitude_histograms(
         One trace a head (the trace's `meta`), standing at the head's height; each is scaled to its own fullest bin.
 
     """
-    return _histograms(magnitude, MAGNITUDE_BINS, head).update_layout(
-        xaxis=_magnitude_axis(side), meta={"magnitude": "xaxis"}
-    )
+    return _of_one_layer(magnitude_histograms_chart, head, magnitude, side=side)
+
+
+def magnitude_histograms_chart(
+    magnitude: Float[np.ndarray, "side layer head token"], sides: Sequence[Side], *, chosen: bool = True
+) -> Chart:
+    """Figure 7 of every layer and side, with one axis for all layers; `chosen` makes one head stand out."""
+    return _histograms(magnitude, MAGNITUDE_BINS, sides, chosen)
 
 
 def orientation_histograms(
@@ -105,9 +113,14 @@ def orientation_histograms(
         As `magnitude_histograms`.
 
     """
-    return _histograms(orientation, ORIENTATION_BINS, head).update_layout(
-        xaxis=_orientation_axis(side), meta={"orientation": "xaxis"}
-    )
+    return _of_one_layer(orientation_histograms_chart, head, orientation, side=side)
+
+
+def orientation_histograms_chart(
+    orientation: Float[np.ndarray, "side layer head token"], sides: Sequence[Side], *, chosen: bool = True
+) -> Chart:
+    """Figure 8 of every layer and side."""
+    return _histograms(orientation, ORIENTATION_BINS, sides, chosen)
 
 
 def orientation_by_magnitude(
@@ -130,18 +143,31 @@ def orientation_by_magnitude(
         head: a head to stand out from the others.
 
     Returns:
-        A trace for each mark, "all self" and so on (the traces' `meta`); with `head`, the marks of the "others" and
-        then those of the "chosen" head; last, the "legend". Each point's `customdata` begins with its head.
+        A trace for each mark, "all self" and so on (the traces' `meta`); with `head`, those of the "chosen" head lie
+        on top; last, the "legend". Each point's `customdata` begins with its head.
 
     """
-    figure = _points(_positive(magnitude), orientation, attended, tokens, head)
-    figure.update_traces(hovertemplate="%{customdata[1]}<br>magnitude %{x:.3g}<br>orientation %{y:+.3f}<extra></extra>")
-    return figure.update_layout(
-        height=480,
-        xaxis=_magnitude_axis(side),
-        yaxis=_orientation_axis(side),
-        meta={"magnitude": "xaxis", "orientation": "yaxis"},
+    chart = partial(orientation_by_magnitude_chart, tokens=tokens)
+    return _of_one_layer(chart, head, magnitude, orientation, side=side, attended=attended)
+
+
+def orientation_by_magnitude_chart(
+    magnitude: Float[np.ndarray, "side layer head token"],
+    orientation: Float[np.ndarray, "side layer head token"],
+    sides: Sequence[Side],
+    *,
+    attended: Integer[np.ndarray, "layer head token"],
+    tokens: Sequence[str],
+    chosen: bool = True,
+) -> Chart:
+    """Figure 9 of every layer and side."""
+    figure, slots = _points(_magnitudes(magnitude), _numbers(orientation), attended, tokens, chosen)
+    hover = f"{_POINT_HOVER}<br>magnitude %{{x:.3g}}<br>orientation %{{y}}<extra></extra>"
+    figure.update_traces(hovertemplate=hover).update_layout(
+        height=480, xaxis=_axis("magnitude", sides), yaxis=_axis("orientation", sides)
     )
+    words = _titles({"magnitude": "xaxis", "orientation": "yaxis"}, sides)
+    return Chart(figure, (*slots, *words, *_range_of(magnitude, "xaxis", sides)), clicks={"head": "customdata.0"})
 
 
 def magnitude_by_position(
@@ -165,34 +191,95 @@ def magnitude_by_position(
         As `orientation_by_magnitude`.
 
     """
-    positions = np.broadcast_to(np.arange(magnitude.shape[1], dtype=np.float64), magnitude.shape)
-    figure = _points(positions, _positive(magnitude), attended, tokens, head)
-    figure.update_traces(hovertemplate="%{customdata[1]}<br>magnitude %{y:.3g}<extra></extra>")
-    return figure.update_layout(
+    chart = partial(magnitude_by_position_chart, tokens=tokens)
+    return _of_one_layer(chart, head, magnitude, side=side, attended=attended)
+
+
+def magnitude_by_position_chart(
+    magnitude: Float[np.ndarray, "side layer head token"],
+    sides: Sequence[Side],
+    *,
+    attended: Integer[np.ndarray, "layer head token"],
+    tokens: Sequence[str],
+    chosen: bool = True,
+) -> Chart:
+    """Figure 10 of every layer and side."""
+    position = np.broadcast_to(np.arange(magnitude.shape[-1], dtype=np.float64), magnitude.shape)
+    figure, slots = _points(_numbers(position), _magnitudes(magnitude), attended, tokens, chosen)
+    hover = f"{_POINT_HOVER}<br>magnitude %{{y:.3g}}<extra></extra>"
+    figure.update_traces(hovertemplate=hover).update_layout(
         height=440,
         xaxis={"title": {"text": "position of the query token"}, "range": [-1, len(tokens)]},
-        yaxis=_magnitude_axis(side),
-        meta={"magnitude": "yaxis"},
+        yaxis=_axis("magnitude", sides),
     )
+    words = _titles({"magnitude": "yaxis"}, sides)
+    return Chart(figure, (*slots, *words, *_range_of(magnitude, "yaxis", sides)), clicks={"head": "customdata.0"})
 
 
-def _histograms(values: Float[np.ndarray, "head token"], bins: Bins, chosen: int | None) -> go.Figure:
+_OF_LAYER: Final = ("side", "layer")
+_OF_HEAD: Final = ("side", "layer", "head")
+
+
+def _of_one_layer(
+    chart: Callable[..., Chart],
+    head: int | None,
+    *values: Float[np.ndarray, "head token"],
+    side: Side,
+    attended: Integer[np.ndarray, "head token"] | None = None,
+) -> go.Figure:
+    """The chart of one layer and side, with its own range."""
+    heads = len(values[0])
+    if head is not None:
+        index_of("head", head, heads, f"this layer has {heads} heads")
+    given = {} if attended is None else {"attended": attended[None]}
+    drawn = chart(*(each[None, None] for each in values), (side,), chosen=head is not None, **given)
+    return drawn.figure(side=0, layer=0, head=head or 0)
+
+
+def _numbers(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
+    """The points' coordinates by a choice of side and layer, and perhaps head."""
+    return lambda over: ByChoice(_flat(values, over), over, blocks=math.prod(values.shape[:3]))
+
+
+def _magnitudes(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
+    """The same of magnitudes; 0 has no place on a logarithmic axis."""
+    positive = np.where(values > 0, values, np.nan)
+    return lambda over: ByChoice(_flat(positive, over), over, logarithmic=True, blocks=math.prod(values.shape[:3]))
+
+
+def _flat(values: np.ndarray, over: tuple[str, ...]) -> np.ndarray:
+    """The choices' axes, and the rest as one."""
+    return values.reshape(*values.shape[: len(over)], -1)
+
+
+def _histograms(
+    values: Float[np.ndarray, "side layer head token"], bins: Bins, sides: Sequence[Side], chosen: bool
+) -> Chart:
     """One histogram a head, each standing on its own line: overlaid, the curves of 24 heads would hide each other."""
-    heads = len(values)
-    _require_head(chosen, heads)
-    figure = Figure()
+    heads = values.shape[2]
+    x, y, low, high, count = _outlines(values, bins)
+    columns = tuple(ByChoice(each, _OF_HEAD, logarithmic=bins.logarithmic) for each in (x, low, high))
+    places, counts = ByChoice(y, _OF_HEAD), ByChoice(count, _OF_HEAD)
+    figure, slots = Figure(), []
     for head in range(heads):
-        edges, count = _filled_bins(bins.bin_of(values[head]))
-        low, high = bins.edge(edges), bins.edge(edges + 1)
+        middle, lower, upper, place, number = (
+            replace(each, fixed={"head": head}) for each in (*columns, places, counts)
+        )
+        at = f"data.{head}"
+        slots += [
+            Slot(f"{at}.x", middle, where=number),
+            Slot(f"{at}.y", place, where=number),
+            Slot(f"{at}.customdata", (number, lower, upper), where=number),
+        ]
+        if chosen:
+            opacity = np.where(np.arange(heads) == head, 1.0, FADED)
+            slots.append(Slot(f"{at}.opacity", ByChoice(opacity, ("head",))))
         figure.add_scatter(
-            x=bins.edge(edges + 0.5),
-            y=head - 0.9 * count / max(count.max(initial=0), 1),
-            customdata=np.stack([count, low, high], axis=1).tolist(),
             mode="lines",
             line={"shape": "hvh", "color": SCORE_COLOURS[3], "width": 1.5},
             fill="toself",
             fillcolor=SCORE_COLOURS[2],
-            opacity=1 if chosen in (None, head) else FADED,
+            opacity=1,
             hovertemplate=f"head {head}: %{{customdata[0]}} tokens<br>"
             f"{bins.words} %{{customdata[1]:.3g}} to %{{customdata[2]:.3g}}<extra></extra>",
             showlegend=False,
@@ -202,9 +289,25 @@ def _histograms(values: Float[np.ndarray, "head token"], bins: Bins, chosen: int
         template=FIGURE_STYLE,
         height=int(np.clip(30 * heads, 200, 760)) + 70,
         hovermode="closest",
+        xaxis=_axis(bins.words, sides),
         yaxis={"title": {"text": "head"}, "tickvals": list(range(heads)), "range": [heads - 0.7, -1.1]},
     )
-    return figure
+    ends = _range_of(values, "xaxis", sides) if bins.logarithmic else ()
+    return Chart(figure, (*slots, *_titles({bins.words: "xaxis"}, sides), *ends), clicks={"head": "data.meta"})
+
+
+def _outlines(values: Float[np.ndarray, "side layer head token"], bins: Bins) -> tuple[np.ndarray, ...]:
+    """Of each histogram, by bin: its middle, its height in the figure, its two edges, and its count (-1 beyond)."""
+    filled = [_filled_bins(bins.bin_of(tokens)) for tokens in values.reshape(-1, values.shape[-1])]
+    most = max(len(count) for _, count in filled)
+    edges = np.full((len(filled), most), np.nan)
+    counts = np.full((len(filled), most), -1)
+    for row, (edge, count) in enumerate(filled):
+        edges[row, : len(edge)], counts[row, : len(count)] = edge, count
+    edges, counts = (each.reshape(*values.shape[:3], most) for each in (edges, counts))
+    fullest = counts.max(axis=-1, keepdims=True, initial=1)
+    height = np.arange(values.shape[2])[:, None] - 0.9 * counts / fullest
+    return bins.edge(edges + 0.5), np.where(counts < 0, np.nan, height), bins.edge(edges), bins.edge(edges + 1), counts
 
 
 def _filled_bins(
@@ -218,31 +321,45 @@ def _filled_bins(
     return np.arange(first, first + len(count), dtype=np.float64), count
 
 
+_POINT_HOVER: Final = "head %{customdata[0]}, query %{customdata[1]}<br>%{customdata[2]}"
+
+
 def _points(
-    x: Float[np.ndarray, "head token"],
-    y: Float[np.ndarray, "head token"],
-    attended: Integer[np.ndarray, "head token"],
+    x: Callable[[tuple[str, ...]], ByChoice],
+    y: Callable[[tuple[str, ...]], ByChoice],
+    attended: Integer[np.ndarray, "layer head token"],
     tokens: Sequence[str],
-    chosen: int | None,
-) -> go.Figure:
+    chosen: bool,
+) -> tuple[go.Figure, list[Slot]]:
     """A point for each head and token, by the mark of the key attended; those of the chosen head larger and on top."""
-    heads, length = x.shape
-    _require_head(chosen, heads)
+    heads, length = attended.shape[1:]
     if length != len(tokens):
         raise InputError(
             f"`tokens` must be the {length} tokens of the text that the numbers come from; got {len(tokens)}."
         )
-    words = _point_words(attended, token_labels(tokens))
-    mark = _mark_of(attended)
-    drawn = np.isfinite(x) & np.isfinite(y)
-    figure = Figure()
-    for group, heads_in_group in _groups(heads, chosen).items():
-        for name, style in POINT_MARKS.items():
-            head, token = np.nonzero(drawn & (mark == name) & heads_in_group[:, None])
+    labels = token_labels(tokens)
+    drawn = np.isfinite(x(_OF_HEAD).values) & np.isfinite(y(_OF_HEAD).values)
+    codes = np.where(drawn, np.where(attended < 0, len(MARKS), marks_of(attended)), -1)
+    head, query = (np.broadcast_to(each, (heads, length)).copy() for each in (np.arange(heads)[:, None], range(length)))
+    key = np.where(attended < 0, length, attended)
+    keys = (*(f"attends most to {label}" for label in labels), "one key")
+    figure, slots = Figure(), []
+    for group, over in ({"all": _OF_LAYER, "chosen": _OF_HEAD} if chosen else {"all": _OF_LAYER}).items():
+        only = over[2:]
+        hover = (
+            ByChoice(_flat(head, only), only),
+            ByChoice(_flat(query, only), only, words=tuple(labels)),
+            ByChoice(_flat(key, over[1:]), over[1:], words=keys),
+        )
+        for code, (name, style) in enumerate(POINT_MARKS.items()):
+            at = f"data.{len(figure.data)}"
+            here: dict[str, Any] = {"where": ByChoice(_flat(codes, over), over), "equals": code}
+            slots += [
+                Slot(f"{at}.x", x(over), **here),
+                Slot(f"{at}.y", y(over), **here),
+                Slot(f"{at}.customdata", hover, **here),
+            ]
             figure.add_scatter(
-                x=x[head, token],
-                y=y[head, token],
-                customdata=[[int(h), words[h][t]] for h, t in zip(head, token, strict=True)],
                 mode="markers",
                 marker={
                     "color": style.colour,
@@ -250,7 +367,7 @@ def _points(
                     "size": 9 if group == "chosen" else 5,
                     "line": {"color": "white" if group == "chosen" else style.colour, "width": 1},
                 },
-                opacity=FADED if group == "others" else 1,
+                opacity=FADED if chosen and group == "all" else 1,
                 legendgroup=name,
                 showlegend=False,
                 meta=f"{group} {name}",
@@ -266,55 +383,42 @@ def _points(
             showlegend=True,
             meta=f"legend {name}",
         )
-    emphasis = "" if chosen is None else "large: the chosen head; small: the layer's other heads<br>"
+    emphasis = "large: the chosen head; small: all heads of the layer<br>" if chosen else ""
     figure.update_layout(
         template=FIGURE_STYLE,
         hovermode="closest",
         legend={"title": {"text": f"{emphasis}the key attended most is"}},
     )
-    return figure
+    return figure, slots
 
 
-def _groups(heads: int, chosen: int | None) -> dict[str, Bool[np.ndarray, " head"]]:
-    if chosen is None:
-        return {"all": np.ones(heads, dtype=np.bool_)}
-    is_chosen = np.arange(heads) == chosen
-    return {"others": ~is_chosen, "chosen": is_chosen}
-
-
-def _mark_of(attended: Integer[np.ndarray, "head token"]) -> np.ndarray:
-    """The name of the mark at each head and token."""
-    marks = np.full(attended.shape, "none", dtype=object)
-    for head, keys in enumerate(attended):
-        for name, rows in rows_by_mark(keys).items():
-            marks[head, rows] = name
-    return marks
-
-
-def _point_words(attended: Integer[np.ndarray, "head token"], labels: list[str]) -> list[list[str]]:
-    """What a hover box says of each head and token."""
+def _titles(axes: Mapping[str, str], sides: Sequence[Side]) -> list[Slot]:
+    """The words at the axes, by the side; `axes` by what they show."""
     return [
-        [
-            f"head {head}, query {labels[token]}<br>" + (f"attends most to {labels[key]}" if key >= 0 else "one key")
-            for token, key in enumerate(keys)
-        ]
-        for head, keys in enumerate(attended)
+        Slot(
+            f"layout.{axis}.title.text",
+            ByChoice(np.array([AXIS_TITLES[side][quantity] for side in sides], dtype=object), ("side",)),
+        )
+        for quantity, axis in axes.items()
     ]
 
 
-def _positive(magnitude: Float[np.ndarray, "head token"]) -> Float[np.ndarray, "head token"]:
-    """Without magnitudes of 0, which have no place on a logarithmic axis."""
-    return np.where(magnitude > 0, magnitude, np.nan)
+def _range_of(
+    magnitude: Float[np.ndarray, "side layer head token"], axis: str, sides: Sequence[Side]
+) -> tuple[Slot, ...]:
+    """One range for the axes of all layers, so that layers can be compared: log10 of its ends."""
+    if len(sides) == 1:
+        return ()
+    ends = []
+    for values in magnitude:
+        positive = values[values > 0]
+        logarithms = np.log10(positive) if positive.size else np.array([-0.9, -0.1])
+        ends.append([logarithms.min() - 0.1, logarithms.max() + 0.1])
+    return (Slot(f"layout.{axis}.range", ByChoice(np.array(ends), ("side",))),)
 
 
-def _magnitude_axis(side: Side) -> dict[str, object]:
-    return {"title": {"text": AXIS_TITLES[side]["magnitude"]}, "type": "log", "dtick": "D2", "exponentformat": "power"}
-
-
-def _orientation_axis(side: Side) -> dict[str, object]:
-    return {"title": {"text": AXIS_TITLES[side]["orientation"]}, "range": [-1.03, 1.03], "zeroline": True}
-
-
-def _require_head(head: int | None, heads: int) -> None:
-    if head is not None:
-        index_of("head", head, heads, f"this layer has {heads} heads")
+def _axis(quantity: str, sides: Sequence[Side]) -> dict[str, object]:
+    title = {"title": {"text": AXIS_TITLES[sides[0]][quantity]}}
+    if quantity == "magnitude":
+        return title | {"type": "log", "dtick": "D2", "exponentformat": "power"}
+    return title | {"range": [-1.03, 1.03], "zeroline": True, "hoverformat": "+.3f"}

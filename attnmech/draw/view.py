@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 from jaxtyping import Float32, Int32
 
 from attnmech.errors import InputError
@@ -172,24 +171,3 @@ class Fact:
     value: str
     status: Literal["ok", "warn", "fail"] | None = None
     detail: str = ""
-
-
-@dataclass(frozen=True)
-class HeadMap:
-    """A figure of layers × heads, with what a page says beside it."""
-
-    name: str
-    """The id of its element: "ablation"."""
-    contents: str
-    """What the contents at the side call it."""
-    heading: str
-    reading: str
-    """How to read it."""
-    finding: str
-    """The one sentence that the numbers support."""
-    caveat: str
-    call: str
-    """The Python that makes it again."""
-    figure: go.Figure
-    """A heatmap whose x are heads and whose rows are `layers`."""
-    layers: tuple[int, ...]

@@ -33,6 +33,7 @@ from ..runs.layers import count_layers
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+    from ..draw.section import Section
     from ..draw.view import ScoreView
 
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger")
@@ -352,11 +353,15 @@ class ScoreDecomposition(Result):
         rank: int = 0,
         query: int | None = None,
         sequence: int = 0,
+        measure: str = "score",
+        against: str = "zero",
     ) -> "go.Figure":
         """Figure 1 (`attention_map`), 2 (`score_shares`) or 3 (`key_terms`) of one head; never shown, returned.
 
         Or `row_ledger`: the sum of one row, that of the text's token number `query` (else the last), padding not
-        counted.
+        counted. `measure` is what the cells of figure 1 show: "score", "relative" (minus the highest of the row) or
+        "probability". `against` is what a row's terms are drawn against: "zero", the row's "mean", or the
+        "runner_up", the key of the second highest probability.
         """
         from ..draw import scores as draw
 
@@ -372,9 +377,11 @@ class ScoreDecomposition(Result):
             length = len(view.tokens)
             query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
             row = (0, head, query)
-            return row_ledger(view.terms_of_row(*row), view.scores[row], view.pattern[row], view.tokens, query=query)
+            terms = view.terms_of_row(*row)
+            return row_ledger(terms, view.scores[row], view.pattern[row], view.tokens, query=query, against=against)
         if figure == "attention_map":
-            return draw.attention_map(view.scores[0, head], view.tokens)
+            scores, pattern = view.scores[0, head], view.pattern[0, head]
+            return draw.attention_map(scores, view.tokens, measure=measure, pattern=pattern)
         if figure == "key_terms":
             return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.tokens)
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
@@ -388,27 +395,37 @@ class ScoreDecomposition(Result):
 
         target = path_of(path, OutputError)
         worst = float(self.residual[list(self.layers)].max())
+        view = self.view(sequence)
         html = render_page(
             title=f"Attention scores of {self.provenance.model}",
             lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
-            view=self.view(sequence),
+            view=view,
+            sections=self.sections(view),
             facts=[Fact("largest residual", f"{worst:.1e}", "ok")],
             checks=[],
             provenance=self.provenance.entries,
-            calls={
-                "scores": 'split.plot("{figure}", layer={layer}, head={head}, rank={rank})',
-                "ledger": 'split.plot("{figure}", layer={layer}, head={head}, query={query})',
-                "view": 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")',
-            },
         )
         with writing(target) as draft:
             draft.write_text(html, encoding="utf-8")
         return target
 
+    def sections(
+        self,
+        view: "ScoreView",
+        call: str = "split",
+        shown: str = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")',
+        overview: str = "",
+    ) -> "list[Section]":
+        """Figures 1 to 3 of a text as a page shows them, which lets its reader choose a layer and a head."""
+        from ..draw.score_sections import score_sections
+
+        return score_sections(view, call, shown, overview)
+
     def _repr_html_(self) -> str:
         """All heads as maps and the table; the table alone of two texts or of more than a view can hold."""
         from ..draw.all_heads import model_view
-        from ..draw.figure_page import Section, in_notebook_output
+        from ..draw.figure_page import in_notebook_output
+        from ..draw.section import Section
 
         if self.tokens != self.key_tokens:
             return super()._repr_html_()
@@ -417,7 +434,7 @@ class ScoreDecomposition(Result):
             maps = model_view(view.pattern, view.tokens, layers=view.layers, sums_to_one=False, title="Attention")
         except InputError:
             return super()._repr_html_()
-        section = Section("", maps.reading, maps)
+        section = Section("", maps.reading, {"all-heads": maps})
         lead = " ".join((repr(self), *self._softmax_note))
         return in_notebook_output(title="Attention scores", lead=lead, sections=[section], frame=self.to_frame())
 

@@ -43,7 +43,7 @@ from ..runs.stream import Reducer, Run, Source, State, stream
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
     from ..draw.view import FocusView
 
 TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
@@ -403,14 +403,13 @@ class AttentionFocus(RowMeans):
 
         With `layer` and `head` that head's point is ringed. Of a difference, its statistic as a map of layers × heads.
         """
-        from ..draw import focus as draw
+        from ..draw.focus import rank_lines_of
 
-        figures = {"self_focus": draw.self_focus, "first_focus": draw.first_focus, "concentration": draw.concentration}
-        option("figure", figure, figures)
+        option("figure", figure, FIGURES)
         if self.parts is not None:
             return self._difference_map(FIGURES[figure])
         chosen = None if layer is None or head is None else (layer, head)
-        return figures[figure](self.view(), chosen=chosen)
+        return rank_lines_of(self.view(), FIGURES[figure], chosen)
 
     def view(self) -> "FocusView":
         """The numbers of figures 4 to 6, as arrays for drawing."""
@@ -433,31 +432,14 @@ class AttentionFocus(RowMeans):
             high={name: array(high) for name, (_, high) in known.items()},
         )
 
-    def _sections(self) -> "Sequence[Section]":
-        from ..draw.figure_page import Section
+    def sections(self, call: str = "focus", layers: Sequence[int] = ()) -> "list[Section]":
+        """Figures 4 to 6 as a page shows them; with `layers`, a reader chooses a head of these."""
+        from ..draw.focus_sections import focus_sections
 
-        if self.parts is not None:
-            return self._difference_sections(FIGURES)
-        rows = self.view().rows
-        told = {
-            "self_focus": (
-                "Figure 4. How often heads look at the token itself",
-                f"The share of rows whose highest score is at the query token. {rows}",
-            ),
-            "first_focus": (
-                "Figure 5. How often heads look at the first token",
-                "The share of rows whose highest score is at the first token; it may be the previous one, too.",
-            ),
-            "concentration": (
-                "Figure 6. How concentrated attention is",
-                "The mean of p(1) − p(2), the two highest probabilities of a row. Lines join heads of one rank in "
-                "their layers, here as above; the hover box says which head a point is.",
-            ),
-        }
-        return [
-            Section(heading, reading, self.plot(name), f'focus.plot("{name}")')
-            for name, (heading, reading) in told.items()
-        ]
+        return focus_sections(self.view(), call, layers)
+
+    def _sections(self) -> "Sequence[Section]":
+        return self._difference_sections(FIGURES) if self.parts is not None else self.sections()
 
     @property
     def lead(self) -> str:

@@ -35,7 +35,7 @@ from ..runs.sweep import parts_of, tokens_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
 
 METHODS: Final = {
     "michel": "|z·∂L/∂z|",
@@ -163,10 +163,10 @@ class HeadImportance(TextResult):
         return f"Importance of heads for {self.metric}, to first order"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.figure_page import Section
+        from ..draw.section import Section
 
         reading = "Each cell is one head. A first-order estimate: it holds as far as the metric is linear in z."
-        return [Section("Scores", reading, self.plot(), "importance.plot()")]
+        return [Section("Scores", reading, {"importance": self.plot()}, "importance.plot()")]
 
     @property
     def lead(self) -> str:

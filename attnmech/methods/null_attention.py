@@ -35,7 +35,7 @@ from ..runs.sweep import sweep
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
 
 INTERVENTIONS: Final = {
     "remove": "the sink is hidden and the softmax taken again",
@@ -347,10 +347,26 @@ class NullAttention(TextResult):
         return f"Null attention of {self.provenance.model}"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.figure_page import Section
+        from ..draw.section import Section
 
         heading = "Verdicts" if self.parts is None else "Effects of zeroing the sink's value"
-        return [Section(heading, self.reading, self.plot(), "null.plot()")]
+        return [Section(heading, self.reading, {"null-attention": self.plot()}, "null.plot()")]
+
+    def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
+        """The map of verdicts on a page that lets its reader choose a head of `layers`; `on` names the texts."""
+        from ..draw.chart import at_head
+        from ..draw.section import Section
+
+        return Section(
+            name="map-null-attention",
+            contents="Null attention",
+            heading=f"Whether attention to {TARGETS[self.target]} does anything",
+            finding=self.lead,
+            reading=f"{self.reading} Click a cell to choose its head.",
+            caveat=f"On {on}. A verdict needs an interval, and an interval five texts or more.",
+            figures={"null-attention": at_head(self.plot(), self.layers, tuple(layers))},
+            call=f"{call}.plot()",
+        )
 
     @property
     def reading(self) -> str:

@@ -29,7 +29,7 @@ from ..runs.sweep import sweep
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
 
 Pair = tuple[Head, Head]
 """Two heads, each (layer, head)."""
@@ -157,10 +157,10 @@ class PairEffects(TextResult):
         return f"Effect of {self.method} on {self.metric}, pairs of heads"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.figure_page import Section
+        from ..draw.section import Section
 
         reading = "Each row is a pair of heads. Where both together are the sum of each alone, they do not interact."
-        return [Section("Pairs", reading, self.plot(), "effects.plot()")]
+        return [Section("Pairs", reading, {"pairs": self.plot()}, "effects.plot()")]
 
     @property
     def lead(self) -> str:

@@ -35,7 +35,7 @@ from ..runs.sweep import Swept, sweep
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
 
 HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True, "accuracy": True}
 
@@ -148,10 +148,10 @@ class PruningCurve(PagedResult):
         return f"Heads that can go: {self.method} ablation and {self.metric}"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.figure_page import Section
+        from ..draw.section import Section
 
         reading = "Each step ablates the head that harms least, chosen on these texts; dotted: heads in random order."
-        return [Section("Pruning", reading, self.plot(), "curve.plot()")]
+        return [Section("Pruning", reading, {"pruning": self.plot()}, "curve.plot()")]
 
     @property
     def lead(self) -> str:

@@ -39,7 +39,7 @@ from ..runs.stream import Reducer, Run, Source, State, stream
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
     from ..draw.view import Side, UpdateView
 
 STATISTICS: Final = (
@@ -501,8 +501,14 @@ class ResidualUpdates(_Updates):
             attended=torch.where(key >= 0, key - int(here[0]), -1).int().numpy(),
         )
 
+    def sections(self, call: str = "updates", layers: Iterable[int] | None = None) -> "list[Section]":
+        """Figures 7 to 10 of one text as a page shows them, which lets its reader choose a layer and a head."""
+        from ..draw.update_sections import update_sections
+
+        return update_sections(self.view(layers=layers), call)
+
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.figure_page import Section
+        from ..draw.section import Section
 
         if self.parts is not None:
             return self._difference_sections({name: name for name in ("magnitude", "orientation")})
@@ -513,7 +519,7 @@ class ResidualUpdates(_Updates):
             Section(
                 f"Figure 10. Updates along the text, layer {layer}",
                 "‖u‖ / ‖x‖ of every head at every token, marked by the key that the head attends most there.",
-                self.plot("magnitude_by_position", layer=layer),
+                {f"magnitude-by-position-{layer}": self.plot("magnitude_by_position", layer=layer)},
                 f'updates.plot("magnitude_by_position", layer={layer})',
             )
             for layer in shown

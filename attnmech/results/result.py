@@ -21,7 +21,7 @@ from .codec import packed, unpacked
 from .provenance import Provenance
 
 if TYPE_CHECKING:
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
 
 
 FORMAT: Final = 2

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from ..draw.text import with_minus_signs
 from ..maths.intervals import LEAST_TEXTS, TextMeans
 
 PALE: Final = "; pale where its effect cannot be told from none as one of all shown"
@@ -35,7 +36,7 @@ def about_largest(
     >>> about_largest(TextMeans.of_values(steady), lambda place: f"L0H{place[0]}", things="heads", unit="nats")
     '1 of 2 heads has a clear effect: L0H0, +1 nats (+0.817 to +1.18 with all 2 at once)'
     >>> about_largest(TextMeans.of_values(steady[1:, :3]), lambda place: "L0H1", things="heads")
-    'L0H1 has an effect of -0.0333; 3 texts give no interval, 5 or more do'
+    'L0H1 has an effect of −0.0333; 3 texts give no interval, 5 or more do'
     """
     places = most_first(means)
     if not places:
@@ -64,7 +65,7 @@ def about_largest(
             f"none of {count} {things} can be told from no {what} on {round(texts * group)} texts "
             f"(the largest, that of {name}, is {value}{enough})"
         )
-    return f"{told}{carried}{no_interval(texts)}"
+    return with_minus_signs(f"{told}{carried}{no_interval(texts)}")
 
 
 def _a(what: str) -> str:

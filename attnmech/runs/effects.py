@@ -24,7 +24,7 @@ from .sweep import Swept
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
 
 
 def unit_of(metric: str) -> str:
@@ -185,10 +185,10 @@ class Effects(TextResult):
         return f"Effect of {self.method} on {self.metric}, {self.PLACE} by {self.PLACE}"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.figure_page import Section
+        from ..draw.section import Section
 
         reading = f"Each cell is one {self.PLACE}, changed alone{PALE}."
-        return [Section("Effects", reading, self.plot(), "effects.plot()")]
+        return [Section("Effects", reading, {"effects": self.plot()}, "effects.plot()")]
 
     @property
     def lead(self) -> str:
@@ -264,6 +264,24 @@ class HeadEffects(Effects):
         spread and that of their donors.
         """
         return None if self.by_draw is None else self.by_draw.std(dim=-1)
+
+    def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
+        """The map of heads on a page that lets its reader choose a head of `layers`; `on` names the texts."""
+        from ..draw.chart import at_head
+        from ..draw.section import Section
+
+        return Section(
+            name="map-ablation",
+            contents="Without each head",
+            heading="What the model loses with each head",
+            finding=self.lead,
+            reading="Each cell is one head. Blue: the loss rises without it, so it helped; brown: the loss falls; "
+            "pale: it cannot be told from no change, judged as one of all heads. Click a cell to choose its head.",
+            caveat=f"On {on}. What a head does may be done by others once it is gone, so heads that matter together "
+            "can each look idle; zero is a value that the model may never see otherwise.",
+            figures={"ablation": at_head(self.plot(), self.layers, tuple(layers))},
+            call=f"{call}.plot()",
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """The columns of every sweep; and draw_spread, where several donors were drawn for a text."""

@@ -30,7 +30,7 @@ from .stream import Run, Source, State
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-    from ..draw.figure_page import Section
+    from ..draw.section import Section
 
 ROW_CLASSES: Final = ("ordinary", "special", "first")
 """What may stand at a row: the first token of a text, another special token, or anything else."""
@@ -420,7 +420,7 @@ class RowMeans(TextResult):
 
     def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
         """A map for each figure, given with its statistic."""
-        from ..draw.figure_page import Section
+        from ..draw.section import Section
 
         reading = (
             "Each cell is one head: blue where the first result has more, brown where the second has; pale where the "
@@ -428,7 +428,10 @@ class RowMeans(TextResult):
         )
         return [
             Section(
-                f"Difference of {statistic}", reading, self._difference_map(statistic), f'difference.plot("{name}")'
+                f"Difference of {statistic}",
+                reading,
+                {f"difference-{statistic}": self._difference_map(statistic)},
+                f'difference.plot("{name}")',
             )
             for name, statistic in figures.items()
         ]

@@ -1,17 +1,23 @@
 """Small views whose numbers all differ, with hostile tokens, and their pages opened in a real browser."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from browser import WHOLE, opening
 
 from attnmech.draw.circuitsvis import token_log_probs
 from attnmech.draw.embed import View
+from attnmech.draw.focus_sections import about_all_heads, focus_sections
 from attnmech.draw.page import render_page
+from attnmech.draw.score_sections import score_sections
+from attnmech.draw.section import Section
+from attnmech.draw.update_sections import update_sections
 from attnmech.draw.view import Fact, FocusView, ScoreView, UpdateView
 
 TOKENS = (
@@ -23,13 +29,7 @@ TOKENS = (
     " &amp;",
     " the",
 )
-CALLS = {
-    "scores": 'scores.plot("{figure}", layer={layer}, head={head}, rank={rank})  # </script>',
-    "ledger": 'scores.plot("{figure}", query={query})',
-    "view": 'acts.show("pattern", view="{figure}")',
-    "focus": 'focus.plot("{figure}", layer={layer})',
-    "updates": 'updates.plot("{figure}", layer={layer}, side="{side}")  # </script>',
-}
+SHOWN = 'acts.show("pattern", view="{figure}")'
 HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\u2028"
 
 
@@ -105,38 +105,56 @@ def updates(view: ScoreView) -> UpdateView:
     )
 
 
+def sections_of(view: ScoreView, *further: Section) -> list[Section]:
+    """The sections of figures 1 to 3, and others."""
+    return [*score_sections(view, "scores", SHOWN, ""), *further]
+
+
+def page(view: ScoreView, sections: Sequence[Section], **parts: Any) -> str:
+    """A page with little beside its sections."""
+    blank: dict[str, Any] = {"title": "t", "lead": "l", "facts": [], "checks": [], "provenance": {}}
+    return render_page(**blank | parts, view=view, sections=sections)
+
+
 @pytest.fixture(scope="session")
-def full_page_html(view: ScoreView, focus: FocusView, updates: UpdateView) -> str:
-    return render_page(
-        title="t",
-        lead="l",
-        view=view,
-        facts=[],
-        checks=[],
-        provenance={},
-        calls=CALLS,
-        focus=focus,
-        updates=updates,
-        expected=token_log_probs(
-            np.random.default_rng(6).normal(size=(len(TOKENS), 20)),
-            list(range(len(TOKENS))),
-            TOKENS,
-            text_of=lambda token: TOKENS[token % len(TOKENS)],
-        ),
-        brief={"Where": HOSTILE},
+def all_sections(view: ScoreView, focus: FocusView, updates: UpdateView) -> list[Section]:
+    """Those of figures 1 to 10, and what the model expects."""
+    expected = token_log_probs(
+        np.random.default_rng(6).normal(size=(len(TOKENS), 20)),
+        list(range(len(TOKENS))),
+        TOKENS,
+        text_of=lambda token: TOKENS[token % len(TOKENS)],
     )
+    return [
+        *score_sections(view, "scores", SHOWN, about_all_heads(focus)),
+        Section("Expected", "reading", {"expected-tokens": expected}, name="expected", finding=expected.finding),
+        *focus_sections(focus, "focus", view.layers),
+        *update_sections(shown_layers(updates, view), "updates"),
+    ]
+
+
+def shown_layers(updates: UpdateView, view: ScoreView) -> UpdateView:
+    """The updates of the page's layers."""
+    names = ("magnitude", "orientation", "target_magnitude", "target_orientation", "attended")
+    places = [updates.layers.index(layer) for layer in view.layers]
+    return replace(updates, layers=view.layers, **{name: getattr(updates, name)[places] for name in names})
+
+
+@pytest.fixture(scope="session")
+def full_page_html(view: ScoreView, all_sections: list[Section]) -> str:
+    return page(view, all_sections, brief={"Where": HOSTILE})
 
 
 @pytest.fixture(scope="session")
 def page_html(view: ScoreView) -> str:
-    return render_page(
+    return page(
+        view,
+        sections_of(view, Section("Last", "reading", {"last": go.Figure()}, "print()  # </script>")),
         title=f"Title {HOSTILE}",
         lead=f"Lead {HOSTILE}",
-        view=view,
         facts=[Fact("layers", "2"), Fact(HOSTILE, HOSTILE, detail=HOSTILE)],
         checks=[Fact("rows sum to 1", "1e-7", "ok"), Fact("causal", "0.3", "fail", "looks ahead")],
         provenance={"model": HOSTILE},
-        calls=CALLS,
     )
 
 

@@ -16,7 +16,8 @@ from attnmech.draw import embed, scripts
 from attnmech.draw.circuitsvis import colored_tokens
 from attnmech.draw.effects import effect_map
 from attnmech.draw.embed import View, in_notebook, plotly_view
-from attnmech.draw.figure_page import Section, render_figures
+from attnmech.draw.figure_page import render_figures
+from attnmech.draw.section import Section
 from attnmech.errors import InputError
 
 STUB = Path(embed.__file__).with_name("__init__.pyi")
@@ -50,7 +51,7 @@ def test_a_notebook_carries_a_script_once(notebook: SimpleNamespace) -> None:
 
 def test_a_saved_figure_is_called_as_its_heading_says(chromium: Any, tmp_path: Path) -> None:
     heading = "Figure 8. <b>Orientation</b> / ../layer 2"
-    section = Section(heading, "reading", go.Figure(go.Scatter(x=[1, 2], y=[1, 2])))
+    section = Section(heading, "reading", {"a": go.Figure(go.Scatter(x=[1, 2], y=[1, 2]))})
     html = render_figures(title="t", lead="l", sections=[section])
     with opening(chromium, html, tmp_path / "figures.html") as page:
         page.hover(".nsewdrag")
@@ -92,7 +93,7 @@ def test_outside_a_notebook_everything_is_carried() -> None:
 
 def test_a_page_carries_each_script_once() -> None:
     figure = go.Figure(go.Bar(y=[1, 2]))
-    sections = [Section("a", "b", figure), Section("c", "d", figure), Section("e", "f", some_view())]
+    sections = [Section("a", "b", {"a": figure, "b": figure}), Section("e", "f", {"e": some_view()})]
     assert carried(render_figures(title="t", lead="l", sections=sections)) == ["plotly", "attnmech", "circuitsvis"]
 
 

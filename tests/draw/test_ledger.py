@@ -61,9 +61,12 @@ def test_of_equal_probabilities_the_earlier_key_comes_first() -> None:
 
 def test_the_hover_box_holds_the_whole_sum() -> None:
     for trace in ledger().data:
-        assert trace.hovertext[3] == (
-            "key 1 ·a<br>position +0.500<br>query-key −1.000<br>softcap +0.125<br>score −0.375<br>probability &lt;0.001"
+        assert trace.hovertemplate == (
+            "key %{y}<br>position %{customdata[0]}<br>query-key %{customdata[1]}<br>softcap %{customdata[2]}<br>"
+            "score %{customdata[3]}<br>probability %{customdata[4]}<extra></extra>"
         )
+        assert trace.y[3] == "1 ·a"
+        assert list(trace.customdata[3]) == ["+0.500", "−1.000", "+0.125", "−0.375", "&lt;0.001"]
 
 
 def test_grey_terms_differ_by_their_hatches() -> None:

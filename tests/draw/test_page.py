@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from attnmech.draw import scripts
+from attnmech.draw.chart import ByChoice, Chart
+from attnmech.draw.focus_sections import focus_sections
 from attnmech.draw.packing import rounding_error
-from attnmech.draw.page import render_page
+from attnmech.draw.update_sections import update_sections
 from attnmech.draw.view import FocusView, ScoreView, UpdateView
 from attnmech.errors import InputError
+
+from .conftest import page, sections_of
 
 
 class Elements(HTMLParser):
@@ -72,42 +76,60 @@ def test_status_is_said_in_words(page_html: str) -> None:
 
 
 def test_empty_tables_say_so(view: ScoreView) -> None:
-    html = render_page(title="t", lead="l", view=view, facts=[], checks=[], provenance={}, calls={})
+    html = page(view, sections_of(view))
     assert "No facts were given." in html
     assert "No checks were run." in html
 
 
-def test_the_view_travels_whole(page_html: str, view: ScoreView) -> None:
+def test_what_can_be_chosen_is_what_the_sections_offer(page_html: str, full_page_html: str) -> None:
     data = embedded(page_html)
-    assert data["layers"] == [2, 5]
-    assert (data["heads"], data["ranks"], len(data["tokens"])) == (3, 5, 7)
-    assert set(data["ranked_share"]) == {"key_bias", "query_key"}
-    assert data["scores"]["low"] == pytest.approx(np.nanmin(view.scores, axis=(2, 3)).ravel().tolist())
+    assert data["choices"] == {
+        "layer": [2, 5],
+        "head": [0, 1, 2],
+        "rank": [0, 1, 2, 3, 4],
+        "query": [0, 1, 2, 3, 4, 5, 6],
+        "measure": ["score", "relative", "probability"],
+        "against": ["zero", "mean", "runner_up"],
+    }
+    assert data["optional"] == ["measure", "against"]
+    assert list(embedded(full_page_html)["choices"]) == ["layer", "head", "rank", "side", "query", "measure", "against"]
+
+
+def test_an_array_travels_once(full_page_html: str, view: ScoreView) -> None:
+    data = embedded(full_page_html)
+    slots = data["figures"]["attention-map"]["slots"]
+    scores, relative, probability = (slot["columns"][0]["array"] for slot in slots if slot["path"][-1] == "z")
+    assert scores == relative != probability == data["pattern"]
+    assert data["arrays"][scores]["low"] == pytest.approx(np.nanmin(view.scores, axis=(2, 3)).ravel().tolist())
 
 
 def test_bounds_are_rounded_up_and_what_is_exact_is_called_so(view: ScoreView, page_html: str) -> None:
     off = re.search(r"scores and their terms are off by at most (\S+), shares", page_html)
     assert off and float(off[1]) >= max(rounding_error(each) for each in (view.scores, *view.terms.values()))
     whole = replace(view, scores=np.zeros_like(view.scores), terms={})
-    html = render_page(title="t", lead="-0.5 nats", view=whole, facts=[], checks=[], provenance={}, calls={})
-    assert "scores and their terms are exact, shares" in html
-    assert "−0.5 nats" in html
+    assert "scores and their terms are exact, shares" in page(whole, sections_of(whole))
 
 
-def test_four_layers_of_eight_heads_and_64_tokens_stay_below_4_megabytes() -> None:
+def big_view() -> ScoreView:
     layers, heads, count = 4, 8, 64
-    square = np.random.default_rng(0).normal(size=(layers, heads, count, count)).astype(np.float32)
-    view = ScoreView(
+    generator = np.random.default_rng(0)
+    square = generator.normal(size=(layers, heads, count, count)).astype(np.float32)
+    exponential = np.exp(square)
+    return ScoreView(
         tokens=tuple(f" {position}" for position in range(count)),
         layers=tuple(range(layers)),
         scores=square,
-        pattern=np.exp(square - square.max(-1, keepdims=True)),
-        ranked_key=np.argsort(-square, axis=-1).astype(np.int32),
-        ranked_share={"position": square, "key_bias": square, "query_key": square},
+        pattern=exponential / exponential.sum(-1, keepdims=True),
+        ranked_key=np.argsort(-square, axis=-1).astype(np.int32)[..., :10],
+        ranked_share=dict.fromkeys(("position", "key_bias", "query_key"), square[..., :10]),
         key_terms={"position": square[..., 0], "key_bias": square[..., 1]},
+        terms={"position": square[:, :, :1], "query_key": square},
     )
-    html = render_page(title="t", lead="l", view=view, facts=[], checks=[], provenance={}, calls={})
-    assert len(html.encode()) < 4e6
+
+
+def test_four_layers_of_eight_heads_and_64_tokens_stay_below_4_megabytes() -> None:
+    view = big_view()
+    assert len(page(view, sections_of(view)).encode()) < 4e6
 
 
 def test_arrays_of_another_text_are_refused(view: ScoreView) -> None:
@@ -129,15 +151,9 @@ def headings(html: str) -> list[str]:
     return [heading.split(".")[0] for heading in re.findall(r"<h2>(Figure \d+\.)", html)]
 
 
-def test_figures_4_to_10_stand_only_where_their_numbers_are_given(
-    page_html: str, full_page_html: str, view: ScoreView, focus: FocusView
-) -> None:
+def test_the_page_has_the_sections_that_it_is_given(page_html: str, full_page_html: str) -> None:
     assert headings(page_html) == [f"Figure {number}" for number in range(1, 4)]
     assert headings(full_page_html) == [f"Figure {number}" for number in range(1, 11)]
-    page: dict[str, Any] = {"facts": [], "checks": [], "provenance": {}, "calls": {}}
-    html = render_page(title="t", lead="l", view=view, focus=focus, **page)
-    assert headings(html) == [f"Figure {number}" for number in range(1, 7)]
-    assert (embedded(page_html)["focus"], embedded(page_html)["updates"]) == (None, None)
 
 
 def test_the_full_page_loads_nothing_and_makes_no_element_of_hostile_text(full_page_html: str) -> None:
@@ -150,56 +166,36 @@ def test_the_full_page_loads_nothing_and_makes_no_element_of_hostile_text(full_p
 
 def test_the_page_says_which_rows_count_and_whether_there_are_intervals(full_page_html: str, focus: FocusView) -> None:
     assert full_page_html.count("Row 0 is left out: it sees only itself &lt;/script&gt;") == 3
-    assert full_page_html.count("The hover box gives each number&#x27;s interval.") == 3
+    assert full_page_html.count("The hover box gives each number&#39;s interval.") == 3
 
 
-def test_updates_travel_for_the_pages_layers_alone(full_page_html: str, view: ScoreView, updates: UpdateView) -> None:
-    sides = embedded(full_page_html)["updates"]["sides"]
-    assert list(sides) == ["query", "target"]
-    shown = np.log10(updates.target_magnitude[[0, 2]])
-    assert sides["target"]["log_magnitude"]["low"] == pytest.approx(np.nanmin(shown, axis=2).ravel().tolist())
-    assert sides["target"]["log_range"] == pytest.approx([np.nanmin(shown) - 0.1, np.nanmax(shown) + 0.1])
-    assert np.isfinite(sides["query"]["log_range"]).all()
-
-
-def test_updates_of_nothing_have_axes_all_the_same(view: ScoreView, updates: UpdateView) -> None:
+def test_updates_of_nothing_have_axes_all_the_same(updates: UpdateView) -> None:
     nothing = replace(
         updates, magnitude=np.zeros_like(updates.magnitude), orientation=np.full_like(updates.orientation, np.nan)
     )
-    html = render_page(title="t", lead="l", view=view, facts=[], checks=[], provenance={}, calls={}, updates=nothing)
-    assert embedded(html)["updates"]["sides"]["query"]["log_range"] == [-1, 0]
+    first = update_sections(nothing, "updates")[0]
+    chart = first.figures["magnitude"]
+    assert isinstance(chart, Chart) and isinstance(first.finding, ByChoice)
+    assert chart.figure(side=0, layer=0, head=0).layout.xaxis.range == (-1, 0)
+    assert first.finding.at({"side": 0, "layer": 1, "head": 2}) == "L4H2 has no update to show."
 
 
-def test_focus_and_updates_of_another_run_are_refused(view: ScoreView, focus: FocusView, updates: UpdateView) -> None:
-    def page(**views: Any) -> str:
-        return render_page(title="t", lead="l", view=view, facts=[], checks=[], provenance={}, calls={}, **views)
-
-    with pytest.raises(InputError, match=r"`focus` must hold the page's layers \[2, 5\] .* got layers \[0, 2, 4, 7\]"):
-        page(focus=replace(focus, layers=(0, 2, 4, 7)))
-    with pytest.raises(InputError, match=r"`updates` must hold the page's layers \[2, 5\] with 3 heads each"):
-        page(updates=replace(updates, layers=(2, 3, 4)))
-    with pytest.raises(InputError, match="`updates` must be of the page's text"):
-        page(updates=replace(updates, tokens=(*updates.tokens[:6], "other")))
+def test_a_section_of_other_layers_or_tokens_is_refused(view: ScoreView, focus: FocusView, updates: UpdateView) -> None:
+    with pytest.raises(InputError, match=r"`magnitude` has 3 layers and the page offers 2 \(\[2, 5\]\)"):
+        page(view, sections_of(view, *update_sections(updates, "updates")))
+    with pytest.raises(InputError, match=r"`self-focus` has 1 layers and the page offers 2"):
+        page(view, sections_of(view, *focus_sections(focus, "focus", layers=[5])))
 
 
-def test_figures_4_to_10_of_4_layers_8_heads_and_64_tokens_add_less_than_150_kilobytes() -> None:
+def test_figures_4_to_10_of_4_layers_8_heads_and_64_tokens_add_less_than_200_kilobytes() -> None:
     layers, heads, count = 4, 8, 64
     generator = np.random.default_rng(0)
-    square = generator.normal(size=(layers, heads, count, count)).astype(np.float32)
     fraction = generator.uniform(size=(layers, heads)).astype(np.float32)
     number = generator.uniform(size=(layers, heads, count)).astype(np.float32)
-    labels, tokens = tuple(range(layers)), tuple(f" {position}" for position in range(count))
-    view = ScoreView(
-        tokens=tokens,
-        layers=labels,
-        scores=square,
-        pattern=np.exp(square - square.max(-1, keepdims=True)),
-        ranked_key=np.argsort(-square, axis=-1).astype(np.int32),
-        ranked_share={"position": square},
-        key_terms={},
+    view = big_view()
+    focus = FocusView(view.layers, fraction, fraction, fraction, fraction, "all rows")
+    updates = UpdateView(
+        view.tokens, view.layers, number, number, number, number, number.argsort(axis=2).astype(np.int32)
     )
-    focus = FocusView(labels, fraction, fraction, fraction, fraction, "all rows")
-    updates = UpdateView(tokens, labels, number, number, number, number, number.argsort(axis=2).astype(np.int32))
-    page: dict[str, Any] = {"title": "t", "lead": "l", "view": view, "facts": [], "checks": [], "provenance": {}}
-    without = render_page(**page, calls={})
-    assert len(render_page(**page, calls={}, focus=focus, updates=updates)) - len(without) < 150e3
+    further = [*focus_sections(focus, "focus", view.layers), *update_sections(updates, "updates")]
+    assert len(page(view, sections_of(view, *further))) - len(page(view, sections_of(view))) < 200e3

@@ -10,16 +10,9 @@ import numpy as np
 import pytest
 from browser import opening
 
-from attnmech.draw.focus import concentration, first_focus, self_focus
-from attnmech.draw.ledger import row_ledger
-from attnmech.draw.scores import attention_map, key_terms, share_bars, share_triangle
-from attnmech.draw.text import signed, visible_token
-from attnmech.draw.updates import (
-    magnitude_by_position,
-    magnitude_histograms,
-    orientation_by_magnitude,
-    orientation_histograms,
-)
+from attnmech.draw.chart import ByChoice, Chart
+from attnmech.draw.section import Section
+from attnmech.draw.text import visible_token
 from attnmech.draw.view import FocusView, ScoreView, UpdateView
 
 from .conftest import TOKENS
@@ -37,58 +30,59 @@ def traces(page: Any, figure: str) -> dict[str, dict[str, Any]]:
     return {trace["meta"]: trace for trace in drawn}
 
 
-def assert_same_arrays(drawn: dict[str, dict[str, Any]], figure: Any) -> None:
-    """The page's traces hold what the Python figure holds, up to 16-bit rounding."""
-    assert list(drawn) == [trace.meta for trace in figure.data]
-    for trace in figure.data:
-        for name in ("x", "y", "z", "a", "b", "c", "customdata"):
-            if name not in trace or trace[name] is None:
-                continue
-            expected = np.array(trace[name])
-            if expected.dtype.kind == "f":
-                shown = np.array(drawn[trace.meta][name], dtype=float).reshape(expected.shape)
-                np.testing.assert_allclose(shown, expected, rtol=0, atol=1e-4, err_msg=f"{trace.meta}.{name}")
-            else:
-                assert np.array(drawn[trace.meta][name]).tolist() == expected.tolist()
+def drawn_at(page: Any, figure: str, path: str) -> Any:
+    """What a property of a figure is on the page."""
+    return page.evaluate(
+        "([id, path]) => path.split('.').reduce((place, step) => place[step], document.getElementById(id))",
+        [figure, path],
+    )
 
 
-@pytest.mark.parametrize(("layer", "head", "rank"), [(0, 0, 0), (0, 2, 1), (1, 0, 3), (1, 1, 0)])
-def test_the_page_draws_what_python_draws(opened: Any, view: ScoreView, layer: int, head: int, rank: int) -> None:
-    opened.select_option("#layer", str(view.layers[layer]))
-    opened.select_option("#head", str(head))
-    opened.select_option("#rank", str(rank))
-    keys = view.ranked_key[layer, head, :, rank]
-    shares = {name: share[layer, head, :, rank] for name, share in view.ranked_share.items()}
-    terms = {name: term[layer, head] for name, term in view.key_terms.items()}
-    assert_same_arrays(traces(opened, "attention-map"), attention_map(view.scores[layer, head], view.tokens))
-    assert_same_arrays(traces(opened, "share-triangle"), share_triangle(shares, keys, view.tokens))
-    assert_same_arrays(traces(opened, "share-bars"), share_bars(shares, keys, view.tokens))
-    assert_same_arrays(traces(opened, "key-terms"), key_terms(terms, view.tokens))
-
-
-@pytest.mark.parametrize(("layer", "head", "query"), [(0, 0, 6), (1, 2, 3), (0, 1, 0)])
-def test_the_ledger_is_that_of_the_chosen_row(opened: Any, view: ScoreView, layer: int, head: int, query: int) -> None:
-    opened.select_option("#layer", str(view.layers[layer]))
-    opened.select_option("#head", str(head))
-    opened.click(f".token >> nth={query}")
-    terms = {name: np.broadcast_to(term, view.scores.shape)[layer, head, query] for name, term in view.terms.items()}
-    scores, pattern = view.scores[layer, head, query], view.pattern[layer, head, query]
-    figure = row_ledger(terms, scores, pattern, view.tokens, query=query)
-    drawn = traces(opened, "row-ledger")
-    assert_same_arrays(drawn, figure)
-    layout = opened.evaluate("document.getElementById('row-ledger').layout")
-    assert layout["title"]["text"] == figure.layout.title.text
-    assert layout["yaxis"]["categoryarray"] == list(figure.layout.yaxis.categoryarray)
-    shown = opened.evaluate("document.getElementById('row-ledger').data.at(-1)")
-    assert (shown["hovertext"], shown["text"]) == (list(figure.data[-1].hovertext), list(figure.data[-1].text))
-    sentence = opened.inner_text("#row-ledger-finding")
-    if query == 0:
-        assert sentence.endswith("alone: it has no choice.")
+def assert_alike(drawn: Any, expected: Any, place: str) -> None:
+    """The same words, and the same numbers up to 16-bit rounding."""
+    if isinstance(expected, np.ndarray) and expected.dtype.kind == "f":
+        shown = np.array(drawn, dtype=float).reshape(expected.shape)
+        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-4, err_msg=place)
+    elif isinstance(expected, float):
+        assert drawn == pytest.approx(expected, rel=1e-4, abs=1e-4), place
+    elif isinstance(expected, (list, np.ndarray)):
+        assert len(drawn) == len(expected), place
+        for one, other in zip(drawn, expected, strict=True):
+            assert_alike(one, other, place)
+    elif isinstance(expected, str) and re.fullmatch(r"[+−]\d+\.\d{3}", expected):
+        one, other = (float(each.replace("−", "-")) for each in (drawn, expected))
+        assert one == pytest.approx(other, abs=1.1e-3), place
     else:
-        best, next_best = np.argsort(-pattern[: query + 1], kind="stable")[:2]
-        assert sentence.startswith(f"The score of key {best} “")
-        assert f"by {signed(float(scores[best] - scores[next_best]), '.3f')}: " in sentence
-        assert f"key bias {signed(float(terms['key_bias'][best] - terms['key_bias'][next_best]), '.3f')}" in sentence
+        assert drawn == expected, place
+
+
+CHOICES = [
+    {"layer": 0, "head": 0, "rank": 0, "query": 6, "side": 0, "measure": 0, "against": 0},
+    {"layer": 1, "head": 2, "rank": 3, "query": 3, "side": 1, "measure": 1, "against": 1},
+    {"layer": 1, "head": 1, "rank": 4, "query": 1, "side": 0, "measure": 2, "against": 2},
+    {"layer": 0, "head": 2, "rank": 1, "query": 0, "side": 1, "measure": 0, "against": 1},
+]
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
+def test_the_page_fills_every_slot_and_sentence_as_python_does(
+    opened_full: Any, all_sections: list[Section], view: ScoreView, chosen: dict[str, int]
+) -> None:
+    for name, index in chosen.items():
+        if name == "query":
+            opened_full.click(f".token >> nth={index}")
+        else:
+            opened_full.select_option(f"#{name}", index=index)
+    slots = 0
+    for section in all_sections:
+        for text, element in ((section.finding, "finding"), (section.reading, "reading")):
+            if isinstance(text, ByChoice):
+                assert opened_full.text_content(f"#{section.anchor}-{element}") == str(text.at(chosen))
+        for name, figure in section.figures.items():
+            for slot in figure.slots if isinstance(figure, Chart) else ():
+                assert_alike(drawn_at(opened_full, name, slot.path), slot.value(chosen), f"{name}: {slot.path}")
+                slots += 1
+    assert slots > 100
 
 
 def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: ScoreView) -> None:
@@ -134,12 +128,13 @@ def test_the_contents_lead_to_every_section_and_leave_the_address(opened_full: A
 
 def test_a_page_begins_where_it_is_told_to(chromium: Any, full_page_html: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    assert '"start": null' in full_page_html
-    full_page_html = full_page_html.replace('"start": null', '"start": {"layer": 5, "head": 1, "query": 4}')
+    start = '"start": {"layer": 2, "head": 0, "query": 6}'
+    assert start in full_page_html
+    full_page_html = full_page_html.replace(start, '"start": {"layer": 5, "head": 1, "query": 4}')
     with opening(chromium, full_page_html, path, ready="html[data-whole]") as page:
-        assert page.evaluate("location.hash") == "#layer=5&head=1&rank=0&query=4&side=query"
+        assert page.evaluate("location.hash") == "#layer=5&head=1&rank=0&side=query&query=4"
     with opening(chromium, full_page_html, path, address="#head=2", ready="html[data-whole]") as page:
-        assert page.evaluate("location.hash") == "#layer=5&head=2&rank=0&query=4&side=query"
+        assert page.evaluate("location.hash") == "#layer=5&head=2&rank=0&side=query&query=4"
 
 
 def test_figures_out_of_sight_are_drawn_when_they_come_into_sight_or_are_printed(
@@ -444,9 +439,10 @@ def test_hostile_text_is_shown_and_does_not_run(opened: Any, view: ScoreView) ->
 def test_the_call_names_the_figure_and_the_choice(opened: Any) -> None:
     opened.select_option("#layer", "5")
     calls = opened.locator("[data-call]").all_inner_texts()
-    assert calls[0] == 'scores.plot("attention_map", layer=5, head=0, rank=0)  # </script>'
+    assert calls[0] == 'scores.plot("attention_map", layer=5, head=0, measure="score")'
+    assert calls[-1] == "print()  # </script>"
     assert calls[1:4] == [
-        'scores.plot("row_ledger", query=6)',
+        'scores.plot("row_ledger", layer=5, head=0, query=6, against="zero")',
         'acts.show("pattern", view="sentence")',
         'acts.show("pattern", view="token_graph")',
     ]
@@ -481,7 +477,7 @@ def test_nothing_is_wider_than_the_screen(opened: Any, width: int) -> None:
     opened.set_viewport_size({"width": width, "height": 16000})
     opened.evaluate("() => new Promise(requestAnimationFrame)")
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
-    assert widths_beyond(opened) == [0] * 5
+    assert widths_beyond(opened) == [0] * 6
 
 
 def widths_beyond(page: Any) -> list[float]:
@@ -501,60 +497,6 @@ def looks(page: Any, figure: str) -> list[tuple[Any, ...]]:
         figure,
     )
     return [(meta, opacity, len(customdata or [])) for meta, opacity, customdata in drawn]
-
-
-@pytest.mark.parametrize(
-    ("layer", "head", "side"), [(0, 0, "query"), (0, 1, "query"), (1, 2, "query"), (1, 1, "target")]
-)
-def test_the_page_draws_the_updates_that_python_draws(
-    opened_full: Any, view: ScoreView, updates: UpdateView, layer: int, head: int, side: Any
-) -> None:
-    opened_full.select_option("#layer", str(view.layers[layer]))
-    opened_full.select_option("#head", str(head))
-    opened_full.select_option("#side", side)
-    index = updates.layers.index(view.layers[layer])
-    magnitude, orientation = updates.magnitude_of(side)[index], updates.orientation_of(side)[index]
-    attended = updates.attended[index]
-    figures = {
-        "magnitude": magnitude_histograms(magnitude, side=side, head=head),
-        "orientation": orientation_histograms(orientation, side=side, head=head),
-        "orientation-by-magnitude": orientation_by_magnitude(
-            magnitude, orientation, attended, updates.tokens, side=side, head=head
-        ),
-        "magnitude-by-position": magnitude_by_position(magnitude, attended, updates.tokens, side=side, head=head),
-    }
-    for name, figure in figures.items():
-        drawn = traces(opened_full, name)
-        for trace in figure.data:
-            assert_same_points(drawn[trace.meta], trace)
-        assert [(meta, opacity) for meta, opacity, _ in looks(opened_full, name)] == [
-            (trace.meta, trace.opacity) for trace in figure.data
-        ]
-        for axis in ("xaxis", "yaxis"):
-            title = opened_full.evaluate(f"document.getElementById('{name}').layout.{axis}.title.text")
-            assert title == figure.layout[axis].title.text
-
-
-def assert_same_points(drawn: dict[str, Any], trace: Any) -> None:
-    for name in ("x", "y"):
-        shown, expected = np.array(drawn[name], dtype=float), np.array(trace[name], dtype=float)
-        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-4, err_msg=f"{trace.meta}.{name}")
-    for shown, expected in zip(drawn["customdata"] or [], trace.customdata or [], strict=True):
-        named = isinstance(expected[1], str)  # a point's head and words; else a bin's count and edges
-        assert list(shown) == (list(expected) if named else pytest.approx(list(expected)))
-
-
-def test_the_page_draws_the_focus_that_python_draws(opened_full: Any, focus: FocusView) -> None:
-    opened_full.select_option("#layer", "5")
-    opened_full.select_option("#head", "2")
-    for name, draw in zip(FOCUS_FIGURES, (self_focus, first_focus, concentration), strict=True):
-        drawn = traces(opened_full, name)
-        figure = draw(focus, chosen=(5, 2))
-        assert list(drawn) == [trace.meta for trace in figure.data]
-        for trace in figure.data:
-            assert drawn[trace.meta]["x"] == list(trace.x)
-            shown = np.array(drawn[trace.meta]["y"], dtype=float)
-            np.testing.assert_allclose(shown, np.array(trace.y, dtype=float), atol=1e-4)
 
 
 def test_what_changes_follows_the_choice_and_nothing_else(opened_full: Any) -> None:
@@ -579,14 +521,14 @@ def test_what_changes_follows_the_choice_and_nothing_else(opened_full: Any) -> N
 
 def test_the_address_keeps_the_side(opened_full: Any) -> None:
     opened_full.select_option("#side", "target")
-    assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&query=6&side=target"
+    assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&side=target&query=6"
     drawn = traces(opened_full, "orientation")
     opened_full.reload()
     opened_full.wait_for_selector("html[data-whole]", state="attached")
     assert opened_full.input_value("#side") == "target"
     assert traces(opened_full, "orientation") == drawn
     opened_full.evaluate("location.hash = '#side=both'")
-    opened_full.wait_for_url("**&side=target")
+    opened_full.wait_for_url("**&side=target&query=6")
 
 
 def test_a_page_without_updates_has_no_side(opened: Any) -> None:
@@ -634,7 +576,7 @@ def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusV
     first, own, before = ((one >= 0.5).sum() for one in (focus.first_top, focus.self_top, focus.previous_top))
     assert opened_full.inner_text("#all-heads-finding") == (
         f"Of 12 heads, in at least half of their rows {first} look most at the first token, {own} at the token itself, "
-        f"{before} at the one before. Chosen: L5H0."
+        f"{before} at the one before."
     )
     before = 100 * focus.previous_top[2, 0]
     assert opened_full.inner_text("#self-focus-finding").startswith(
@@ -681,9 +623,9 @@ def test_the_calls_of_figures_4_to_10_name_figure_layer_and_side(opened_full: An
     opened_full.select_option("#layer", "5")
     opened_full.select_option("#side", "target")
     assert opened_full.locator("[data-call]").all_inner_texts()[6:] == [
-        *(f'focus.plot("{name}", layer=5)' for name in ("self_focus", "first_focus", "concentration")),
+        *(f'focus.plot("{name}", layer=5, head=0)' for name in ("self_focus", "first_focus", "concentration")),
         *(
-            f'updates.plot("{name}", layer=5, side="target")  # </script>'
+            f'updates.plot("{name}", layer=5, head=0, side="target")'
             for name in ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
         ),
     ]

@@ -99,9 +99,9 @@ def test_positions_hold_every_defined_magnitude() -> None:
 def test_the_chosen_head_has_traces_of_its_own() -> None:
     traces = by_meta(magnitude_by_position(MAGNITUDE, ATTENDED, TOKENS, side="query", head=1))
     assert points(traces["chosen first"]) == [(1, 0.02)]
-    assert points(traces["others first"]) == [(2, 0.3)]
-    assert traces["chosen self"].marker.size > traces["others self"].marker.size
-    assert list(traces).index("others none") < list(traces).index("chosen self")  # the chosen ones lie on top
+    assert points(traces["all first"]) == [(2, 0.3), (1, 0.02)]
+    assert traces["chosen self"].marker.size > traces["all self"].marker.size
+    assert list(traces).index("all none") < list(traces).index("chosen self")  # the chosen ones lie on top
 
 
 def test_every_mark_has_its_place_in_the_legend() -> None:
@@ -113,10 +113,11 @@ def test_every_mark_has_its_place_in_the_legend() -> None:
 def test_hover_boxes_name_head_query_and_key() -> None:
     traces = by_meta(orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query"))
     assert [list(data) for data in traces["all first"].customdata] == [
-        [0, "head 0, query 2 ·it<br>attends most to 0 What"],
-        [1, "head 1, query 1 ·does<br>attends most to 0 What"],
+        [0, "2 ·it", "attends most to 0 What"],
+        [1, "1 ·does", "attends most to 0 What"],
     ]
-    assert traces["all none"].customdata[0][1] == "head 0, query 0 What<br>one key"
+    assert list(traces["all none"].customdata[0]) == [0, "0 What", "one key"]
+    assert traces["all none"].hovertemplate.startswith("head %{customdata[0]}, query %{customdata[1]}<br>")
 
 
 def test_points_agree_with_a_loop(updates: UpdateView) -> None:
@@ -134,11 +135,12 @@ def test_points_agree_with_a_loop(updates: UpdateView) -> None:
         for query in range(7):
             key = updates.attended[layer, head, query]
             mark = "none" if key < 0 else "self" if key == query else "first" if key == 0 else "other"
-            trace = traces[f"{'chosen' if head == 2 else 'others'} {mark}"]
             point = (updates.magnitude[layer, head, query], updates.orientation[layer, head, query])
-            assert point in points(trace)
-            assert trace.customdata[points(trace).index(point)][1].startswith(f"head {head}, query {labels[query]}<br>")
-            seen += 1
+            for group in ("all", "chosen")[: 1 + (head == 2)]:
+                trace = traces[f"{group} {mark}"]
+                assert point in points(trace)
+                assert list(trace.customdata[points(trace).index(point)][:2]) == [head, labels[query]]
+                seen += 1
     assert sum(len(points(trace)) for name, trace in traces.items() if not name.startswith("legend")) == seen
 
 

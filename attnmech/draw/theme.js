@@ -1,3 +1,4 @@
+// The button that goes through the themes; what draws by itself watches `data-theme` of the document.
 const themes = ["system", "light", "dark"];
 
 document.getElementById("theme").addEventListener("click", ({ target }) => {

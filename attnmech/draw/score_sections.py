@@ -1,0 +1,236 @@
+"""What a page says of the scores of the chosen head: figures 1 to 3, the ledger of a row, views of its attention."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from attnmech.draw.carried import error_of
+from attnmech.draw.chart import ByChoice, Chart
+from attnmech.draw.ledger import REFERENCES, ledger_chart, likeliest
+from attnmech.draw.scores import MEASURES, attention_chart, bars_chart, highest_key, key_terms_chart, triangle_chart
+from attnmech.draw.section import Choice, OfPattern, Section
+from attnmech.draw.style import term_style
+from attnmech.draw.text import bound, percent, signed, visible_token
+from attnmech.draw.view import ScoreView
+
+MEASURE: Final = Choice(
+    "measure", "Cells show", tuple(MEASURES), ("the score", "the score minus its row's highest", "the probability")
+)
+AGAINST: Final = Choice(
+    "against", "Terms are drawn", tuple(REFERENCES), ("as they are", "minus the row's mean", "minus the runner-up's")
+)
+
+SMALLEST_LEAD: Final = 0.0005
+"""A term whose lead would be written as 0.000 is not named."""
+
+
+def score_sections(view: ScoreView, call: str, shown: str, overview: str = "") -> list[Section]:
+    """Figures 1 to 3 of every head.
+
+    Args:
+        view: the numbers.
+        call: the Python that gives the decomposition, such as "split".
+        shown: the Python that shows its attention as a view, named where `{figure}` stands.
+        overview: what is found of all heads together.
+
+    """
+    tokens, heads = view.tokens, view.scores.shape[1]
+
+    def plotted(figure: str, *options: str) -> str:
+        return f'{call}.plot("{figure}", layer={{layer}}, head={{head}}{"".join(f", {each}" for each in options)})'
+
+    attention = attention_chart(view.scores, view.pattern, tokens=tokens)
+    ledger = [_ledger(view, plotted("row_ledger", "query={query}", 'against="{against}"'))] if view.terms else []
+    rounded = max(error_of(each) for each in (attention, *(chart for each in ledger for chart in _charts(each))))
+    exact = f"off by at most {bound(rounded)}" if rounded else "exact"
+    return [
+        Section(
+            name="all-heads",
+            contents="All heads",
+            heading="All heads at a glance",
+            finding=overview or f"{len(view.layers) * heads} heads.",
+            reading="One small map for each head, one row for each layer: queries down, keys across, the deeper the "
+            "more attention. Click one to choose the head that the rest of the page shows, or go there with the arrow "
+            "keys and press Enter.",
+            caveat="Shades follow the square root of a probability, so that small ones stay visible: a map looks "
+            "fuller than its attention is.",
+            figures={"model-view": OfPattern("model")},
+        ),
+        Section(
+            contents="1 Attention map",
+            heading="Figure 1. Attention map",
+            finding=_about_rows(view),
+            reading="One row for each query token, one column for each key token. The mark is the highest score of its "
+            "row; the frame is the chosen query: click a row to choose another.",
+            caveat="A row with one visible key (row 0 of a causal model) has no choice: it is left unmarked and "
+            "uncounted. Hidden keys are blank. A high score says where the head looks, not that the model's output "
+            "depends on it: attention is not explanation.",
+            figures={"attention-map": attention},
+            call=plotted("attention_map", 'measure="{measure}"'),
+            choices=(MEASURE,),
+            rounding=f"scores and their terms are {exact}, shares off by at most 8e-06",
+        ),
+        *ledger,
+        Section(
+            contents="Lines between tokens",
+            heading="Lines between tokens",
+            reading="Queries on the left, keys on the right; the stronger a line, the more attention. Point at a token "
+            "for its lines alone, click to keep them. Hiding a token takes the softmax again without it.",
+            caveat="What remains when a token is hidden may be a small part of the head's attention: the sentence "
+            "above the lines says how much the hidden one had.",
+            figures={"sentence-view": OfPattern("sentence")},
+            name="sentence",
+            call=shown.replace("{figure}", "sentence"),
+        ),
+        Section(
+            contents="Token graph",
+            heading="Token graph",
+            reading="An arrow goes from a query to each key that it gives more than the threshold; width is weight.",
+            caveat="A threshold hides as much as it shows: many small weights can carry more than one large one.",
+            figures={"token-graph": OfPattern("token_graph")},
+            call=shown.replace("{figure}", "token_graph"),
+        ),
+        Section(
+            name="score-shares",
+            contents="2 What scores are made of",
+            heading="Figure 2. What the scores are made of",
+            finding=_about_shares(view),
+            reading="For each query, the key whose score has the chosen rank (0 is the highest), and the share that "
+            "each term has in that score.",
+            caveat="Each term is first shifted by its smallest value in the row, since a constant along a row changes "
+            "nothing after the softmax; these lowest values may stand at different keys, so that a share is of what "
+            "lifts the key above each term's own lowest value, not above any one key. Rows with one key, or with fewer "
+            "keys than the rank asks for, are left out. The triangle shows three terms relative to their sum; a corner "
+            "marked “not in this model” stays empty.",
+            figures={
+                "share-triangle": triangle_chart(view.ranked_share, view.ranked_key, tokens),
+                "share-bars": bars_chart(view.ranked_share, view.ranked_key, tokens),
+            },
+            call=plotted("score_shares", "rank={rank}"),
+            choices=(Choice("rank", "Rank", tuple(range(view.ranked_key.shape[3])), everywhere=True),),
+        ),
+        Section(
+            contents="3 Terms of the key alone",
+            heading="Figure 3. The terms that depend on the key alone",
+            finding=_about_key_terms(view),
+            reading="What each key gains or loses from these terms, the same for every query.",
+            caveat="Each line is shown minus its mean over the keys: adding a constant to all keys changes nothing "
+            "after the softmax, so only the trend matters.",
+            figures={"key-terms": key_terms_chart(view.key_terms, tokens)},
+            call=plotted("key_terms"),
+        ),
+    ]
+
+
+def _ledger(view: ScoreView, call: str) -> Section:
+    return Section(
+        contents="One row as a sum",
+        heading="One row as a sum",
+        finding=_about_leads(view),
+        reading="The keys that the chosen query attends most. Left: the terms of each score, stacked from 0, and their "
+        "sum, the score, as a ring. Right: the attention that the key gets.",
+        caveat="A term that is the same at every key of the row changes no probability, however long its bar: drawn "
+        "minus the row's mean or minus the runner-up's, it vanishes. The hover box has the terms as the model computes "
+        "them.",
+        figures={"row-ledger": ledger_chart(view.terms, view.scores, view.pattern, view.tokens)},
+        call=call,
+        choices=(AGAINST,),
+    )
+
+
+def _charts(section: Section) -> list[Chart]:
+    return [each for each in section.figures.values() if isinstance(each, Chart)]
+
+
+def row_sentences(view: ScoreView) -> ByChoice:
+    """Of every query in every head, the three keys that it attends most."""
+
+    def told(layer: int, head: int, query: int) -> str:
+        row = view.pattern[layer, head, query]
+        seen = np.flatnonzero(row > 0)
+        top = seen[np.argsort(-row[seen], kind="stable")][:3].tolist()
+        parts = [f"{percent(float(row[key]))} to {_token(view, key)}" for key in top]
+        return f"Query {_token(view, query)} attends {', '.join(parts)}{', …' if len(seen) > 3 else '.'}"
+
+    return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
+
+
+def _about_rows(view: ScoreView) -> ByChoice:
+    keys = highest_key(view.scores)
+    queries = np.arange(len(view.tokens))
+
+    def told(layer: int, head: int) -> str:
+        key = keys[layer, head]
+        choice = key >= 0
+        itself, first = (key == queries) & choice, (key == 0) & (queries > 0)
+        other = choice.sum() - itself.sum() - first.sum()
+        return (
+            f"Of the {choice.sum()} rows with a choice, {itself.sum()} score highest at the token itself, "
+            f"{first.sum()} at the first token, {other} at another token."
+        )
+
+    return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)
+
+
+def _about_leads(view: ScoreView) -> ByChoice:
+    """By how much the likeliest key's score leads the next one's, term by term."""
+    order = likeliest(view.scores, view.pattern)[..., :2]
+    count = np.isfinite(view.scores).sum(axis=-1)
+
+    def at(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "layer head query key"]:
+        return np.take_along_axis(np.broadcast_to(values, view.scores.shape), order, axis=-1).astype(np.float64)
+
+    scores = at(view.scores)
+    terms = {name: at(term) for name, term in view.terms.items()}
+
+    def told(*place: int) -> str:
+        best, *after = order[place].tolist()
+        if count[place] < 2:
+            return f"Query {_token(view, place[2])} sees {_token(view, best)} alone: it has no choice."
+        leads = _leads({name: term[place] for name, term in terms.items()})
+        score = scores[place]
+        return (
+            f"The score of key {_token(view, best)} leads that of {_token(view, after[0])} by "
+            f"{signed(float(score[0] - score[1]), '.3f')}{': ' if leads else ''}{leads}."
+        )
+
+    return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
+
+
+def _leads(terms: Mapping[str, Float[np.ndarray, " two"]]) -> str:
+    """The lead that each term gives the first key of two, the largest in size first."""
+    leads = {name: float(values[0] - values[1]) for name, values in terms.items()}
+    named = sorted((name for name in leads if abs(leads[name]) >= SMALLEST_LEAD), key=lambda name: -abs(leads[name]))
+    return ", ".join(f"{term_style(name).label} {signed(leads[name], '.3f')}" for name in named)
+
+
+def _about_shares(view: ScoreView) -> ByChoice:
+    shape = (*view.scores.shape[:2], view.ranked_key.shape[3])
+    counted = {name: np.isfinite(share).sum(axis=2) for name, share in view.ranked_share.items()}
+    mean = {name: np.nansum(share, axis=2) / counted[name].clip(1) for name, share in view.ranked_share.items()}
+    rows: Int[np.ndarray, "layer head rank"] = next(iter(counted.values()))
+
+    def told(*place: int) -> str:
+        if not rows[place]:
+            return f"No row has a share to show at rank {place[2]}."
+        means = ", ".join(f"{term_style(name).label} {percent(float(values[place]))}" for name, values in mean.items())
+        return f"Mean share at rank {place[2]} over {rows[place]} rows: {means}."
+
+    return ByChoice.texts(("layer", "head", "rank"), shape, told)
+
+
+def _about_key_terms(view: ScoreView) -> ByChoice | str:
+    if not view.key_terms:
+        return ""
+
+    def told(*place: int) -> str:
+        spreads = (f"{term_style(name).label} by {np.ptp(term[place]):.2f}" for name, term in view.key_terms.items())
+        return f"From the lowest to the highest key, the score changes: {', '.join(spreads)}."
+
+    return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)
+
+
+def _token(view: ScoreView, position: int) -> str:
+    return f"{position} “{visible_token(view.tokens[position])}”"

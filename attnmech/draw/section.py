@@ -1,0 +1,63 @@
+"""A section of a page: what a method says of its numbers, beside the figures that show them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from attnmech.draw.chart import ByChoice, Chart
+from attnmech.draw.embed import View
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that a reader of a page chooses, beside layer, head and query."""
+
+    name: str
+    """As addresses and `ByChoice.over` have it."""
+    label: str
+    values: tuple[int | str, ...]
+    """What there is to choose, as addresses and calls have it; the first is chosen at the beginning."""
+    words: tuple[str, ...] = ()
+    """The same for readers."""
+    everywhere: bool = False
+    """Whether it stands at the top of the page, as several sections follow it."""
+
+
+@dataclass(frozen=True)
+class OfPattern:
+    """A view of the attention that the page carries: all heads, lines between tokens, or a graph."""
+
+    kind: Literal["model", "sentence", "token_graph"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a finding, figures, how to read them, a caveat, and the call that makes them again.
+
+    Where a page offers a choice, texts and figures may follow it (`ByChoice`, `Chart`), and `{layer}`, `{head}`,
+    `{rank}`, … in `call` stand for what is chosen.
+    """
+
+    heading: str
+    reading: str | ByChoice
+    figures: Mapping[str, go.Figure | Chart | View | OfPattern]
+    """By the ids of their elements; several stand side by side."""
+    call: str = ""
+    name: str = ""
+    """The id of its anchor; the first figure's, if left out."""
+    contents: str = ""
+    """What the contents at the side call it; the heading, if left out."""
+    finding: str | ByChoice = ""
+    """The sentence that the numbers support."""
+    caveat: str = ""
+    choices: tuple[Choice, ...] = field(default=())
+    """What the section offers to choose."""
+    rounding: str = ""
+    """How far numbers on a page may be from those that were measured, as the end of a sentence."""
+
+    @property
+    def anchor(self) -> str:
+        """The id of its place on a page, without "-section"."""
+        return self.name or next(iter(self.figures))

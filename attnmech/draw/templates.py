@@ -1,0 +1,23 @@
+"""The HTML of pages and notebook outputs: templates that stand beside this file, everything escaped."""
+
+from typing import Any, Final
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from attnmech.draw.scripts import package_text
+from attnmech.draw.text import printable
+
+_ENVIRONMENT: Final = Environment(
+    autoescape=True,
+    loader=FunctionLoader(package_text),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=lambda value: printable(value) if type(value) is str else value,
+)
+
+
+def rendered(template: str, /, **values: Any) -> Markup:
+    """The template with these values; strings are escaped, `Markup` stays as it is."""
+    return Markup(_ENVIRONMENT.get_template(template).render(**values))

@@ -1,0 +1,159 @@
+"""A chart filled for a choice is the figure of that head; slots keep, subtract and write out what they are told."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnmech.draw.chart import ByChoice, Chart, Slot, at_head
+from attnmech.draw.effects import effect_map
+from attnmech.draw.figure import Figure
+from attnmech.draw.focus import focus_chart, rank_lines_of
+from attnmech.draw.ledger import REFERENCES, ledger_chart, row_ledger
+from attnmech.draw.scores import (
+    MEASURES,
+    attention_chart,
+    attention_map,
+    bars_chart,
+    key_terms,
+    key_terms_chart,
+    share_bars,
+    share_triangle,
+    triangle_chart,
+)
+from attnmech.draw.updates import (
+    magnitude_by_position,
+    magnitude_by_position_chart,
+    magnitude_histograms,
+    magnitude_histograms_chart,
+    orientation_by_magnitude,
+    orientation_by_magnitude_chart,
+    orientation_histograms,
+    orientation_histograms_chart,
+)
+from attnmech.draw.view import FocusView, ScoreView, UpdateView
+
+NAN = np.nan
+
+
+def assert_same(figure: Any, expected: Any) -> None:
+    """Every property of every trace and of the layout, but for the range that only a page fixes."""
+    one, other = (each.to_plotly_json() for each in (figure, expected))
+    for layout in (one["layout"], other["layout"]):
+        for axis in ("xaxis", "yaxis"):
+            if layout.get(axis, {}).get("type") == "log":
+                layout[axis].pop("range", None)
+    np.testing.assert_equal(one, other)
+
+
+@pytest.mark.parametrize(("layer", "head", "rank"), [(0, 0, 0), (0, 2, 1), (1, 0, 3), (1, 1, 0)])
+def test_figures_1_to_3_are_those_of_the_head(view: ScoreView, layer: int, head: int, rank: int) -> None:
+    tokens, chosen = view.tokens, {"layer": layer, "head": head, "rank": rank, "query": 4}
+    scores, pattern = view.scores[layer, head], view.pattern[layer, head]
+    keys = view.ranked_key[layer, head, :, rank]
+    shares = {name: share[layer, head, :, rank] for name, share in view.ranked_share.items()}
+    terms = {name: term[layer, head] for name, term in view.key_terms.items()}
+    for place, measure in enumerate(MEASURES):
+        filled = attention_chart(view.scores, view.pattern, tokens=tokens).figure(**chosen, measure=place)
+        assert [trace.visible for trace in filled.data[:3]] == [place == other for other in range(3)]
+        (drawn, *_) = attention_map(scores, tokens, measure=measure, pattern=pattern).data
+        np.testing.assert_allclose(filled.data[place].z, drawn.z, rtol=1e-6)
+        assert filled.data[place].colorbar.title.text == drawn.colorbar.title.text
+    only = attention_chart(view.scores.astype(float), tokens=tokens, measures=["score"]).figure(**chosen)
+    assert_same(only, attention_map(scores, tokens, outlined=4))
+    assert_same(
+        triangle_chart(view.ranked_share, view.ranked_key, tokens).figure(**chosen),
+        share_triangle(shares, keys, tokens),
+    )
+    bars = bars_chart(view.ranked_share, view.ranked_key, tokens).figure(**chosen)
+    assert_same(bars, share_bars(shares, keys, tokens, outlined=4))
+    assert_same(key_terms_chart(view.key_terms, tokens).figure(**chosen), key_terms(terms, tokens))
+
+
+@pytest.mark.parametrize(("layer", "head", "query"), [(0, 0, 6), (1, 2, 3), (0, 1, 0)])
+def test_the_ledger_is_that_of_the_row(view: ScoreView, layer: int, head: int, query: int) -> None:
+    terms = {name: np.broadcast_to(term, view.scores.shape)[layer, head, query] for name, term in view.terms.items()}
+    score, pattern = view.scores[layer, head, query], view.pattern[layer, head, query]
+    chart = ledger_chart(
+        {name: term.astype(float) for name, term in view.terms.items()},
+        view.scores.astype(float),
+        view.pattern.astype(float),
+        view.tokens,
+    )
+    for place, against in enumerate(REFERENCES):
+        expected = row_ledger(terms, score, pattern, view.tokens, query=query, against=against)
+        assert_same(chart.figure(layer=layer, head=head, query=query, against=place), expected)
+
+
+def test_terms_against_a_reference_lose_what_the_reference_has(view: ScoreView) -> None:
+    query = 5
+    terms = {name: np.broadcast_to(term, view.scores.shape)[1, 0, query] for name, term in view.terms.items()}
+    score, pattern = view.scores[1, 0, query], view.pattern[1, 0, query]
+    order = sorted(range(query + 1), key=lambda key: -pattern[key])
+    for against in REFERENCES:
+        figure = row_ledger(terms, score, pattern, view.tokens, query=query, against=against)
+        for trace in figure.data[:-1]:
+            values = {"score": score, **terms}[trace.meta].astype(float)
+            mean = sum(values[key] for key in range(query + 1)) / (query + 1)
+            less = {"zero": 0.0, "mean": mean, "runner_up": values[order[1]]}[against]
+            np.testing.assert_allclose(trace.x, [values[key] - less for key in order], rtol=1e-5, atol=1e-6)
+        sums = sum(np.asarray(trace.x) for trace in figure.data[:-2])
+        np.testing.assert_allclose(sums, figure.data[-2].x, rtol=1e-4, atol=1e-5)  # the bars still add up to the mark
+
+
+def test_the_ring_goes_to_the_chosen_head(focus: FocusView) -> None:
+    chart = focus_chart(focus, "first_top", [2, 5])
+    drawn, expected = chart.figure(layer=1, head=2), rank_lines_of(focus, "first_top", (5, 2))
+    assert (list(drawn.data[-1].x), list(drawn.data[-1].y)) == ([5], list(expected.data[-1].y))
+    np.testing.assert_equal(drawn.to_plotly_json()["data"][:-1], expected.to_plotly_json()["data"][:-1])
+
+
+@pytest.mark.parametrize(("side", "layer", "head"), [("query", 0, 0), ("query", 2, 1), ("target", 1, 2)])
+def test_figures_7_to_10_are_those_of_the_layer(updates: UpdateView, side: Any, layer: int, head: int) -> None:
+    sides: Any = ("query", "target")
+    magnitude = np.stack([updates.magnitude_of(each) for each in sides])
+    orientation = np.stack([updates.orientation_of(each) for each in sides])
+    attended, tokens = updates.attended, updates.tokens
+    chosen = {"side": sides.index(side), "layer": layer, "head": head}
+    of_layer = magnitude[chosen["side"], layer], orientation[chosen["side"], layer]
+    pairs = [
+        (magnitude_histograms_chart(magnitude, sides), magnitude_histograms(of_layer[0], side=side, head=head)),
+        (orientation_histograms_chart(orientation, sides), orientation_histograms(of_layer[1], side=side, head=head)),
+        (
+            orientation_by_magnitude_chart(magnitude, orientation, sides, attended=attended, tokens=tokens),
+            orientation_by_magnitude(*of_layer, attended[layer], tokens, side=side, head=head),
+        ),
+        (
+            magnitude_by_position_chart(magnitude, sides, attended=attended, tokens=tokens),
+            magnitude_by_position(of_layer[0], attended[layer], tokens, side=side, head=head),
+        ),
+    ]
+    for chart, expected in pairs:
+        assert_same(chart.figure(**chosen), expected)
+
+
+def test_a_map_frames_the_chosen_head_and_knows_its_cells() -> None:
+    figure = effect_map(np.ones((2, 3)), np.zeros((2, 3)), np.ones((2, 3)), layers=[4, 6], label="nats")
+    chart = at_head(figure, (4, 6), (2, 6))
+    assert [list(cell) for cell in chart.template.data[0].customdata[1]] == [[6, 0], [6, 1], [6, 2]]
+    (frame,) = chart.figure(layer=1, head=2).layout.shapes
+    assert (frame.x0, frame.x1, frame.y0, frame.y1, frame.visible) == (1.5, 2.5, 0.5, 1.5, True)
+    assert not chart.figure(layer=0, head=2).layout.shapes[0].visible  # layer 2 is not in the map
+
+
+def test_a_slot_subtracts_by_row_and_keeps_what_is_there() -> None:
+    values = ByChoice(np.array([[[1.0, 2.0], [3.0, NAN]]]), ("head",))
+    less = ByChoice(np.array([[1.0, 2.0]]), ("head",))
+    np.testing.assert_array_equal(Slot("data.0.z", values, less=less).value({"head": 0}), [[0, 1], [1, NAN]])
+    numbers, there = ByChoice(np.array([5.0, NAN, 7.0])), ByChoice(np.array([2, -1, 0]))
+    assert Slot("data.0.x", numbers, where=there).value({}).tolist() == [5.0, 7.0]
+    written = ByChoice(np.array([-0.25, NAN, 2.0]), digits=2)
+    assert Slot("data.0.customdata", (numbers, written)).value({})[0] == [5.0, "−0.25"]
+    assert Slot("data.0.text", written).value({}) == ["−0.25", None, "+2.00"]
+
+
+def test_a_choice_that_is_made_already_is_not_followed() -> None:
+    values = ByChoice(np.arange(6.0).reshape(2, 3), ("layer", "head"), fixed={"head": 2})
+    chart = Chart(Figure().add_scatter(meta="a"), (Slot("data.0.x", (values, values)),))
+    assert chart.follows == {"layer"}
+    assert values.at({"layer": 1, "head": 0}) == 5.0
