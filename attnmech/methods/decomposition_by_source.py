@@ -18,16 +18,18 @@ from ..batch import Batch
 from ..draw.text import signed, visible_token, with_minus_signs
 from ..errors import InputError, UnsupportedModelError, index_of, integer
 from ..fields import check_layers, check_rows
+from ..maths.norms import FrozenNorm
 from ..maths.precision import product_rounding, steps_rounding
 from ..maths.scores import ScoreParts, product_error
-from ..maths.sources import FrozenNorm, pair_terms
+from ..maths.sources import pair_terms
 from ..model.architectures import submodule
+from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.ledger import ScoreAudit, parts_of, require_exact
+from ..model.norms import frozen_norm
 from ..model.observed import RowBlock
 from ..model.stack import Stack
-from ..model.weights import bias_of
 from ..points import PointKey
 from ..results import Provenance, Result, by_layer
 from ..runs.layers import count_layers
@@ -263,7 +265,7 @@ class _Stream:
         branch: FrozenNorm | None = None
         shift: Tensor | None = None
         if plan.attn_out:
-            branch, shift = self._frozen(stack.module(layer, plan.attn_out), values["attn_raw", layer])
+            branch, shift = frozen_norm(stack.module(layer, plan.attn_out), values["attn_raw", layer], self._wide)
         for head in range(stack.n_heads):
             z, W_O = values["z", layer][:, :, head], weights.W_O[head].detach()
             self._steps.append(_Step(f"{label}H{head}", partial(self._written, z, W_O, branch)))
@@ -279,7 +281,7 @@ class _Stream:
             return
         assert plan.mid_norm is not None and plan.post_norm is not None
         mid_norm, middle = stack.module(layer, plan.mid_norm), values["resid_mid", layer]
-        end = mid_norm.forward(middle) + mlp_out
+        end = PostNormEnd.of(stack, layer).before_norm(middle, mlp_out)
         self._steps += [
             self._normed(f"{label} attention norm shift", mid_norm, middle),
             mlp,
@@ -295,20 +297,8 @@ class _Stream:
         return write if branch is None else branch(write)
 
     def _normed(self, label: str, norm: nn.Module, x: Tensor) -> _Step:
-        frozen, shift = self._frozen(norm, x)
+        frozen, shift = frozen_norm(norm, x, self._wide)
         return _Step(label, None if shift is None else partial(self._everywhere, shift), frozen)
-
-    def _frozen(self, norm: nn.Module, x: Tensor) -> tuple[FrozenNorm, Tensor | None]:
-        """A norm frozen at what it makes of x, and its shift; `forward` sets off no hook."""
-        ones, shift = x.new_ones(x.shape[-1]), bias_of(norm)
-        if isinstance(norm, nn.LayerNorm):
-            gamma = ones if norm.weight is None else norm.weight.detach()
-        else:
-            # What an RMSNorm makes of ones is its weight up to a factor, whatever the family adds to it.
-            gamma = norm.forward(ones)
-        shift = None if shift is None else shift.detach().to(self._wide)
-        x, out, gamma = (each.to(self._wide) for each in (x, norm.forward(x), gamma))
-        return FrozenNorm.of(x, out, gamma, shift, centred=isinstance(norm, nn.LayerNorm)), shift
 
 
 # -- from the writers to the cells ---------------------------------------------------------------------------
