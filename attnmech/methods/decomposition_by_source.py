@@ -6,17 +6,17 @@ The equations stand in `attnmech.maths.sources`; the term that is split is `quer
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ..arguments import flag, member, shown
+from ..arguments import flag, member, pairs_of, shown
 from ..batch import Batch
 from ..draw.text import signed, visible_token, with_minus_signs
-from ..errors import InputError, UnsupportedModelError, index_of, integer
+from ..errors import InputError, UnsupportedModelError, index_of
 from ..fields import check_layers, check_rows
 from ..maths.norms import FrozenNorm
 from ..maths.precision import product_rounding, steps_rounding
@@ -136,12 +136,10 @@ def _chosen_heads(
     allowed = model.points.check_layers(layers, stack.label)
     if isinstance(heads, str) and heads == "all":
         return dict.fromkeys(allowed, tuple(range(stack.n_heads)))
+    named = _some_pairs("heads", heads, '"all" or a list of (layer, head)')
+    model.require_heads(named, allowed, stack, f"this model has {stack.n_heads} heads in each layer")
     chosen: dict[int, tuple[int, ...]] = {}
-    for pair in _pairs("heads", heads, '"all" or a list of (layer, head)'):
-        (layer,) = model.points.check_layers([pair[0]], stack.label)
-        head = index_of("head", pair[1], stack.n_heads, f"this model has {stack.n_heads} heads in each layer")
-        if layer not in allowed:
-            raise InputError(f"`heads` names layer {layer}, which `layers` leaves out; give one of them.")
+    for layer, head in named:
         chosen[layer] = (*chosen.get(layer, ()), head)
     return chosen
 
@@ -150,20 +148,17 @@ def _places(cells: Iterable[tuple[int, int]], length: int) -> list[tuple[int, in
     """The cells in the order of their queries, each once."""
     found = {
         (index_of("query", query, length), index_of("key", key, length))
-        for query, key in _pairs("cells", cells, "a list of (query, key)")
+        for query, key in _some_pairs("cells", cells, "a list of (query, key)")
     }
     return sorted(found)
 
 
-def _pairs(name: str, given: Any, wanted: str) -> list[tuple[int, int]]:
-    """Each pair once; `InputError` for anything else, and for none."""
-    try:
-        pairs = [(integer(first), integer(second)) for first, second in given]
-    except (TypeError, ValueError):
-        raise InputError(f"`{name}` must be {wanted}; got {shown(given)}.") from None
-    if not pairs:
+def _some_pairs(name: str, given: object, wanted: str) -> list[tuple[int, int]]:
+    """Pairs of whole numbers, at least one."""
+    found = pairs_of(name, given, wanted)
+    if not found:
         raise InputError(f"`{name}` must be {wanted}; got an empty list.")
-    return list(dict.fromkeys(pairs))
+    return found
 
 
 def _check_size(

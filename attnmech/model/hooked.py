@@ -18,7 +18,7 @@ from ..activations import Activations
 from ..arguments import listed, optional_flag, shown, whole_number
 from ..batch import Batch
 from ..errors import CertificateError, InputError, UnsupportedModelError, index_of
-from ..interventions import HEAD_POINTS, Heads, Intervention, checked_heads
+from ..interventions import HEAD_POINTS, Head, Heads, Intervention, checked_heads
 from ..points import PointKey, PointName
 from ..results import Provenance
 from .acting import Act, check_values
@@ -407,13 +407,17 @@ class HookedModel:
         named = checked_heads(heads)
         if named == "all":
             return [(layer, head) for layer in within for head in range(chosen.n_heads)]
-        self.points.check_layers([layer for layer, _ in named], chosen.label)
+        self.require_heads(named, within, chosen, "of each layer of this model")
+        return sorted(named)
+
+    def require_heads(self, named: Sequence[Head], within: Sequence[int], stack: Stack, owner: str) -> None:
+        """Raises `InputError` for a head that the stack has not, or of a layer that is not `within` those chosen."""
+        self.points.check_layers([layer for layer, _ in named], stack.label)
         for _, head in named:
-            index_of("head", head, chosen.n_heads, "of each layer of this model")
+            index_of("head", head, stack.n_heads, owner)
         for layer, _ in named:
             if layer not in within:
                 raise InputError(f"`heads` names layer {layer}, which `layers` leaves out; give one of them.")
-        return sorted(named)
 
     def acting(self, acts: Sequence[Act]) -> AbstractContextManager[None]:
         """`intervene` for sweeps: with acts on rows of the batch."""
