@@ -98,6 +98,8 @@ class HookedModel:
         self._columns = [stack.column for stack in self.stacks.values()]
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
+        self.further_embeddings: tuple[str, ...] = ()
+        """What is embedded beside tokens, such as "position embedding": a pass can capture it, but it is no point."""
         if self.grid is not None:
             self.encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
@@ -347,19 +349,18 @@ class HookedModel:
         passing: Iterable[PointKey] = (),
         layers: Iterable[tuple[str, int]] | None = None,
         part: Part | None = None,
-        embeddings: dict[str, Tensor] | None = None,
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients: the captured values, while observers look on.
 
         `rows` see every block of rows and `ends` every layer that is through, of the (stack, layer) in `layers` or of
         all; the points in `passing` are there for them, and let go when their layer ends. `part` says which blocks run.
-        `embeddings` is filled with what the embeddings of positions and token types put out, by label.
+        Beside points, `captures` may name `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
         places = {layer: place for place, layer in enumerate(layers)}
         watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
-        wanted = Pass(batch, frozenset(captures), watch, part=part, embeddings=embeddings)
+        wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
             self._pass(batch, wanted)
         return wanted.values
@@ -475,7 +476,7 @@ class HookedModel:
         for part in self._model.modules():
             if isinstance(part, nn.Embedding) and part.weight is self.embedding:
                 part.register_forward_hook(self._at_embed)
-        self._wire_further_embeddings()
+        self.further_embeddings = self._wire_further_embeddings()
         self.n_vocab = len(self.embedding)
         self._check_tokenizer()
         limit = self.architecture.position_limit
@@ -491,21 +492,20 @@ class HookedModel:
             )
         self.encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
 
-    def _wire_further_embeddings(self) -> None:
-        """Keeps what the embeddings of positions and token types put out, in passes that ask for it."""
+    def _wire_further_embeddings(self) -> tuple[str, ...]:
+        """Wires the embeddings of positions and token types to the tap, each under a label of its own."""
         blocks = tuple(f"{stack.architecture.blocks}." for stack in self.stacks.values())
 
-        def keeping(label: str) -> Callable[..., None]:
-            def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-                if self._tap.under_way.embeddings is not None:
-                    self._tap.under_way.embeddings[label] = output.detach().clone()
+        def visiting(label: str) -> Callable[..., Tensor]:
+            return lambda module, args, output: self._tap.visit(label, None, output)
 
-            return keep
-
+        labels = []
         for name, module in self.base.named_modules():
             if isinstance(module, nn.Embedding) and module.weight is not self.embedding and not name.startswith(blocks):
                 label = "token-type embedding" if "type" in name else "position embedding"
-                module.register_forward_hook(keeping(label))
+                module.register_forward_hook(visiting(label))
+                labels.append(label)
+        return tuple(labels)
 
     def _further_inputs(self) -> dict[str, int | None]:
         """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""
