@@ -72,6 +72,19 @@ def member(name: str, value: object, known: Sequence[int], about: str) -> int:
     raise InputError(f"`{name}` must be one of {about}, {list(known)}; got {shown(value)}.")
 
 
+def pairs_of(name: str, value: Any, wanted: str) -> list[tuple[int, int]]:
+    """Pairs of whole numbers in their order, each once; `wanted` says which pairs these are.
+
+    >>> pairs_of("heads", [(3, 1), (0, 2), (3, 1)], "a list of (layer, head)")
+    [(3, 1), (0, 2)]
+    """
+    try:
+        found = [(integer(first), integer(second)) for first, second in value]
+    except (TypeError, ValueError):
+        raise InputError(f"`{name}` must be {wanted}; got {shown(value)}.") from None
+    return list(dict.fromkeys(found))
+
+
 def option(name: str, value: object, known: Iterable[str]) -> str:
     """A string among some.
 

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .arguments import dense, finite_number, option, shown, string
+from .arguments import dense, finite_number, option, pairs_of, shown, string
 from .errors import InputError, OutputError, integer
 from .files import path_of, writing
 
@@ -371,13 +371,10 @@ def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
     """A selection of heads as a value, in order and each once; `InputError` for what is none."""
     if isinstance(heads, str) and heads == "all":
         return "all"
-    try:
-        pairs = {(integer(layer), integer(head)) for layer, head in heads}
-    except (TypeError, ValueError):
-        raise InputError(f'`heads` must be "all" or a list of (layer, head); got {shown(heads)}.') from None
-    if not pairs:
+    found = pairs_of("heads", heads, '"all" or a list of (layer, head)')
+    if not found:
         raise InputError("`heads` must name at least one head; got an empty list.")
-    return tuple(sorted(pairs))
+    return tuple(sorted(found))
 
 
 def _numbers(name: str, numbers: Any) -> tuple[int, ...] | None:

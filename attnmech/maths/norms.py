@@ -1,8 +1,23 @@
-"""By what a norm multiplied one stream: with that number kept, the norm is linear."""
+"""Norms, and what they do to one stream: with the number they multiplied it by kept, they are linear.
+
+A LayerNorm is N(x) = r γ ⊙ (x − mean x) + β with r = 1 / √(var x + ε), an RMSNorm N(x) = r γ ⊙ x with
+r = 1 / √(mean x² + ε).
+"""
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+
+def reciprocal_rms(x: Float[Tensor, "*places d_model"], epsilon: float) -> Float[Tensor, "*places"]:
+    """r = 1 / √(mean x² + ε): of an RMSNorm; of a LayerNorm where x is the stream minus its mean.
+
+    >>> reciprocal_rms(torch.tensor([3.0, 5.0]), 8.0)
+    tensor(0.2000)
+    """
+    return (x.pow(2).mean(dim=-1) + epsilon).rsqrt()
 
 
 def norm_multiplier(
@@ -24,3 +39,43 @@ def norm_multiplier(
     size = y.pow(2).sum(dim=-1)
     product = ((normed if shift is None else normed - shift) * y).sum(dim=-1)
     return torch.where(size > 0, product / size, 0.0)
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """A norm whose multipliers are kept at the values that they had for one stream: F, a linear map.
+
+    >>> x, out = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[0.6, 0.8]]])
+    >>> norm = FrozenNorm.of(x, out, torch.ones(2), None, centred=False)
+    >>> norm(torch.tensor([[[1.0, 10.0]]]))
+    tensor([[[0.2000, 2.0000]]])
+    """
+
+    multiplier: Float[Tensor, "batch position d_model"]
+    centred: bool
+    """Whether the norm takes the mean away first."""
+
+    def __call__(self, part: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position d_model"]:
+        """What the norm makes of one part of the stream; its shift is not included."""
+        return self.multiplier * (part - part.mean(dim=-1, keepdim=True) if self.centred else part)
+
+    @classmethod
+    def of(
+        cls,
+        x: Float[Tensor, "batch position d_model"],
+        out: Float[Tensor, "batch position d_model"],
+        gamma: Float[Tensor, " d_model"],
+        shift: Float[Tensor, " d_model"] | None,
+        *,
+        centred: bool,
+    ) -> "FrozenNorm":
+        """Read off what a norm with the weight `gamma`, known up to a factor, made of the stream x.
+
+        The multiplier is r γ, with one number r a token. Where `out` is a product of x and nothing else, it is
+        `out` / x, entry by entry: an RMSNorm takes that product in float32 whatever the model's precision, and so its
+        rounding is part of the multiplier.
+        """
+        multiplier = gamma * norm_multiplier(x, out, gamma, shift, centred=centred)[..., None]
+        if shift is None and not centred:
+            multiplier = torch.where(x == 0, multiplier, out / x)
+        return cls(multiplier, centred)

@@ -18,14 +18,15 @@ from ..arguments import listed, member, option
 from ..axes import spread
 from ..errors import InputError, index_of
 from ..maths.updates import Writer, cosine
+from ..model.block import attention_scale, before_mlp
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
+from ..model.norms import NormScale
 from ..model.observed import LayerEnd, RowBlock
 from ..model.stack import Stack
 from ..model.unembedding import Unembedding, unembedding_of
 from ..model.weights import tensors_hash
 from ..runs.answers import Answers, answer_ids
-from ..runs.norm_scale import NormScale, norm_scale
 from ..runs.row_means import (
     RowMeans,
     added,
@@ -165,7 +166,7 @@ class UpdateReducer(Reducer):
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """What the heads of a layer wrote, and what its attention and MLP did as wholes."""
         precision = state["values"].dtype
-        scale = norm_scale(run.stack, end, precision)
+        scale = attention_scale(run.stack, end, precision)
         W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
         x, z, v = (end[name].to(precision) for name in ("resid_pre", "z", "v"))
         stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
@@ -272,26 +273,10 @@ def _whole_blocks(
     none = torch.zeros_like(total), torch.zeros_like(end.real)
     found |= {"mlp_magnitude": none, "mlp_orientation": none}
     if "mlp_out" in end:
-        mlp, before = end["mlp_out"].to(precision), _before_mlp(stack, end).to(precision)
+        mlp, before = end["mlp_out"].to(precision), before_mlp(stack, end).to(precision)
         found["mlp_magnitude"] = _magnitude(mlp, before, end.real)
         found["mlp_orientation"] = _orientation(mlp, before, end.real)
     return {name: (value[:, None], valid[:, None]) for name, (value, valid) in found.items()}
-
-
-def _before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_model"]:
-    """The stream that the MLP adds to: after attention; in post-norm models after the norm that follows it.
-
-    In parallel blocks it is what enters the block, and in a decoder what cross-attention leaves.
-    """
-    plan = stack.architecture
-    if "resid_mid" not in end:
-        return end["resid_pre"]
-    if plan.interposed:
-        return end["resid_post"] - end["mlp_out"]
-    if plan.norm == "pre" or plan.mid_norm is None:
-        return end["resid_mid"]
-    normed: Tensor = stack.module(end.layer, plan.mid_norm).forward(end["resid_mid"])
-    return normed
 
 
 def _magnitude(update: Tensor, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

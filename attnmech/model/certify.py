@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import UnsupportedModelError, WeightsError, first_line
 from ..maths.precision import least_rounding, product_rounding, steps_rounding, sum_rounding, table_tolerance
 from ..points import POINTS, PointKey, full_name, lens_name
+from .block import PostNormEnd
 from .certificate import Certificate, Check, LensHook
 from .hooked import HookedModel, require_model
 from .ledger import ScoreAudit
@@ -694,10 +695,10 @@ class _Statements(Probe):
             each = torch.stack(terms)
             return each.sum(dim=0), sum_rounding(self.model.dtype) * each.abs().sum(dim=0)
         assert plan.mid_norm is not None and plan.post_norm is not None
+        norms = (self.model.plain_module(self.stack, layer, path) for path in (plan.mid_norm, plan.post_norm))
         middle, added = (term.to(self.model.dtype) for term in terms)
         with torch.no_grad():
-            normed: Tensor = self.model.plain_module(self.stack, layer, plan.mid_norm)(middle)
-            ended: Tensor = self.model.plain_module(self.stack, layer, plan.post_norm)(normed + added)
+            ended = PostNormEnd(*norms)(middle, added)
         return ended, by_row(ended, self.local)
 
     def _chain(self) -> Iterator[Compared]:

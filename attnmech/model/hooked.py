@@ -18,7 +18,7 @@ from ..activations import Activations
 from ..arguments import listed, optional_flag, shown, whole_number
 from ..batch import Batch
 from ..errors import CertificateError, InputError, UnsupportedModelError, index_of
-from ..interventions import HEAD_POINTS, Heads, Intervention, checked_heads
+from ..interventions import HEAD_POINTS, Head, Heads, Intervention, checked_heads
 from ..points import PointKey, PointName
 from ..results import Provenance
 from .acting import Act, check_values
@@ -98,6 +98,8 @@ class HookedModel:
         self._columns = [stack.column for stack in self.stacks.values()]
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
+        self.further_embeddings: tuple[str, ...] = ()
+        """What is embedded beside tokens, such as "position embedding": a pass can capture it, but it is no point."""
         if self.grid is not None:
             self.encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
@@ -347,19 +349,18 @@ class HookedModel:
         passing: Iterable[PointKey] = (),
         layers: Iterable[tuple[str, int]] | None = None,
         part: Part | None = None,
-        embeddings: dict[str, Tensor] | None = None,
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients: the captured values, while observers look on.
 
         `rows` see every block of rows and `ends` every layer that is through, of the (stack, layer) in `layers` or of
         all; the points in `passing` are there for them, and let go when their layer ends. `part` says which blocks run.
-        `embeddings` is filled with what the embeddings of positions and token types put out, by label.
+        Beside points, `captures` may name `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
         places = {layer: place for place, layer in enumerate(layers)}
         watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
-        wanted = Pass(batch, frozenset(captures), watch, part=part, embeddings=embeddings)
+        wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
             self._pass(batch, wanted)
         return wanted.values
@@ -407,13 +408,17 @@ class HookedModel:
         named = checked_heads(heads)
         if named == "all":
             return [(layer, head) for layer in within for head in range(chosen.n_heads)]
-        self.points.check_layers([layer for layer, _ in named], chosen.label)
+        self.require_heads(named, within, chosen, "of each layer of this model")
+        return sorted(named)
+
+    def require_heads(self, named: Sequence[Head], within: Sequence[int], stack: Stack, owner: str) -> None:
+        """Raises `InputError` for a head that the stack has not, or of a layer that is not `within` those chosen."""
+        self.points.check_layers([layer for layer, _ in named], stack.label)
         for _, head in named:
-            index_of("head", head, chosen.n_heads, "of each layer of this model")
+            index_of("head", head, stack.n_heads, owner)
         for layer, _ in named:
             if layer not in within:
                 raise InputError(f"`heads` names layer {layer}, which `layers` leaves out; give one of them.")
-        return sorted(named)
 
     def acting(self, acts: Sequence[Act]) -> AbstractContextManager[None]:
         """`intervene` for sweeps: with acts on rows of the batch."""
@@ -471,7 +476,7 @@ class HookedModel:
         for part in self._model.modules():
             if isinstance(part, nn.Embedding) and part.weight is self.embedding:
                 part.register_forward_hook(self._at_embed)
-        self._wire_further_embeddings()
+        self.further_embeddings = self._wire_further_embeddings()
         self.n_vocab = len(self.embedding)
         self._check_tokenizer()
         limit = self.architecture.position_limit
@@ -487,21 +492,20 @@ class HookedModel:
             )
         self.encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
 
-    def _wire_further_embeddings(self) -> None:
-        """Keeps what the embeddings of positions and token types put out, in passes that ask for it."""
+    def _wire_further_embeddings(self) -> tuple[str, ...]:
+        """Wires the embeddings of positions and token types to the tap, each under a label of its own."""
         blocks = tuple(f"{stack.architecture.blocks}." for stack in self.stacks.values())
 
-        def keeping(label: str) -> Callable[..., None]:
-            def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-                if self._tap.under_way.embeddings is not None:
-                    self._tap.under_way.embeddings[label] = output.detach().clone()
+        def visiting(label: str) -> Callable[..., Tensor]:
+            return lambda module, args, output: self._tap.visit(label, None, output)
 
-            return keep
-
+        labels = []
         for name, module in self.base.named_modules():
             if isinstance(module, nn.Embedding) and module.weight is not self.embedding and not name.startswith(blocks):
                 label = "token-type embedding" if "type" in name else "position embedding"
-                module.register_forward_hook(keeping(label))
+                module.register_forward_hook(visiting(label))
+                labels.append(label)
+        return tuple(labels)
 
     def _further_inputs(self) -> dict[str, int | None]:
         """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""

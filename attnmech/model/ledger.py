@@ -1,15 +1,16 @@
 """The score ledger of a model's layer: its parts, from weights and rotation; and whether it is what the model used."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import ExactnessError
 from ..maths.precision import least_rounding, product_rounding, steps_rounding
-from ..maths.scores import Rotation, Rounded, ScoreParts, score_parts, score_rounding
+from ..maths.scores import Rotation, Rounded, ScoreParts, product_error, score_parts, score_rounding
 from .architectures import Architecture
 from .observed import LayerFacts, RowBlock
 from .stack import Stack
@@ -54,6 +55,27 @@ def parts_of(
         sink=widen(block.sink),
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Some cells (query, key) of some heads of a layer; every text and head has the same queries."""
+
+    heads: tuple[int, ...]
+    query_at: Int[Tensor, " cell"]
+    key_at: Int[Tensor, "batch head cell"]
+    """−1 where the text has no such cell."""
+
+    def of_queries(self, value: Float[Tensor, "batch all_heads query *rest"]) -> Float[Tensor, "batch head cell *rest"]:
+        """What a value by query is at the cells."""
+        return value[:, list(self.heads)][:, :, self.query_at]
+
+    def of_keys(self, value: Float[Tensor, "batch all_heads key *rest"]) -> Float[Tensor, "batch head cell *rest"]:
+        """What a value by key is at the cells; at those that a text has not, anything."""
+        chosen, place = value[:, list(self.heads)], self.key_at.clamp(min=0)
+        for size in chosen.shape[3:]:
+            place = place[..., None].expand(*place.shape, size)
+        return chosen.gather(2, place)
 
 
 class ScoreAudit:
@@ -143,6 +165,31 @@ class ScoreAudit:
         chosen = list(range(len(self.excess))) if heads is None else list(heads)
         residual, excess = self.residual[chosen], self.excess[chosen]
         require_exact(self._block.layer, chosen, "the terms of its scores", residual, excess)
+
+    def require_writers(
+        self,
+        query: Float[Tensor, "batch head cell d_head"],
+        key: Float[Tensor, "batch head cell d_head"],
+        cells: Cells,
+        written: Float[Tensor, "batch position"],
+    ) -> Float[Tensor, " head"]:
+        """Compares Σ_s q_s(i) · Σ_t k_t(j), sums over writers of the stream, with query_key of the ledger.
+
+        `written` is the sum of the norms of what the writers put into `attn_in`. Returns the largest difference of each
+        head, in units of the score; raises `ExactnessError` where one is more than rounding explains.
+        """
+        ledger = self.parts
+        whole_query, whole_key = cells.of_queries(ledger.query_from_input), cells.of_keys(ledger.key_from_input)
+        difference = ((query * key).sum(dim=-1) - (whole_query * whole_key).sum(dim=-1)) * ledger.scale
+        difference = difference.masked_fill(cells.key_at < 0, 0.0)
+        # Every writer was rounded as it was added to the stream.
+        rounding = product_rounding(self._dtype, self._stack.d_model) + steps_rounding(self._dtype)
+        by_query, by_key = self.rounded(written, written, rounding)
+        allowed = product_error(by_query.at(cells.of_queries), by_key.at(cells.of_keys), ledger.scale, query.shape[-1])
+        excess = torch.where(difference == 0, 0.0, difference / allowed)
+        residual, excess = (value.abs().amax(dim=(0, 2)).double() for value in (difference, excess))
+        require_exact(self._block.layer, cells.heads, "the writers of its query_key", residual, excess)
+        return residual
 
 
 def require_exact(

@@ -13,6 +13,7 @@ from ..errors import UnsupportedModelError
 from ..points import full_name
 from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
+from .norms import entry_multiplier
 from .running import Column, Kind
 from .tap import Tap
 from .weights import AttentionWeights, attention_weights, bias_of
@@ -257,7 +258,7 @@ class Stack:
         def noting(kind: str) -> Callable[..., None]:
             def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
                 if self._tap.under_way.watch.rows or self._tap.scales_in(self.label, layer):
-                    self._tap.note(**{kind: _multiplier(module, args[0], output)})
+                    self._tap.note(**{kind: entry_multiplier(module, args[0], output)})
 
             return at_norm
 
@@ -309,14 +310,6 @@ class Stack:
             return output
         total = visited.sum(dim=2)
         return total if weights.b_O is None else total + weights.b_O
-
-
-def _multiplier(norm: nn.Module, given: Tensor, normed: Tensor) -> Tensor:
-    """By what an RMSNorm multiplied each entry: normed / given, and by its formula where that is 0 / 0."""
-    weight, eps = norm.weight, norm.variance_epsilon
-    assert isinstance(weight, torch.Tensor)
-    by_formula = weight * torch.rsqrt(given.pow(2).mean(dim=-1, keepdim=True) + eps)  # type: ignore[operator]
-    return torch.where(given == 0, by_formula, normed / given)
 
 
 def _by_token(value: Tensor, tap: Tap) -> Tensor:

@@ -71,8 +71,6 @@ class Pass:
     """Whether the pass will be differentiated: then what is captured must lie on its path."""
     part: Part | None = None
     """Which blocks it goes through; None for all."""
-    embeddings: dict[str, Tensor] | None = None
-    """What the embeddings of positions and token types put out, by label; None where nobody asks."""
     values: dict[PointKey, Tensor] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     """Those of the layer under way."""

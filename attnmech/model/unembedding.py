@@ -13,9 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..maths.norms import reciprocal_rms
 from ..maths.precision import product_rounding, steps_rounding
 from .architectures import submodule
 from .hooked import HookedModel
+from .norms import epsilon_of, weight_of
 from .weights import bias_of
 
 
@@ -50,7 +52,7 @@ class Unembedding:
 
     def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
         """r, by which the final norm multiplies."""
-        return (self._centred(stream).pow(2).mean(dim=-1) + self.epsilon).rsqrt()
+        return reciprocal_rms(self._centred(stream), self.epsilon)
 
     def logits(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
         """The logits that the head makes of the last stream."""
@@ -97,15 +99,11 @@ def unembedding_of(model: HookedModel) -> Unembedding:
     norm = submodule(model.base, plan.final_norm)
     head: nn.Module = model.plain.get_output_embeddings()  # type: ignore[no-untyped-call]
     precision = torch.promote_types(model.dtype, torch.float32)
-    weight, beta, bias = norm.weight, bias_of(norm), bias_of(head)
-    # A LayerNorm may have no weight (OPT's option).
-    gamma = weight if isinstance(weight, torch.Tensor) else torch.ones(model.d_model, device=model.device)
-    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
-    assert isinstance(epsilon, float)
+    beta, bias = bias_of(norm), bias_of(head)
     return Unembedding(
-        gamma.detach().to(precision) + plan.norm_offset,
+        weight_of(norm, model.unembedding).detach().to(precision) + plan.norm_offset,
         None if beta is None else beta.detach().to(precision),
-        epsilon,
+        epsilon_of(norm),
         isinstance(norm, nn.LayerNorm),
         model.unembedding.detach(),
         None if bias is None else bias.detach(),

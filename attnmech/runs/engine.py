@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..interventions import HEAD_POINTS, Intervention
 from ..maths.metrics import jensen_shannon
 from ..model.acting import Act
+from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel
 from ..model.observed import RowBlock
 from ..model.partial import Blocks
@@ -186,12 +187,9 @@ class Texts:
         if not self._post_norm:
             return _Output(rearrange(clean + sum(moved.values()), "change text ... -> (change text) ..."), None)
         stream = repeat(self.streams[touched[0]], "text ... -> change text ...", change=len(changes))
-        plan, stack = self.model.output_stack.architecture, self.model.output_stack
-        assert plan.mid_norm is not None and plan.post_norm is not None
         for layer in range(touched[0], len(self.blocks)):
-            attention = self._later["attn_out", layer] + moved.get(layer, 0.0)
-            stream = stack.module(layer, plan.mid_norm).forward(stream + attention)
-            stream = stack.module(layer, plan.post_norm).forward(stream + self._later["mlp_out", layer])
+            resid_mid = stream + (self._later["attn_out", layer] + moved.get(layer, 0.0))
+            stream = PostNormEnd.of(self.model.output_stack, layer)(resid_mid, self._later["mlp_out", layer])
         return _Output(rearrange(stream, "change text ... -> (change text) ..."), None)
 
     def _moved(self, changes: Sequence[Change], layer: int) -> Float[Tensor, "change text position d_model"]:

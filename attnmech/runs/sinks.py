@@ -18,10 +18,10 @@ from ..errors import InputError
 from ..maths.focus import received_by_key
 from ..maths.null_attention import most_attended, sink_mass, value_ratio
 from ..maths.updates import Writer
+from ..model.block import attention_scale
 from ..model.hooked import HookedModel
 from ..model.inputs import Ids, Inputs
 from ..model.observed import LayerEnd, RowBlock
-from .norm_scale import norm_scale
 from .row_means import begins
 from .stream import Reducer, Run, Source, State, stream
 
@@ -141,7 +141,7 @@ class SinkReducer(Reducer):
             sink.scatter_(-1, most_attended(received, real)[..., None], True)
             state["most"][layer] = sink.transpose(0, 1)
         others = real[:, None] & ~sink
-        scale = norm_scale(run.stack, end, received.dtype)
+        scale = attention_scale(run.stack, end, received.dtype)
         W_O = run.stack.weights(end.layer).W_O.detach().to(received.dtype) * scale.by_dimension
         x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
         writer = Writer(W_O, x)

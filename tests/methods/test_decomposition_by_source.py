@@ -13,7 +13,6 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.draw.text import signed
-from attnmech.maths.sources import FrozenNorm, pair_terms
 from attnmech.methods import decomposition_by_source
 
 F32, F64 = torch.float32, torch.float64
@@ -576,38 +575,3 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
     for call, message in bad:
         with pytest.raises(am.InputError, match=message):
             call()
-
-
-# -- the pure functions --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("centred", [True, False])
-def test_a_frozen_norm_is_linear_and_gives_the_norm_of_the_whole(centred: bool) -> None:
-    generator = torch.Generator().manual_seed(5)
-    parts = torch.randn(4, 2, 3, 7, generator=generator, dtype=F64)
-    parts[:, 0, 1, 2] = 0
-    gamma, shift = torch.randn(2, 7, generator=generator, dtype=F64)
-    x = parts.sum(0)
-    norm = torch.nn.LayerNorm(7, eps=0.1, dtype=F64) if centred else torch.nn.RMSNorm(7, eps=0.1, dtype=F64)
-    with torch.no_grad():
-        norm.weight.copy_(gamma)
-        if centred:
-            norm.bias.copy_(shift)
-        out = norm(x)
-    frozen = FrozenNorm.of(x, out, 3 * gamma, shift if centred else None, centred=centred)
-    summed = torch.stack([frozen(part) for part in parts]).sum(0)
-    torch.testing.assert_close(summed + (shift if centred else 0), out, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(frozen(2 * parts[0] - parts[1]), 2 * frozen(parts[0]) - frozen(parts[1]))
-    nothing = FrozenNorm.of(torch.zeros_like(x), torch.zeros_like(x), gamma, None, centred=centred)
-    assert bool((nothing(parts[0]) == 0).all())
-
-
-def test_pair_terms_are_means_over_cells() -> None:
-    generator = torch.Generator().manual_seed(6)
-    query, key = torch.randn(3, 4, 5, generator=generator), torch.randn(3, 2, 5, generator=generator)
-    found = pair_terms(query, key, 0.5)
-    for s in range(4):
-        for t in range(2):
-            mean = sum(0.5 * float(query[cell, s] @ key[cell, t]) for cell in range(3)) / 3
-            assert float(found[s, t]) == pytest.approx(mean, abs=1e-6)
-    assert bool(pair_terms(query[:0], key[:0], 0.5).isnan().all())

@@ -1,0 +1,78 @@
+"""One block: by what a norm multiplies what its attention writes, what its MLP adds to, how a post-norm block ends.
+
+A pre-norm block ends as resid_post = resid_mid + mlp_out, a post-norm block as resid_post = N_post(N_mid(resid_mid) +
+mlp_out).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .norms import NormScale, norm_scale
+from .observed import LayerEnd
+from .stack import Stack
+
+Norm: TypeAlias = Callable[[Tensor], Tensor]
+"""A norm module, or its `forward`, which sets off no hook."""
+
+
+@dataclass(frozen=True)
+class PostNormEnd:
+    """The end of a post-norm block, from `resid_mid` on.
+
+    >>> end = PostNormEnd(lambda x: 2 * x, lambda x: 10 * x)
+    >>> end(torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.0]))
+    tensor([25., 60.])
+    """
+
+    mid_norm: Norm
+    post_norm: Norm
+
+    @classmethod
+    def of(cls, stack: Stack, layer: int) -> "PostNormEnd":
+        """That of a layer, with norms that set off no hook."""
+        plan = stack.architecture
+        assert plan.mid_norm is not None and plan.post_norm is not None
+        return cls(stack.module(layer, plan.mid_norm).forward, stack.module(layer, plan.post_norm).forward)
+
+    def before_mlp(self, resid_mid: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
+        """N_mid(resid_mid), the stream that the MLP reads and adds to."""
+        return self.mid_norm(resid_mid)
+
+    def before_norm(
+        self, resid_mid: Float[Tensor, "*places d_model"], mlp_out: Float[Tensor, "*#places d_model"]
+    ) -> Float[Tensor, "*places d_model"]:
+        """N_mid(resid_mid) + mlp_out, the stream that the last norm reads."""
+        return self.before_mlp(resid_mid) + mlp_out
+
+    def __call__(
+        self, resid_mid: Float[Tensor, "*places d_model"], mlp_out: Float[Tensor, "*#places d_model"]
+    ) -> Float[Tensor, "*places d_model"]:
+        """resid_post."""
+        return self.post_norm(self.before_norm(resid_mid, mlp_out))
+
+
+def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_model"]:
+    """The stream that the MLP adds to: after attention; in post-norm models after the norm that follows it.
+
+    In parallel blocks it is what enters the block, and in a decoder what cross-attention leaves.
+    """
+    plan = stack.architecture
+    if "resid_mid" not in end:
+        return end["resid_pre"]
+    if plan.interposed:
+        return end["resid_post"] - end["mlp_out"]
+    if plan.norm == "pre":
+        return end["resid_mid"]
+    return PostNormEnd.of(stack, end.layer).before_mlp(end["resid_mid"])
+
+
+def attention_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> NormScale:
+    """By what the norm between attention and stream (Gemma 2) multiplied `attn_raw`; ones in all other models."""
+    path = stack.architecture.attn_out
+    norm = stack.module(end.layer, path) if path else None
+    return norm_scale(norm, end["attn_raw"], end["attn_out"], precision)

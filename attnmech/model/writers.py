@@ -1,0 +1,161 @@
+"""The residual stream as a list of writers: who has written into it, and what the norms since then made of that.
+
+x_i = Σ_s w_s(i). Writers are the embeddings of token, position and token type, every head, every b_O, every MLP, and
+the shift β of every norm on the way. Norms are frozen at the values that they had (`attnmech.maths.norms`), so that
+what goes through one is a sum over the same writers, and β.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..batch import Batch
+from ..maths.norms import FrozenNorm
+from ..points import PointKey
+from .architectures import submodule
+from .block import PostNormEnd
+from .hooked import HookedModel
+from .norms import frozen_norm
+from .stack import Stack
+
+
+def why_no_sum(model: HookedModel) -> str | None:
+    """Why the stream of a model is not a sum of what points hold; None where it is."""
+    if len(model.stacks) > 1:
+        return "its stacks share one embedding, and attention to another stack writes into the decoder's stream"
+    if model.grid is not None:
+        return "an image's patches, class token and positions enter the stream as one value"
+    if model.architecture.hybrid:
+        return "its layers without attention write into the stream, and no point holds what they write"
+    if model.embedding.shape[1] != model.d_model:
+        return (
+            f"its token embedding of {model.embedding.shape[1]} dimensions is projected to the {model.d_model} of the "
+            "stream"
+        )
+    return None
+
+
+def most_writers(stack: Stack, layer: int) -> int:
+    """At most so many writers are below a layer: five at the ends of the stream, and four of a layer beside heads."""
+    return 5 + layer * (stack.n_heads + 4)
+
+
+def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
+    """The points that hold what is written below some layers, and what goes through the norms there."""
+    stack = model.stack()
+    plan = stack.architecture
+    below = [layer for layer in stack.layers if layer < max(layers)]
+    written = [
+        "z",
+        "mlp_out",
+        *(["attn_raw"] if plan.attn_out else []),
+        *(["resid_mid"] if plan.norm == "post" else []),
+    ]
+    read = ["attn_in", *(["resid_pre"] if plan.attn_norm else [])]
+    keys = model.points.resolve(["embed"], None, model.refused) + model.points.resolve(read, layers, model.refused)
+    if below:
+        keys += model.points.resolve(written, below, model.refused)
+    return [*keys, *((label, None) for label in model.further_embeddings)]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step in the making of the stream: all that is there goes through `norm`, then `write` is added."""
+
+    label: str
+    write: Callable[[], Tensor] | None
+    norm: FrozenNorm | None = None
+
+
+class Writers:
+    """The stream of one pass as a list of steps, which grows with the layers that the model has gone through."""
+
+    def __init__(self, model: HookedModel, batch: Batch) -> None:
+        self._model, self._stack = model, model.stack()
+        self._shape = (*batch.ids.shape, model.d_model)
+        self._wide = torch.promote_types(model.dtype, torch.float32)
+        self._steps: list[_Step] = []
+        self._depth = 0
+        """The layers below this one have their steps in the list."""
+
+    def parts_of(
+        self, layer: int, values: Mapping[PointKey, Tensor]
+    ) -> Iterator[tuple[str, Float[Tensor, "batch position d_model"]]]:
+        """Each writer's label and its part in `attn_in` of a layer, in the order in which they write.
+
+        The parts add up to `attn_in`. `values` are the points of `points_of_writers`, as far as the pass has come.
+        """
+        if not self._steps:
+            self._add_embeddings(values)
+        for below in range(self._depth, layer):
+            self._add_layer(below, values)
+        self._depth = max(self._depth, layer)
+        steps = list(self._steps)
+        norm = self._stack.architecture.attn_norm
+        if norm is not None:
+            steps.append(self._normed("norm shift", self._stack.module(layer, norm), values["resid_pre", layer]))
+        for place, step in enumerate(steps):
+            if step.write is None:
+                continue
+            part = step.write()
+            for later in steps[place + 1 :]:
+                part = part if later.norm is None else later.norm(part)
+            yield step.label, part
+
+    def _add_embeddings(self, values: Mapping[PointKey, Tensor]) -> None:
+        further = sorted(self._model.further_embeddings)
+        by_label = {"token embedding": values["embed", None], **{label: values[label, None] for label in further}}
+        self._steps += [_Step(label, partial(self._everywhere, value)) for label, value in by_label.items()]
+        norm = self._stack.architecture.embed_norm
+        if norm is not None:
+            total = torch.stack([value.expand(self._shape) for value in by_label.values()]).sum(dim=0)
+            self._steps.append(self._normed("embedding norm shift", submodule(self._model.base, norm), total))
+
+    def _add_layer(self, layer: int, values: Mapping[PointKey, Tensor]) -> None:
+        plan, stack = self._stack.architecture, self._stack
+        self._add_attention(layer, values)
+        mlp_out = values["mlp_out", layer]
+        mlp = _Step(f"L{layer} MLP", partial(self._everywhere, mlp_out))
+        if plan.norm == "pre":
+            self._steps.append(mlp)
+            return
+        assert plan.mid_norm is not None and plan.post_norm is not None
+        middle = values["resid_mid", layer]
+        end = PostNormEnd.of(stack, layer).before_norm(middle, mlp_out)
+        self._steps += [
+            self._normed(f"L{layer} attention norm shift", stack.module(layer, plan.mid_norm), middle),
+            mlp,
+            self._normed(f"L{layer} MLP norm shift", stack.module(layer, plan.post_norm), end),
+        ]
+
+    def _add_attention(self, layer: int, values: Mapping[PointKey, Tensor]) -> None:
+        """Every head, b_O and, where a norm stands between attention and stream, its shift."""
+        stack, weights = self._stack, self._stack.weights(layer)
+        path = stack.architecture.attn_out
+        norm, shift = None, None
+        if path:
+            norm, shift = frozen_norm(stack.module(layer, path), values["attn_raw", layer], self._wide)
+        for head in range(stack.n_heads):
+            z, W_O = values["z", layer][:, :, head], weights.W_O[head].detach()
+            self._steps.append(_Step(f"L{layer}H{head}", partial(self._written, z, W_O, norm)))
+        if weights.b_O is not None:
+            b_O = weights.b_O.detach()[None]
+            self._steps.append(_Step(f"L{layer} b_O", partial(self._written, b_O.new_ones(1), b_O, norm)))
+        if shift is not None:
+            self._steps.append(_Step(f"L{layer} attention norm shift", partial(self._everywhere, shift)))
+
+    def _everywhere(self, value: Tensor) -> Float[Tensor, "batch position d_model"]:
+        return value.to(self._wide).expand(self._shape)
+
+    def _written(self, z: Tensor, W_O: Tensor, norm: FrozenNorm | None) -> Float[Tensor, "batch position d_model"]:
+        """z W_O, through the norm between attention and stream where there is one."""
+        write = self._everywhere(z.to(self._wide) @ W_O.to(self._wide))
+        return write if norm is None else norm(write)
+
+    def _normed(self, label: str, norm: nn.Module, x: Tensor) -> _Step:
+        frozen, shift = frozen_norm(norm, x, self._wide)
+        return _Step(label, None if shift is None else partial(self._everywhere, shift), frozen)
