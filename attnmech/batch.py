@@ -43,9 +43,20 @@ class Batch:
 
     def beginning(self, length: int) -> "Batch":
         """The first tokens of every text; what the decoder is given stays whole."""
-        extra = {name: value[:, :length] for name, value in self.extra.items()}
-        tokens = tuple(row[:length] for row in self.tokens)
-        return replace(self, ids=self.ids[:, :length], mask=self.mask[:, :length], tokens=tokens, extra=extra)
+        return self.part(0, length)
+
+    def part(self, start: int, length: int) -> "Batch":
+        """So many tokens of every text from `start` on; a first token that the tokenizer put there stays in front."""
+        first = 1 if self.bos and start > 0 else 0
+        start = max(start, first)
+        places = [*range(first), *range(start, min(start + length - first, self.ids.shape[1]))]
+        return replace(
+            self,
+            ids=self.ids[:, places],
+            mask=self.mask[:, places],
+            tokens=tuple(tuple(row[place] for place in places) for row in self.tokens),
+            extra={name: value[:, places] for name, value in self.extra.items()},
+        )
 
     def texts(self, chosen: Int[Tensor, " text"]) -> "Batch":
         """Some of the texts, any of them several times."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .model.certificate import Certificate
     from .model.hooked import HookedModel
+    from .report import Report
     from .results import PagedResult
 
 
@@ -93,8 +94,12 @@ def report(
     text: TextOption = None,
     file: FileOption = None,
     out: OutOption = Path("report.html"),
+    start: Annotated[int, typer.Option(help="The token with which the part of a longer text begins.")] = 0,
 ) -> None:
-    """Writes one offline page about one text: every attention score as a sum of its terms."""
+    """Writes one offline page about one text of up to 192 tokens: every attention score as a sum of its terms.
+
+    Of a longer text 192 tokens are run and shown: the first ones, or those from --start on.
+    """
     console = Console()
     from .files import check_writable
 
@@ -108,10 +113,10 @@ def report(
         step("loading and certifying the model")
         hooked = load(model)
         step("decomposing the scores")
-        made = make_report(hooked, wanted if wanted is not None else _own_paragraph())
+        made = make_report(hooked, wanted if wanted is not None else _own_paragraph(), start=start)
         step("writing the page")
         made.save(out)
-    _print_report(console, hooked, made.to_frame(), made.notes)
+    _print_report(console, hooked, made)
     console.print(f"\n[bold]{out.resolve()}[/bold]  ({out.stat().st_size / 1e6:.1f} MB, opens offline)", soft_wrap=True)
 
 
@@ -381,8 +386,12 @@ class Step:
         self._bar.update(self._task, advance=1, description=description)
 
 
-def _print_report(console: Console, model: "HookedModel", frame: "pd.DataFrame", notes: tuple[str, ...]) -> None:
+def _print_report(console: Console, model: "HookedModel", report: "Report") -> None:
+    """What the page finds, and its terms and residuals by layer."""
     console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
+    for question, found in report.findings.items():
+        console.print(f"[bold]{question}.[/bold] {_plain(found)}", highlight=False)
+    frame = report.to_frame()
     shares = [str(name) for name in frame.filter(like="_share")]
     table = Table(title="Mean share of each term in a row's highest score; largest residual", title_justify="left")
     table.add_column("layer", justify="right")
@@ -393,8 +402,8 @@ def _print_report(console: Console, model: "HookedModel", frame: "pd.DataFrame",
         cells = [f"{row[name]:.0%}" for name in shares]
         table.add_row(str(int(row["layer"])), *cells, f"{row['residual']:.1e}")
     console.print(table)
-    for note in notes:
-        console.print(note)
+    for note in report.notes:
+        console.print(note, highlight=False)
 
 
 def _print_certificate(console: Console, model: "HookedModel", certificate: "Certificate") -> None:

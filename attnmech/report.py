@@ -21,7 +21,7 @@ from .draw.page import render_page
 from .draw.section import Section
 from .draw.text import bound, html_text
 from .draw.view import Fact, ScoreView
-from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line
+from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
 from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
@@ -263,13 +263,14 @@ def _short(name: str) -> str:
     return "/".join(folder.parts[-2:]) if folder.is_absolute() else name
 
 
-def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Report:
+def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start: int = 0) -> Report:
     """Decomposes the scores of one text and gathers what a page about it shows.
 
     >>> am.report(am.load(), "The keys to the cabinet are here.").save("report.html")    # doctest: +SKIP
 
-    Of a text longer than 192 tokens (it must fit the model's positions) the beginning is run and shown; of a model
-    with very many heads, some layers. The page says so.
+    Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown, those from number
+    `start` on, behind the first token where the tokenizer put one there; of a model with very many heads, some layers.
+    The page says so.
 
     Under hooks and interventions the page shows what the model then does. Raises `ExactnessError` under one that
     changes the scores themselves, since they are no longer the sum of their terms.
@@ -279,14 +280,12 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     if len(batch.ids) > 1:
         raise InputError(f"a report shows one text; got {len(batch.ids)}. Make one for each.")
     notes: list[str] = []
+    whole = batch.ids.shape[1]
+    start = index_of("start", start, whole, f"the text has {whole} tokens")
+    if model.grid is None and (start or whole > MAX_TOKENS):
+        batch = batch.part(start, MAX_TOKENS)
+        notes.append(_about_cut(model, whole, start, batch.ids.shape[1]))
     length = batch.ids.shape[1]
-    if length > MAX_TOKENS and model.grid is None:
-        cut = f"The text has {length} tokens; the first {MAX_TOKENS} were run and are shown."
-        if not model.causal:
-            cut += " This model looks both ways, so the attention shown is that of the cut text, not of the whole."
-        notes.append(cut)
-        length = MAX_TOKENS
-        batch = batch.beginning(length)
     shown = next(iter(model.stacks.values()))
     if len(model.stacks) > 1:
         others = ", ".join(label for label in model.stacks if label != shown.label)
@@ -295,7 +294,7 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
-    if model.source == "am.load()":
+    if model.is_demo:
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
     stack = shown.label or None
     scores = decompose_scores(model, batch, layers=layers, stack=stack)
@@ -306,12 +305,24 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None) -> Re
     sources = _sources(model, batch, layers, notes)
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
-    calls = _calls(model, inputs, shown.label, bos)
+    calls = _calls(model, inputs, shown.label, bos, (start, MAX_TOKENS) if length < whole else None)
     shown_tokens = batch.queries(shown.label)
     special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
     pattern, expected = _last_pass(model, batch, shown, layers)
     return Report(
         scores, focus, updates, certificate, tuple(notes), effects, null, sources, special, expected, calls, pattern
+    )
+
+
+def _about_cut(model: HookedModel, whole: int, start: int, length: int) -> str:
+    """What the page leaves out of a long text, and what that changes."""
+    if not start:
+        cut = f"The text has {whole} tokens; the first {length} were run and are shown."
+        both = " This model looks both ways, so the attention shown is that of the cut text, not of the whole."
+        return cut if model.causal else cut + both
+    return (
+        f"The text has {whole} tokens; {length} from number {start} on were run and are shown, as a text of their own: "
+        "no head sees what stands before them."
     )
 
 
@@ -333,7 +344,7 @@ def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[HeadE
     if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1:
         return None, None
     texts: list[Any] = [batch]
-    if model.source == "am.load()":
+    if model.is_demo:
         texts += documents(OTHER_TEXTS)
     heads = model.n_layers * model.n_heads
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
@@ -361,13 +372,19 @@ def _sources(model: HookedModel, batch: Batch, layers: list[int], notes: list[st
         return None
 
 
-def _calls(model: HookedModel, inputs: Inputs, stack: str, bos: bool | None) -> dict[str, str]:
+def _calls(
+    model: HookedModel, inputs: Inputs, stack: str, bos: bool | None, part: tuple[int, int] | None
+) -> dict[str, str]:
+    """The Python that makes the page's numbers again; `part` is where a text was cut, and to how many tokens."""
     options = f", stack={stack!r}" if stack else ""
-    options += "" if bos is None else f", bos={bos}"
-    given = f"(model, text{options})"
+    with_bos = "" if bos is None else f", bos={bos}"
     text = repr(inputs) if isinstance(inputs, str) else "...  # what this report was given"
+    if part is not None:
+        text = f"model.encode({text}{with_bos}).part{part}"
+        with_bos = ""
+    given = f"(model, text{options}{with_bos})"
     setup = ["import attnmech as am", "", f"model = {model.source}", f"text = {text}"]
-    if model.source == "am.load()":
+    if model.is_demo:
         documents = "from attnmech.demo.text import documents"
         setup[1:1] = [documents]
         setup.append(f"texts = [text, *documents({OTHER_TEXTS})]")
@@ -376,7 +393,7 @@ def _calls(model: HookedModel, inputs: Inputs, stack: str, bos: bool | None) -> 
     return {
         "setup": "\n".join(setup),
         "scores": f"am.decompose_scores{given}",
-        "view": f'model.run(text{"" if bos is None else f", bos={bos}"}, points=["pattern"])'
+        "view": f'model.run(text{with_bos}, points=["pattern"])'
         f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}")',
         "focus": f"am.attention_focus{given}",
         "updates": f"am.residual_updates{given}",

@@ -21,7 +21,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.demo.about import ABOUT
 from attnmech.demo.text import PARAGRAPH
-from attnmech.draw.text import bound
+from attnmech.draw.text import bound, percent
 
 module = importlib.import_module("attnmech.report")  # the package's `report` is the function
 
@@ -49,7 +49,7 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
     means = {name: float(share[0].nanmean(dim=-1).mean()) for name, share in shares.items()}
     first = max(means, key=lambda name: means[name])
     page = report.to_html()
-    assert f"{first.replace('_', '-')} makes up {means[first]:.0%} of what lifts a row&#x27;s highest score" in page
+    assert f"{first.replace('_', '-')} makes up {means[first]:.0%} of what lifts a row&#39;s highest score" in page
     worst, largest = float(report.scores.residual.max()), float(report.scores.largest.max())
     assert report.lead == (
         f"32 heads on one text, each score the sum of its terms to within {bound(worst, 2)} "
@@ -110,7 +110,7 @@ def test_ablations_and_reasons_are_those_of_the_methods(demo: am.HookedModel) ->
     assert "Figure 11" in page and "Figure 12" in page
     assert "this text and 2 others that the grammar generated" in page
     reason = am.decompose_by_source(demo, text).explain(layer=2, head=6, query=4)
-    assert reason.split(" at ")[0] in page and "other pairs" in page
+    assert text_at(page_data(page), "reason", layer=2, head=6, query=4) == reason
 
 
 def test_what_would_take_minutes_is_left_out_and_told(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +148,21 @@ def page_data(page: str) -> Any:
 
 def attention_of(data: Any) -> np.ndarray:
     """The attention that a page carries, [layer head query key]: each weight by its logarithm in 16 bits."""
-    packed, tokens = data["pattern"], len(data["tokens"])
+    packed, tokens = data["arrays"][data["pattern"]], len(data["tokens"])
     planes = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(np.int64)
     code = (planes[0] * 256 + planes[1]).reshape(len(packed["low"]), -1)
     logarithms = np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * code
-    return np.where(code == 65535, 0, np.exp(logarithms)).reshape(-1, data["heads"], tokens, tokens)
+    return np.where(code == 65535, 0, np.exp(logarithms)).reshape(-1, len(data["choices"]["head"]), tokens, tokens)
+
+
+def text_at(data: Any, name: str, **chosen: int) -> str:
+    """A sentence of the page for a choice."""
+    column = data["texts"][name]
+    sizes = [len(data["choices"][each]) for each in column["over"]]
+    place = int(np.ravel_multi_index([chosen[each] for each in column["over"]], sizes))
+    texts = json.loads(decompress(b64decode(data["arrays"][column["array"]]["texts"])))
+    assert len(texts) == np.prod(sizes)
+    return str(texts[place])
 
 
 def turned(pattern: Tensor) -> Tensor:
@@ -186,11 +196,9 @@ def test_the_page_shows_the_attention_that_the_model_used(name: str, edit: str) 
         assert not np.allclose(used, model.run(ids, points=["pattern"])["pattern"][:, 0].numpy(), atol=1e-3)
     else:
         assert not np.allclose(softmax, used, atol=1e-2)
-    if "row-ledger" in data["figures"]:
-        shown = next(trace for trace in data["figures"]["row-ledger"]["data"] if trace["meta"] == "probability")
-        x = shown["x"]
-        weights = x if isinstance(x, list) else np.frombuffer(b64decode(x["bdata"]), x["dtype"])
-        np.testing.assert_allclose(np.sort(weights), np.sort(used[0, 0, -1])[-len(weights) :], rtol=1e-4, atol=1e-6)
+    key = int(used[1, 0, -1].argmax())
+    told = text_at(data, "row-finding", layer=1, head=0, query=used.shape[2] - 1)
+    assert f"attends {percent(float(used[1, 0, -1, key]))} to {key} “" in told
     (note,) = [each for each in report.scores.view().notes if "softmax of these scores" in each]
     assert note not in report.to_html() and "Hooks were in force" in report.to_html()
 
@@ -199,7 +207,7 @@ def test_what_a_sink_takes_is_shown_under_a_hook_too() -> None:
     model, ids = models.hooked("bloom"), models.token_ids("bloom")[:1]
     with EDITS["half of the pattern"](model):
         data = page_data(am.report(model, ids).to_html())
-    assert "rest" in data and "rest" not in page_data(am.report(model, ids).to_html())
+    assert data["rest"] and page_data(am.report(model, ids).to_html())["rest"] is None
 
 
 def test_the_attention_of_a_padded_text_in_some_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +257,21 @@ def test_a_long_text_is_cut_and_the_page_says_so(demo: am.HookedModel) -> None:
     assert report.notes[:2] == (ABOUT, "The text has 421 tokens; the first 192 were run and are shown.")
     assert report.sources is None and "for want of space" in report.notes[2]
     assert report.notes[1] in report.to_html()
+
+
+def test_another_part_of_a_long_text_can_be_chosen(demo: am.HookedModel) -> None:
+    text = " ".join(f"Anna sang of shells and waves {number}." for number in range(40))
+    whole = demo.encode(text)
+    report = am.report(demo, text, start=100)
+    assert report.scores.tokens[0] == (whole.tokens[0][0], *whole.tokens[0][100:291])
+    count = len(whole.tokens[0])
+    assert any(note.startswith(f"The text has {count} tokens; 192 from number 100 on were run") for note in report.notes)
+    assert f"text = model.encode({text!r}).part(100, 192)" in report.calls["setup"]
+    torch.testing.assert_close(
+        report.focus.first_top, am.attention_focus(demo, whole.part(100, 192)).first_top, equal_nan=True
+    )
+    with pytest.raises(am.InputError, match=rf"`start` must be from 0 to {count - 1}"):
+        am.report(demo, text, start=count)
 
 
 def test_the_page_says_what_the_demo_model_is_and_what_it_cannot_read(demo: am.HookedModel) -> None:

@@ -11,7 +11,7 @@ from attnmech.arguments import listed, string
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE
-from attnmech.draw.text import token_labels
+from attnmech.draw.text import signed, token_labels
 from attnmech.errors import InputError
 
 SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
@@ -51,7 +51,7 @@ def effect_map(
     names = token_labels(tokens) if tokens else [str(column) for column in range(effect.shape[1])]
     told = np.full(effect.shape, "") if clear is None else np.where(clear, "<br>clear", "<br>not clear")
     hover = [
-        [_hover(f"layer {layer}, {columns} {name}", *values) for name, *values in zip(names, *row, strict=True)]
+        [_hover(_place(layer, columns, name), *values) for name, *values in zip(names, *row, strict=True)]
         for layer, row in zip(layers, zip(effect, low, high, told, strict=True), strict=True)
     ]
     shown = np.ones(effect.shape, dtype=bool) if clear is None else clear
@@ -82,8 +82,14 @@ def effect_map(
     return figure
 
 
+def _place(layer: int, columns: str, name: str) -> str:
+    return f"L{layer}H{name}" if columns == "head" else f"layer {layer}, {columns} {name}"
+
+
 def _hover(place: str, effect: float, low: float, high: float, clear: str) -> str:
     if not np.isfinite(effect):
         return f"{place}<br>not measured"
-    interval = f"<br>95 %: {low:+.3g} to {high:+.3g}" if np.isfinite(low) and np.isfinite(high) else ""
-    return f"{place}<br>{effect:+.4g}{interval}{clear if interval else ''}"
+    found = f"{place}<br>{signed(effect, '.4g')}"
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return found
+    return f"{found}<br>95 %: {signed(low, '.3g')} to {signed(high, '.3g')}{clear}"

@@ -107,13 +107,13 @@ def rank_lines(
         figure.add_scatter(
             x=list(layers),
             y=ranked_value[:, rank].tolist(),
-            customdata=_hover_data(values, low, high, ranked_head[:, rank]),
+            customdata=_hover_data(values, layers, low, high, ranked_head[:, rank]),
             mode="lines+markers",
             line={"color": colours[rank], "width": 1.5},
             marker={"size": 6},
             name="the layer's highest head" if rank == 0 else "its lowest",
             showlegend=rank in (0, heads - 1),
-            hovertemplate=f"layer %{{x}}, %{{customdata[1]}}<br>%{{y:.3f}}%{{customdata[2]}}<br>"
+            hovertemplate=f"%{{customdata[1]}}<br>%{{y:.3f}}%{{customdata[2]}}<br>"
             f"rank {rank} of {heads}, 0 is the highest<extra></extra>",
             meta=rank,
         )
@@ -144,6 +144,7 @@ def rank_lines_of(view: FocusView, number: str, chosen: tuple[int, int] | None =
 
 def _hover_data(
     values: Float[np.ndarray, "layer head"],
+    layers: Sequence[int],
     low: Float[np.ndarray, "layer head"] | None,
     high: Float[np.ndarray, "layer head"] | None,
     head_of_layer: Integer[np.ndarray, " layer"],
@@ -152,20 +153,20 @@ def _hover_data(
     return [
         [
             int(head),
-            _head_words(values[layer], int(head)),
+            _head_words(label, values[layer], int(head)),
             "" if low is None or high is None else f" ({low[layer, head]:.3f} to {high[layer, head]:.3f})",
         ]
-        for layer, head in enumerate(head_of_layer)
+        for layer, (label, head) in enumerate(zip(layers, head_of_layer, strict=True))
     ]
 
 
-def _head_words(values: Float[np.ndarray, " head"], head: int) -> str:
+def _head_words(layer: int, values: Float[np.ndarray, " head"], head: int) -> str:
     """The head, and those that lie under the same point."""
-    equal = [str(other) for other in np.flatnonzero(values == values[head]) if other != head]
+    equal = [f"H{other}" for other in np.flatnonzero(values == values[head]) if other != head]
     if not equal:
-        return f"head {head}"
+        return f"L{layer}H{head}"
     more = f" and {len(equal) - MOST_TIED_HEADS} more" if len(equal) > MOST_TIED_HEADS else ""
-    return f"head {head} (the same: {', '.join(equal[:MOST_TIED_HEADS])}{more})"
+    return f"L{layer}H{head} (the same: {', '.join(equal[:MOST_TIED_HEADS])}{more})"
 
 
 def _ring(values: Float[np.ndarray, "layer head"], layers: Sequence[int], chosen: tuple[int, int]) -> dict[str, object]:

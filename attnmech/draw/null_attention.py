@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE
+from attnmech.draw.text import signed, with_minus_signs
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,15 @@ def _layer_label(layer: int, share: float) -> str:
 
 def _hover(layer: int, head: int, verdict: str, numbers: Sequence[Measured], place: int) -> str:
     if not verdict:
-        return f"layer {layer}, head {head}<br>not measured"
+        return f"L{layer}H{head}<br>not measured"
     lines = [
         _line(each.label, each.value[place, head], each.low[place, head], each.high[place, head]) for each in numbers
     ]
-    return "<br>".join([f"layer {layer}, head {head}: {verdict}", *lines])
+    return "<br>".join([f"L{layer}H{head}: {verdict}", *lines])
 
 
 def _line(label: str, value: float, low: float, high: float) -> str:
     if not math.isfinite(value):
         return f"{label}: none"
-    interval = f" ({low:+.3g} to {high:+.3g})" if math.isfinite(low) and math.isfinite(high) else ""
-    return f"{label}: {value:.3g}{interval}"
+    interval = f" ({signed(low, '.3g')} to {signed(high, '.3g')})" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"{label}: {with_minus_signs(f'{value:.3g}')}{interval}"

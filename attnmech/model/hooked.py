@@ -71,11 +71,14 @@ class HookedModel:
         *,
         name: str,
         source: str = "model",
+        is_demo: bool = False,
         bos: bool | None = None,
     ) -> None:
         self.name = name
         self.source = source
         """The Python that gives this model again, such as am.load(); `model` where it was made from an object."""
+        self.is_demo = is_demo
+        """Whether this is attnmech's own demo model."""
         plans = architectures_of(original)
         self.config = original.config
         self.tokenizer = tokenizer

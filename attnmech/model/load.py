@@ -71,7 +71,7 @@ def load(
     check_real(original.named_parameters())
     check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
-    model = HookedModel(original, tokenizer, name=name, source=code, bos=bos)
+    model = HookedModel(original, tokenizer, name=name, source=code, is_demo=source is None, bos=bos)
     check_runs(model)
     certify(model)
     if not model.certificate.ok:

@@ -44,25 +44,25 @@ def test_every_point_names_its_true_head(values: np.ndarray) -> None:
         assert list(line.x) == list(LAYERS)
         for layer, (head, words, interval) in enumerate(line.customdata):
             assert values[layer, head] == line.y[layer]
-            assert (words, interval) == (f"head {head}", "")
+            assert (words, interval) == (f"L{LAYERS[layer]}H{head}", "")
 
 
 def test_heads_under_one_point_are_all_named() -> None:
     words = [line.customdata[0][1] for line in lines(rank_lines(np.array([[0.5, 0.1, 0.5]]), (0,), quantity="q"))]
-    assert words == ["head 0 (the same: 2)", "head 2 (the same: 0)", "head 1"]
+    assert words == ["L0H0 (the same: H2)", "L0H2 (the same: H0)", "L0H1"]
 
 
 def test_of_many_heads_under_one_point_some_are_named_and_the_rest_counted() -> None:
     heads = MOST_TIED_HEADS + 4
     (line, *_) = lines(rank_lines(np.zeros((1, heads)), (0,), quantity="q"))
-    assert line.customdata[0][1] == "head 0 (the same: 1, 2, 3, 4, 5, 6 and 3 more)"
+    assert line.customdata[0][1] == "L0H0 (the same: H1, H2, H3, H4, H5, H6 and 3 more)"
 
 
 def test_a_head_without_a_number_ranks_last_and_leaves_a_gap() -> None:
     drawn = lines(rank_lines(np.array([[np.nan, 0.2, 0.1], [0.3, 0.5, 0.4]]), (0, 1), quantity="q"))
     assert [line.y for line in drawn[:2]] == [(0.2, 0.5), (0.1, 0.4)]
     assert np.isnan(drawn[2].y[0])
-    assert drawn[2].customdata[0][1] == "head 0"
+    assert drawn[2].customdata[0][1] == "L0H0"
     assert drawn[2].y[1] == 0.3
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.draw.null_attention import VERDICT_STYLES
+from attnmech.draw.text import signed
 from attnmech.maths.null_attention import VERDICTS
 from attnmech.methods.null_attention import INTERVENTIONS
 from attnmech.runs.sinks import FACTS
@@ -455,13 +456,15 @@ def test_the_map_shows_verdicts_as_colours_and_letters_with_numbers() -> None:
     assert list(cells.z[0]) == [0, 1, 5, 4, 2]
     assert cells.y[0] == f"0 · {float(null.null_share[0]):.0%}"
     low, high = null.effects["remove"].interval()
-    assert "layer 0, head 1: active" in cells.customdata[0][1]
-    assert f"sink mass: {float(null.sink_mass[0, 1]):.3g}" in cells.customdata[0][1]
-    assert f"({float(low[0, 1]):+.3g} to {float(high[0, 1]):+.3g})" in cells.customdata[0][1]
+    assert "L0H1: active" in cells.hovertext[0][1]
+    assert f"sink mass: {float(null.sink_mass[0, 1]):.3g}" in cells.hovertext[0][1]
+    ends = " to ".join(signed(float(end[0, 1]), ".3g") for end in (low, high))
+    assert f"({ends})" in cells.hovertext[0][1]
+    assert list(cells.customdata[0][1]) == [0, 1]
     some = am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2"), heads=[(1, 2)]).plot().data[0]
     assert list(some.text[0]) == ["", "", some.text[0][2], "", ""]
     assert some.z[0][0] is None
-    assert some.customdata[0][0] == "layer 1, head 0<br>not measured"
+    assert some.hovertext[0][0] == "L1H0<br>not measured"
     assert some.y[0] == "1"
 
 
