@@ -7,6 +7,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cache
 from gzip import decompress
 from itertools import product
 from pathlib import Path
@@ -31,8 +32,14 @@ def demo() -> am.HookedModel:
     return am.load()
 
 
+@cache
+def reported(text: str) -> am.Report:
+    """The report of a text on the demo model, and so its sweeps, once."""
+    return am.report(am.load(), text)
+
+
 def test_the_page_holds_the_text_the_residual_and_the_checks(demo: am.HookedModel) -> None:
-    report = am.report(demo, PARAGRAPH)
+    report = reported(PARAGRAPH)
     page = report.to_html()
     assert "harbour" in page
     assert f"{bound(float(report.scores.residual.max()), 2)}</td>" in page
@@ -44,7 +51,7 @@ def test_the_page_holds_the_text_the_residual_and_the_checks(demo: am.HookedMode
 
 
 def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
-    report = am.report(demo, PARAGRAPH)
+    report = reported(PARAGRAPH)
     shares = report.scores.shares(0)
     means = {name: float(share[0].nanmean(dim=-1).mean()) for name, share in shares.items()}
     first = max(means, key=lambda name: means[name])
@@ -76,7 +83,7 @@ def test_the_page_begins_at_the_head_that_matters_most(
 
 
 def test_a_sum_without_residual_is_exact(demo: am.HookedModel) -> None:
-    report = am.report(demo, "Anna sang.")
+    report = reported("Anna sang.")
     exact = replace(report.scores, residual=torch.zeros_like(report.scores.residual))
     report = replace(report, scores=exact)
     assert report.lead == "32 heads on one text, each score the sum of its terms exactly."
@@ -84,7 +91,7 @@ def test_a_sum_without_residual_is_exact(demo: am.HookedModel) -> None:
 
 
 def test_a_frame_gives_the_largest_residual_of_a_layer_and_the_mean_share(demo: am.HookedModel) -> None:
-    report = am.report(demo, PARAGRAPH)
+    report = reported(PARAGRAPH)
     frame, heads = report.to_frame(), report.scores.to_frame()
     for layer in range(4):
         of_layer = heads[heads.layer == layer]
@@ -137,7 +144,7 @@ def test_hooks_in_force_are_told(demo: am.HookedModel) -> None:
         ABOUT,
         "Hooks were in force at resid_pre 1: these numbers are not the model's own.",
     )
-    assert report.scores.provenance != am.report(demo, "Anna sang.").scores.provenance
+    assert report.scores.provenance != reported("Anna sang.").scores.provenance
 
 
 def page_data(page: str) -> Any:
@@ -265,7 +272,9 @@ def test_another_part_of_a_long_text_can_be_chosen(demo: am.HookedModel) -> None
     report = am.report(demo, text, start=100)
     assert report.scores.tokens[0] == (whole.tokens[0][0], *whole.tokens[0][100:291])
     count = len(whole.tokens[0])
-    assert any(note.startswith(f"The text has {count} tokens; 192 from number 100 on were run") for note in report.notes)
+    assert any(
+        note.startswith(f"The text has {count} tokens; 192 from number 100 on were run") for note in report.notes
+    )
     assert f"text = model.encode({text!r}).part(100, 192)" in report.calls["setup"]
     torch.testing.assert_close(
         report.focus.first_top, am.attention_focus(demo, whole.part(100, 192)).first_top, equal_nan=True
@@ -311,7 +320,7 @@ def test_ctrl_c_reaches_the_caller(demo: am.HookedModel, monkeypatch: pytest.Mon
 
 
 def test_nothing_half_written_is_left(demo: am.HookedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report = am.report(demo, "Anna sang.")
+    report = reported("Anna sang.")
     target = tmp_path / "page.html"
     target.write_text("what stood there before")
 

@@ -5,12 +5,11 @@ The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a res
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import finite_number, flag, option, shown
@@ -18,10 +17,9 @@ from ..batch import Batch
 from ..errors import InputError
 from ..fields import check_layers
 from ..interventions import Intervention, Values
-from ..maths.intervals import LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..results import Provenance, TextResult, by_layer, subtracted
+from ..results import OverTexts, Provenance, TextResult, by_layer, shared_layers, subtracted
 from ..runs.ablations import check_reference, mean_of, reread
 from ..runs.answers import Answers
 from ..runs.claims import about_largest, for_map, interval_note
@@ -49,7 +47,7 @@ STEP_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, repr=False)
-class HeadImportance(TextResult):
+class HeadImportance(OverTexts, TextResult):
     """How much a metric depends on each head, to first order in what the head writes.
 
     With z_i what a head writes at token i and g_i = ∂L/∂z_i, where L is the metric of the text:
@@ -59,7 +57,8 @@ class HeadImportance(TextResult):
     - "zero": −Σ_i z_i·g_i, which estimates the effect of zeroing the head;
     - "mean": Σ_i (z̄ − z_i)·g_i, which estimates the effect of putting its mean z̄ over a reference set there.
 
-    The last two have the sign and the unit of `HeadEffects.effect`. Scores are means over texts.
+    The last two have the sign and the unit of `HeadEffects.effect`. Scores are means over texts. Those of "michel" are
+    sizes, so that nearly all of them are clear.
     """
 
     method: str
@@ -99,22 +98,9 @@ class HeadImportance(TextResult):
             return self.parts[0].normalised - self.parts[1].normalised
         return torch.nn.functional.normalize(self.score, dim=-1)
 
-    @cached_property
-    def _means(self) -> TextMeans:
-        return TextMeans.of_values(self.per_text)
-
-    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high end of the t interval of each score over texts; NaN of fewer than five texts."""
-        return self._means.interval(level)
-
-    def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """The same as intervals that hold for all heads together, so also for one that is picked of them."""
-        return self._means.simultaneous(checked_level(level))
-
     @property
-    def clear(self) -> Bool[Tensor, "layer head"]:
-        """Whether a score can be told from 0 as one of all heads; those of "michel" are sizes, so nearly all can."""
-        return self._means.clear
+    def _measured_values(self) -> Float[Tensor, "layer head text"]:
+        return self.per_text
 
     @property
     def _signed(self) -> bool:
@@ -141,9 +127,7 @@ class HeadImportance(TextResult):
 
         And `exact`, where a sweep was given.
         """
-        low, high = self.interval()
-        columns = {"score": self.score, "score_low": low, "score_high": high, "clear": self.clear}
-        columns |= {"one_text": self._means.one_text, "normalised": self.normalised}
+        columns = self._columns("score") | {"normalised": self.normalised}
         if self.exact is not None:
             columns["exact"] = self.exact
         heads, rows = self.score.shape[1], list(self.layers)
@@ -206,12 +190,7 @@ class HeadImportance(TextResult):
         }
 
     def _minus(self, other: Self, paired: bool) -> Self:
-        layers = tuple(layer for layer in self.layers if layer in other.layers)
-        if not layers:
-            raise InputError(
-                f"two results can be subtracted that have layers in common; got {list(self.layers)} and "
-                f"{list(other.layers)}."
-            )
+        layers = shared_layers(self.layers, other.layers)
         exact = None
         if self.exact is not None and other.exact is not None and self.exact_method == other.exact_method:
             exact = self.exact - other.exact

@@ -2,22 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import shown
 from ..errors import InputError, integer
 from ..interventions import Head, Values
-from ..maths.intervals import LEVEL, TextMeans, checked_level
+from ..maths.intervals import LEVEL, TextMeans
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..results import Provenance, TextResult, subtracted
+from ..results import OverTexts, Provenance, TextResult, subtracted
 from ..runs.ablations import Ablations, reread
 from ..runs.answers import Answers
 from ..runs.claims import about_largest, interval_note
@@ -36,12 +35,12 @@ Pair = tuple[Head, Head]
 
 
 @dataclass(frozen=True, repr=False)
-class PairEffects(TextResult):
+class PairEffects(OverTexts, TextResult):
     """What ablating two heads together does, and what each does alone: the metric after less before.
 
     interaction = effect of both − effect of the one − effect of the other. Where an ablation raises the metric when it
     does harm (loss, KL), it is above 0 for heads that stand in for each other, and below 0 for heads that need each
-    other. Intervals are over texts.
+    other. Intervals are over texts; `simultaneous`, `clear` and `one_text` are those of the interactions.
     """
 
     metric: str
@@ -93,18 +92,9 @@ class PairEffects(TextResult):
         """Low and high end of the t interval of each mean by itself, by the names of `per_text`; NaN under 5 texts."""
         return {name: TextMeans.of_values(values).interval(level) for name, values in self.per_text.items()}
 
-    @cached_property
-    def _interactions(self) -> TextMeans:
-        return TextMeans.of_values(self.per_text["interaction"])
-
-    def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]:
-        """Low and high end of intervals of the interactions that hold for all pairs together."""
-        return self._interactions.simultaneous(checked_level(level))
-
     @property
-    def clear(self) -> Bool[Tensor, " pair"]:
-        """Whether a pair's interaction can be told from none as one of all pairs."""
-        return self._interactions.clear
+    def _measured_values(self) -> Float[Tensor, "pair text"]:
+        return self.per_text["interaction"]
 
     @property
     def texts(self) -> Int[Tensor, " pair"]:
@@ -130,7 +120,7 @@ class PairEffects(TextResult):
             low, high = intervals[name]
             frame[name] = values.nanmean(dim=-1).numpy()
             frame[f"{name}_low"], frame[f"{name}_high"] = low.numpy(), high.numpy()
-        frame["clear"], frame["one_text"] = self.clear.numpy(), self._interactions.one_text.numpy()
+        frame["clear"], frame["one_text"] = self.clear.numpy(), self.one_text.numpy()
         frame["texts"] = self.texts.numpy()
         frame.attrs["intervals"] = interval_note(self._n_texts)
         return frame
@@ -168,7 +158,7 @@ class PairEffects(TextResult):
         count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
         about = f"{self._opening}{self.method} of {count} of heads on {self._texts}"
         largest = about_largest(
-            self._interactions,
+            self._means,
             lambda place: " + ".join(map(_named, self.pairs[place[0]])),
             things="pairs",
             unit=unit_of(self.metric),

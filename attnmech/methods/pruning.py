@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,10 +16,10 @@ from ..arguments import optional_flag, whole_number
 from ..errors import InputError
 from ..files import path_of
 from ..interventions import Head, Heads, Intervention, Values
-from ..maths.intervals import LEVEL, TextMeans, checked_level
+from ..maths.intervals import TextMeans
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..results import PagedResult, Provenance
+from ..results import OverTexts, PagedResult, Provenance
 from ..runs.ablations import Ablations, checked_seed, reread
 from ..runs.answers import Answers
 from ..runs.claims import interval_note, no_interval
@@ -41,7 +40,7 @@ HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True,
 
 
 @dataclass(frozen=True, repr=False)
-class PruningCurve(PagedResult):
+class PruningCurve(OverTexts, PagedResult):
     """A metric while heads are ablated one after the other: each time the one whose loss harms least.
 
     The heads are chosen on the texts that the curve is of, so on other texts it will lie somewhat worse. What it is
@@ -78,17 +77,9 @@ class PruningCurve(PagedResult):
         """By how much the mean metric has changed after each step."""
         return (self.after - self.before).mean(dim=-1)
 
-    @cached_property
-    def _means(self) -> TextMeans:
-        return TextMeans.of_values(self.after - self.before)
-
-    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
-        """Low and high end of the t interval of `effect` over texts, at each step by itself; NaN under five texts."""
-        return self._means.interval(level)
-
-    def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
-        """The same as intervals that hold at all steps together."""
-        return self._means.simultaneous(checked_level(level))
+    @property
+    def _measured_values(self) -> Float[Tensor, "step text"]:
+        return self.after - self.before
 
     @property
     def random_effect(self) -> Float[Tensor, "draw step"]:
@@ -105,7 +96,6 @@ class PruningCurve(PagedResult):
 
         `random` is their mean; `random_least` and `random_most` are the lowest and the highest of them.
         """
-        low, high = self.interval()
         steps = len(self.order)
         drawn = self.random_effect if len(self.random) else torch.full((1, steps), torch.nan)
         frame = pd.DataFrame(
@@ -113,11 +103,7 @@ class PruningCurve(PagedResult):
                 "removed": range(1, steps + 1),
                 "layer": [layer for layer, _ in self.order],
                 "head": [head for _, head in self.order],
-                "effect": self.effect.numpy(),
-                "effect_low": low.numpy(),
-                "effect_high": high.numpy(),
-                "clear": self._means.clear.numpy(),
-                "one_text": self._means.one_text.numpy(),
+                **{name: value.numpy() for name, value in self._columns("effect").items()},
                 "after": self.after.mean(dim=-1).numpy(),
                 "random": drawn.mean(dim=0).numpy(),
                 "random_least": drawn.amin(dim=0).numpy(),

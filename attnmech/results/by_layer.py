@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..errors import InputError
+
 
 def subtracted(
     one: Float[Tensor, "*places text"], other: Float[Tensor, "*places other_text"], paired: bool
@@ -15,6 +17,20 @@ def subtracted(
     So the mean over that axis is the difference in both cases, and one entry has no interval.
     """
     return one - other if paired else one.nanmean(dim=-1, keepdim=True) - other.nanmean(dim=-1, keepdim=True)
+
+
+def shared_layers(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """The layers that two results have in common; `InputError` where there is none.
+
+    >>> shared_layers((0, 2, 3), (3, 2))
+    (2, 3)
+    """
+    found = tuple(layer for layer in one if layer in other)
+    if not found:
+        raise InputError(
+            f"two results can be subtracted that have layers in common; got {list(one)} and {list(other)}."
+        )
+    return found
 
 
 def by_layer(measured: Tensor, layers: Sequence[int], n_layers: int, axis: int = 0) -> Tensor:

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import whole_number
 from ..errors import InputError
 from ..fields import check_layers
 from ..interventions import Head
-from ..maths.intervals import LEVEL, TextMeans, checked_level
+from ..maths.intervals import TextMeans
 from ..model.hooked import HookedModel
-from ..results import Provenance, TextResult, by_layer, subtracted
+from ..results import OverTexts, Provenance, TextResult, by_layer, subtracted
 from .claims import PALE, about_largest, for_map, interval_note
 from .layers import count_layers
 from .sweep import Swept
@@ -36,7 +35,7 @@ _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to
 
 
 @dataclass(frozen=True, repr=False)
-class Effects(TextResult):
+class Effects(OverTexts, TextResult):
     """By how much a metric changes when something is done at a place of a layer: after less before.
 
     Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
@@ -83,30 +82,9 @@ class Effects(TextResult):
         """The mean effect over the texts measured; NaN where there is none."""
         return self.per_text.nanmean(dim=-1)
 
-    @cached_property
-    def _means(self) -> TextMeans:
-        return TextMeans.of_values(self.per_text)
-
-    def interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
-        """Low and high end of the t interval over texts, of each effect by itself; NaN of fewer than five texts."""
-        return self._means.interval(level)
-
-    def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
-        """The same as intervals that hold for all effects together, so also for one that is picked of them.
-
-        Source: `attnmech.maths.intervals`, studentised max-T.
-        """
-        return self._means.simultaneous(checked_level(level))
-
     @property
-    def clear(self) -> Bool[Tensor, "layer place"]:
-        """Whether an effect can be told from none as one of all: its simultaneous 95 % interval leaves 0 out."""
-        return self._means.clear
-
-    @property
-    def one_text(self) -> Bool[Tensor, "layer place"]:
-        """Whether one text carries more than half of Σ |effect|: no interval covers effects that sit in few texts."""
-        return self._means.one_text
+    def _measured_values(self) -> Float[Tensor, "layer place text"]:
+        return self.per_text
 
     @property
     def _layer_of_row(self) -> Sequence[int]:
@@ -143,25 +121,19 @@ class Effects(TextResult):
         Columns: layer, head, effect, effect_low, effect_high, clear, one_text, before, after, texts. Low and high are
         the interval of the effect by itself. `attrs["intervals"]` says what they are, or why there is none.
         """
-        low, high = self.interval()
-        effect, after, texts = self.effect, self.after.nanmean(dim=-1), self.texts
-        rows = []
-        for index, place in self.swept.nonzero().tolist():
-            rows.append(
-                {
-                    "layer": self._layer_of_row[index],
-                    self.PLACE: place,
-                    "effect": float(effect[index, place]),
-                    "effect_low": float(low[index, place]),
-                    "effect_high": float(high[index, place]),
-                    "clear": bool(self.clear[index, place]),
-                    "one_text": bool(self.one_text[index, place]),
-                    "before": float(self.before.nanmean()),
-                    "after": float(after[index, place]),
-                    "texts": int(texts[index, place]),
-                }
-            )
-        frame = pd.DataFrame(rows)
+        index, place = self.swept.nonzero().T
+        columns = self._columns("effect") | {
+            "before": self.before.nanmean().expand(self.swept.shape),
+            "after": self.after.nanmean(dim=-1),
+            "texts": self.texts,
+        }
+        frame = pd.DataFrame(
+            {
+                "layer": [self._layer_of_row[row] for row in index.tolist()],
+                self.PLACE: place.tolist(),
+                **{name: value[index, place].tolist() for name, value in columns.items()},
+            }
+        )
         frame.attrs["intervals"] = self.note
         return frame
 

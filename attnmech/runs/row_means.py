@@ -21,7 +21,7 @@ from ..batch import Batch
 from ..errors import InputError, MissingPointError
 from ..fields import check_entries, check_layers, check_rows
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
-from ..results import Provenance, TextResult, by_layer
+from ..results import Provenance, TextResult, by_layer, shared_layers
 from .claims import about_largest, for_map, interval_note
 from .groups import by_group, joined
 from .layers import count_layers
@@ -394,12 +394,7 @@ class RowMeans(TextResult):
         }
 
     def _minus(self, other: Self, paired: bool) -> Self:
-        layers = tuple(layer for layer in self.layers if layer in other.layers)
-        if not layers:
-            raise InputError(
-                f"two results can be subtracted that have layers in common; got {list(self.layers)} and "
-                f"{list(other.layers)}."
-            )
+        layers = shared_layers(self.layers, other.layers)
         return replace(
             self,
             layers=layers,

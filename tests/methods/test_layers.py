@@ -93,7 +93,7 @@ def test_figures_show_the_layers_that_were_measured() -> None:
     effects = am.ablate_heads(model, ids, [(0, 0), (2, 3)])
     trace, cells = effects.plot().data[0], maps.shown(effects.plot())
     assert list(trace.y) == ["0", "2"] and np.shape(cells) == (2, 5)
-    assert cells[1][3] == float(effects.effect[2, 3]) and "layer 2, head 3" in trace.text[1][3]
+    assert cells[1][3] == float(effects.effect[2, 3]) and "L2H3" in trace.text[1][3]
     importance = am.head_importance(model, ids, layers=[2, 1])
     assert list(importance.plot().data[0].y) == ["2", "1"]
     np.testing.assert_array_equal(maps.shown(importance.plot()), importance.score[[2, 1]].numpy())

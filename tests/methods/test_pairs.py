@@ -10,6 +10,7 @@ from by_hand import divergences, losses, z_changed, zeroed
 from torch import Tensor
 
 import attnmech as am
+from attnmech.draw.text import signed
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom"]
 PAIRS = [((0, 1), (1, 2)), ((1, 0), (1, 2)), ((1, 2), (0, 0))]
@@ -94,7 +95,8 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     )
     assert f"zero of 3 pairs of heads on 30 texts: {clear}" in repr(found) and found.clear[top]
     lower, higher = found.simultaneous()
-    assert f"({float(lower[top]):+.3g} to {float(higher[top]):+.3g} with all 3 at once)" in repr(found)
+    ends = " to ".join(signed(float(end[top]), ".3g") for end in (lower, higher))
+    assert f"({ends} with all 3 at once)" in repr(found)
     assert frame["clear"].tolist() == found.clear.tolist() and bool((lower < low).all()) and bool((high < higher).all())
     again = am.PairEffects.load(found.save(tmp_path / "pairs.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(found) and again.pairs == tuple(PAIRS)
