@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from .arguments import dense, finite_number, option, pairs_of, shown, string
-from .errors import InputError, OutputError, integer
-from .files import path_of, writing
+from .errors import InputError, integer
+from .files import path_of
+from .results.tensor_file import read_tensors, write_tensors
 
 Head: TypeAlias = tuple[int, int]
 """(layer, head)."""
@@ -312,18 +311,10 @@ class Intervention:
 
     def save(self, path: str | Path) -> Path:
         """Writes it to a safetensors file."""
-        target = path_of(path, OutputError)
         tensors = {f"values {layer}": x for layer, x in (self.values.by_layer if self.values else {}).items()}
         if isinstance(self.keys, Values):
             tensors["keys 0"] = self.keys.by_layer[0]
-        with writing(target) as draft:
-            save_file(
-                # Clones: a file takes no two tensors that share memory.
-                {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()},
-                draft,
-                metadata={"attnmech": json.dumps({"kind": type(self).__name__, **self.facts()})},
-            )
-        return target
+        return write_tensors(path, tensors, {"kind": type(self).__name__, **self.facts()})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -332,9 +323,7 @@ class Intervention:
         if not source.is_file():
             raise InputError(f"there is no file {source}.")
         try:
-            with safe_open(source, framework="pt") as file:
-                facts = json.loads((file.metadata() or {})["attnmech"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            tensors, facts = read_tensors(source)
             if facts.pop("kind") != cls.__name__:
                 raise ValueError("it is a file of another kind")
             values = {int(name.split()[1]): value for name, value in tensors.items() if name.startswith("values")}

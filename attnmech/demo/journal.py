@@ -1,16 +1,14 @@
 """A training run on disk: what it needs to go on after it was interrupted."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 
 from attnmech.errors import InputError
-from attnmech.files import writing
+from attnmech.results.tensor_file import read_tensors, write_tensors
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter."""
@@ -31,8 +29,7 @@ class Journal:
             tensors[f"weight {name}"] = parameter.detach()
             tensors |= {f"{moment} {name}": optimizer.state[parameter][moment] for moment in MOMENTS}
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with writing(self.file) as draft:
-            save_file(tensors, draft, metadata={"attnmech": json.dumps(header)})
+        write_tensors(self.file, tensors, header)
 
     def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rng: Random) -> int:
         """Bring a new run to where the one on disk stands; returns its step, or 0 where there is none.
@@ -42,9 +39,7 @@ class Journal:
         if not self.file.exists():
             return 0
         try:
-            with safe_open(self.file, framework="pt") as kept:
-                header = json.loads((kept.metadata() or {})["attnmech"])
-                tensors = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118 - no dict
+            tensors, header = read_tensors(self.file)
         except (SafetensorError, KeyError, ValueError) as error:
             raise InputError(f"{self.file} is not a training run that can go on ({error}); remove it.") from error
         if header["settings"] != self._settings:

@@ -261,7 +261,7 @@ def head_importance(
     _check_gradient(judge)
     tokens = tokens_of(parts, texts, stack.label)
     options = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position}
-    provenance = Provenance(model.name, model.weights_hash, parts[-1].digest, model.edited, tokens, options)
+    provenance = model.provenance_of(parts[-1].digest, tokens, options)
     before = torch.empty(texts, dtype=torch.float64)
     per_text = torch.empty(len(chosen), stack.n_heads, texts, dtype=torch.float64)
     n_layers = count_layers(model, stack)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,12 +23,11 @@ from ..runs.ablations import Ablations, checked_seed, reread
 from ..runs.answers import Answers
 from ..runs.claims import interval_note, no_interval
 from ..runs.effects import unit_of
-from ..runs.identity import digest_of, hooks_digests
 from ..runs.journal import Entry, Journal, leave, owning_journal
 from ..runs.metrics import Metric, MetricLike
 from ..runs.progress import Steps
 from ..runs.progress import steps as bar_of
-from ..runs.sweep import Swept, sweep
+from ..runs.sweep import Swept, identity_of_sweep, sweep
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -311,23 +309,13 @@ def _identity(
     higher_is_better: bool,
     draws: int,
 ) -> dict[str, Any]:
-    origin = whole.provenance
-    targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against)]
-    return {
-        "attnmech": version("attnmech"),
-        "model": origin.model,
-        "weights": origin.weights,
-        "hooks": list(origin.edits),
-        "code and values of the hooks": hooks_digests(model),
-        "code of the metric": None if judge.compute is None else digest_of(judge.compute),
-        "inputs": origin.inputs,
-        "options": {name: str(value) for name, value in origin.options.items()},
-        "answers": targets,
+    rest = {
         "heads": [ablations.of_head(head).digest for head in heads],
         "steps": count,
         "higher is better": higher_is_better,
         "random orders": draws,
     }
+    return identity_of_sweep(model, whole.provenance, judge, rest)
 
 
 def _random_orders(heads: Sequence[Head], draws: int, seed: int) -> list[tuple[Head, ...]]:

@@ -329,7 +329,11 @@ class HookedModel:
         given = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
         if batch.target is not None:
             given |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
-        return Provenance(self.name, self.weights_hash, tensors_hash(given), self._tap.edited, tokens, options)
+        return self.provenance_of(tensors_hash(given), tokens, options)
+
+    def provenance_of(self, digest: str, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
+        """The same of inputs whose SHA-256 is known, as those of a corpus."""
+        return Provenance(self.name, self.weights_hash, digest, self._tap.edited, tokens, options)
 
     def __repr__(self) -> str:
         shape = "; ".join(_shape_of(stack) for stack in self.stacks.values())

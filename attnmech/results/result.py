@@ -1,6 +1,5 @@
 """What every result shares: a frame, a file, a page, and where it came from."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pandas as pd
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..arguments import string
@@ -19,6 +16,7 @@ from ..fields import check_fields
 from ..files import path_of, writing
 from .codec import packed, unpacked
 from .provenance import Provenance
+from .tensor_file import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from ..draw.section import Section
@@ -48,10 +46,7 @@ class Result(ABC):
         everything, about = self._written()
         tensors, same_as = _without_repeats(everything)
         header = {"kind": type(self).__name__, **about, "same_as": same_as}
-        target = path_of(path, OutputError)
-        with writing(target) as draft:
-            save_file(tensors, draft, metadata={"attnmech": json.dumps(header)})
-        return target
+        return write_tensors(path, tensors, header)
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -77,9 +72,7 @@ class Result(ABC):
         if not source.is_file():
             raise InputError(f"there is no file {source}.")
         try:
-            with safe_open(source, framework="pt") as file:
-                header = json.loads((file.metadata() or {})["attnmech"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
+            tensors, header = read_tensors(source)
             kind = string("kind", header["kind"])
         except Exception as error:
             raise InputError(f"{source} is not a result that attnmech saved ({first_line(error)}).") from error
@@ -273,7 +266,7 @@ class TextResult(PagedResult):
 
 
 def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors ready to be written, each once; and, for those that are the same memory, as which they stand."""
+    """The tensors, each once; and, for those that are the same memory, as which they stand."""
     once: dict[str, Tensor] = {}
     same_as: dict[str, str] = {}
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
@@ -283,5 +276,5 @@ def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], 
             same_as[name] = first[key]
             continue
         first[key] = name
-        once[name] = value.detach().cpu().contiguous()
+        once[name] = value
     return once, same_as

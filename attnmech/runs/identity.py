@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -54,6 +55,21 @@ def digest_of(value: object) -> str:
     (True, False)
     """
     return _Digests().of(value).hex()[:16]
+
+
+def identity_of(model: HookedModel, weights: str, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run must share with its journal to resume from it: version, model, hooks, and `rest`.
+
+    `weights` is the model's `weights_hash`, which takes a while.
+    """
+    return {
+        "attnmech": version("attnmech"),
+        "model": model.name,
+        "weights": weights,
+        "hooks": list(model.edited),
+        "code and values of the hooks": hooks_digests(model),
+        **rest,
+    }
 
 
 def hooks_digests(model: HookedModel) -> list[list[Any]]:

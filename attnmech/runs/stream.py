@@ -9,7 +9,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeGuard, cast
 
@@ -28,7 +27,7 @@ from ..model.stack import Stack
 from ..points import PointKey
 from ..results import Provenance
 from .corpus import CorpusBatch, CorpusHash, batches, checked_shard
-from .identity import digest_of, hooks_digests
+from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept
 from .progress import Meter, meter
 
@@ -288,9 +287,8 @@ class _Work:
                     journal.write(total.entry())
             if total.states is None:
                 raise InputError(f"no document is in shard {shard}; give fewer shards than there are documents.")
-            model = self.model
             options |= {"corpus": whole.value}
-            provenance = Provenance(model.name, model.weights_hash, total.digest, model.edited, (), options)
+            provenance = self.model.provenance_of(total.digest, (), options)
             source = Source(*self._place, total.documents, total.truncated, None, provenance)
             return self._finished(total.states, source)
 
@@ -319,17 +317,9 @@ class _Work:
         }
 
     def _identity(self, options: dict[str, Any], inputs: Any) -> dict[str, Any]:
-        model = self.model
-        return {
-            "attnmech": version("attnmech"),
-            "model": model.name,
-            "weights": model.weights_hash,
-            "hooks": list(model.edited),
-            "code and values of the hooks": hooks_digests(model),
-            "code of the reducers": [_digest_of(each) for each in self.reducers],
-            "corpus": getattr(inputs, "fingerprint", None),
-            **options,
-        }
+        of_reducers = [_digest_of(each) for each in self.reducers]
+        rest = {"code of the reducers": of_reducers, "corpus": getattr(inputs, "fingerprint", None), **options}
+        return identity_of(self.model, self.model.weights_hash, rest)
 
     def _reduced(self, run: Run) -> list[State]:
         """The states of every reducer after one batch."""

@@ -7,7 +7,6 @@ texts; and the head is taken of no more tokens than the metric needs (`attnmech.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from ..results import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches
 from .engine import Change, Engine
-from .identity import digest_of, hooks_digests
+from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
 from .metrics import Metric, MetricLike, require_finite
 from .progress import Steps, steps
@@ -98,7 +97,7 @@ def sweep(
         engine.check(part.batch)
     noted = {"bos": bos, "metric": judge.name, "later": later, **(options or {})}
     given = tokens_of(parts, texts, model.output_stack.label)
-    provenance = Provenance(model.name, model.weights_hash, parts[-1].digest, model.edited, given, noted)
+    provenance = model.provenance_of(parts[-1].digest, given, noted)
     record = _Record(len(changes), texts, model if shifts else None)
     with kept(journal):
         file = (
@@ -122,20 +121,20 @@ def sweep(
 def _identity(
     model: HookedModel, origin: Provenance, changes: Sequence[Change], judge: Metric, shifts: bool
 ) -> dict[str, Any]:
+    changed = [[each.digest for each in change] for change in changes]
+    return identity_of_sweep(model, origin, judge, {"shifts": shifts, "changes": changed})
+
+
+def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run that measures a metric must share with its journal."""
     targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against)]
-    return {
-        "attnmech": version("attnmech"),
-        "model": origin.model,
-        "weights": origin.weights,
-        "hooks": list(origin.edits),
-        "code and values of the hooks": hooks_digests(model),
+    measured = {
         "code of the metric": None if judge.compute is None else digest_of(judge.compute),
         "inputs": origin.inputs,
         "options": {name: str(value) for name, value in origin.options.items()},
         "answers": targets,
-        "shifts": shifts,
-        "changes": [[each.digest for each in change] for change in changes],
     }
+    return identity_of(model, origin.weights, {**measured, **rest})
 
 
 def parts_of(

@@ -221,7 +221,7 @@ def test_a_metric_or_a_hook_of_other_code_is_refused(tmp_path: Path, monkeypatch
     with hooked.hooks({("z", 0): lambda z: z}), pytest.raises(am.JournalError, match="code and values of the hooks"):
         prune(1.0)
     # As if the code had hidden what it does: then the numbers tell.
-    monkeypatch.setattr("attnmech.methods.pruning.digest_of", lambda _: "same")
+    monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
     monkeypatch.setattr("attnmech.runs.sweep.digest_of", lambda _: "same")
     journal.unlink()
     Path(f"{journal}.step").unlink(missing_ok=True)

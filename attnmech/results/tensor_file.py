@@ -1,0 +1,32 @@
+"""A file of attnmech: tensors in one safetensors file, all else as JSON in its header; never pickle."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import OutputError
+from ..files import path_of, writing
+
+_HEADER: Final = "attnmech"
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+    """Writes them whole or not at all; returns the path."""
+    target = path_of(path, OutputError)
+    # Copies: a file takes no two tensors that share memory.
+    apart = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    with writing(target) as draft:
+        save_file(apart, draft, metadata={_HEADER: json.dumps(header)})
+    return target
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header; raises what it likes where the file is none of ours."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
+        return tensors, json.loads((file.metadata() or {})[_HEADER])
