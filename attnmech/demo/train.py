@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from attnmech.demo.journal import Journal
+from attnmech.demo.checkpoint import Checkpoint
 from attnmech.demo.sequences import batch
 from attnmech.demo.tokenizer import build_tokenizer
 from attnmech.errors import AttnmechError, first_line
@@ -66,7 +66,7 @@ def train(
         weight_decay=settings.weight_decay,
         fused=True,
     )
-    kept = Journal(journal, asdict(settings)) if journal else None
+    kept = Checkpoint(journal, asdict(settings)) if journal else None
     done = kept.resume(model, optimizer, rng) if kept else 0
     if not done:
         after_step(0, model, math.nan)

@@ -5,7 +5,7 @@ The equations stand in `attnmech.maths.sources`; the term that is split is `quer
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import pandas as pd
 import torch
@@ -16,6 +16,7 @@ from ..arguments import flag, member, pairs_of, shown
 from ..draw.text import signed, visible_token, with_minus_signs
 from ..errors import InputError, UnsupportedModelError, index_of
 from ..fields import check_layers, check_rows
+from ..interventions import Heads
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.stack import Stack
@@ -23,9 +24,6 @@ from ..model.writers import most_writers, points_of_writers, why_no_sum
 from ..results import Provenance, Result, by_layer
 from ..runs.layers import count_layers
 from ..runs.sources import SourceParts, SourceWalk
-
-Heads: TypeAlias = str | Iterable[tuple[int, int]]
-"""Which heads: "all", or a list of (layer, head)."""
 
 MAX_BYTES: Final = 2 * 2**30
 """A result larger than this is not made."""

@@ -28,7 +28,7 @@ from ..runs.effects import HeadEffects, unit_of
 from ..runs.layers import count_layers
 from ..runs.metrics import Metric, MetricLike, require_finite
 from ..runs.progress import steps
-from ..runs.sweep import parts_of, tokens_of
+from ..runs.sweep import batches_of, tokens_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -253,9 +253,9 @@ def head_importance(
     if reference is not None:
         values = mean_of(model, reference, chosen, per_position=per_position, bos=bos)
         # What they must be is what an intervention with them checks.
-        model.act(Intervention.replace([(layer, 0) for layer in chosen], values, stack=stack.label))
+        model.applied(Intervention.replace([(layer, 0) for layer in chosen], values, stack=stack.label))
         means = values.by_layer
-    parts = parts_of(model, reread(inputs), _tokens_at_once(model, memory), bos)
+    parts = batches_of(model, reread(inputs), _tokens_at_once(model, memory), bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
     _check_gradient(judge)

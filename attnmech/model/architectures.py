@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError, WeightsError
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
-from .stand_ins import BloomAttention, FalconAttention, GPTJAttention, MptAttention
+from .replaced_attention import BloomAttention, FalconAttention, GPTJAttention, MptAttention
 from .weights import Fused, Layout, Separate
 
 Config: TypeAlias = Any

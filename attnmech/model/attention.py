@@ -2,8 +2,8 @@
 
 Every score, pattern and z that attnmech reports, edits or reduces comes from `attend`. Models reach it
 through transformers' attention interface, or through a module of ours that stands in for theirs
-(`attnmech.model.stand_ins`). The mask arrives as a rule (`MaskRule`) and is evaluated a block of rows at a time,
-so that no [query key] mask need exist.
+(`attnmech.model.replaced_attention`). The mask arrives as a rule (`MaskRule`) and is evaluated a block of rows at a
+time, so that no [query key] mask need exist.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ from ..errors import InputError, UnsupportedModelError
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
-from .acting import LayerActs
+from .applied import AppliedInLayer
+from .in_force import InForce
 from .mask import MaskRule, mask_rule
 from .observed import LayerFacts, RowBlock
-from .tap import Tap
 
 IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
@@ -54,19 +54,19 @@ def attend(
     rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
     whole rows.
     """
-    tap, layer = site.tap, site.layer
+    in_force, layer = site.in_force, site.layer
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
     dtype, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
     position = None if position is None else position.to(wide)
-    acts = tap.acts_in(site.stack, layer)
-    keys_batch = tap.under_way.batch.keys(site.stack)
-    facts = LayerFacts(site.stack, layer, scale, position, softcap, sink, tap.under_way.notes)
-    ledger = None if acts is None else _terms_to_scale(acts, site, facts, mask)
-    other_values = None if acts is None else acts.change_of_values(v, q.shape[1], keys_batch)
-    whole = any(tap.wants(site.point(name), layer) for name in ("scores", "pattern"))
-    whole = whole or (acts is not None and acts.whole_rows)
-    watch = tap.under_way.watch
+    changes = in_force.applied_in(site.stack, layer)
+    keys_batch = in_force.under_way.batch.keys(site.stack)
+    facts = LayerFacts(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
+    ledger = None if changes is None else _terms_to_scale(changes, site, facts, mask)
+    other_values = None if changes is None else changes.change_of_values(v, q.shape[1], keys_batch)
+    whole = any(in_force.wants(site.point(name), layer) for name in ("scores", "pattern"))
+    whole = whole or (changes is not None and changes.whole_rows)
+    watch = in_force.under_way.watch
     index = watch.layers.get((site.stack, layer)) if watch.rows else None
     blocks = []
     for rows in _row_blocks(q, k.shape[2], whole):
@@ -75,64 +75,64 @@ def attend(
         queries = q[:, :, rows.start : rows.stop]
         place = None if position is None else _rows_of(position, rows)[..., :keys]
         scores = _scaled_products(queries, k[:, :, :keys], scale, place)
-        if acts is not None and ledger is not None:
-            acts.on_scores(scores, ledger, rows)
+        if changes is not None and ledger is not None:
+            changes.on_scores(scores, ledger, rows)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if whole:
             scores = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
-            scores = tap.visit(site.point("scores"), layer, scores, owned=True)
+            scores = in_force.visit(site.point("scores"), layer, scores, owned=True)
         elif span:
             hidden = ~mask.visible(rows)[..., span.start : span.stop]
             scores[..., span.start :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        removed = None if acts is None else acts.removed(scores, keys_batch, mask, rows)
+        removed = None if changes is None else changes.removed(scores, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
         attention = _softmax(scores, sink, site, rows)
-        if acts is not None and acts.edits_pattern:
-            attention = Attention(acts.on_pattern(attention.pattern, removed, keys_batch, mask, rows), None)
-        if tap.wants(site.point("pattern"), layer):
-            visited = tap.visit(site.point("pattern"), layer, attention.pattern, owned=True)
-            if tap.edits(site.point("pattern"), layer) and not torch.equal(visited, attention.pattern):
+        if changes is not None and changes.edits_pattern:
+            attention = Attention(changes.on_pattern(attention.pattern, removed, keys_batch, mask, rows), None)
+        if in_force.wants(site.point("pattern"), layer):
+            visited = in_force.visit(site.point("pattern"), layer, attention.pattern, owned=True)
+            if in_force.edits(site.point("pattern"), layer) and not torch.equal(visited, attention.pattern):
                 attention = Attention(visited, None)
         read = _weighted_values(attention.pattern, v[:, :, :keys])
         read = read if other_values is None else read + attention.pattern @ other_values[:, :, :keys]
         blocks.append(read.to(dtype).transpose(1, 2))
         if index is not None:
             block = RowBlock(
-                site.stack, layer, index, rows, tap.under_way.batch, queries, k, v, scale, position, mask, softcap,
-                sink, tap.under_way.notes, scores, attention, tap.under_way.values,
+                site.stack, layer, index, rows, in_force.under_way.batch, queries, k, v, scale, position, mask, softcap,
+                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values,
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
-    z = tap.visit(site.point("z"), layer, torch.cat(blocks, dim=1))
-    tap.hold_z(site.stack, layer, z)
+    z = in_force.visit(site.point("z"), layer, torch.cat(blocks, dim=1))
+    in_force.hold_z(site.stack, layer, z)
     return z
 
 
 def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> Attention:
     """The softmax of a block of rows, shown to the running certificate."""
     pattern, at_sink = softmax_with_sink(scores, sink)
-    site.tap.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
+    site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
     return Attention(pattern, scores)
 
 
-def _terms_to_scale(acts: LayerActs, site: "Site", facts: LayerFacts, mask: MaskRule) -> ScoreParts | None:
+def _terms_to_scale(changes: AppliedInLayer, site: "Site", facts: LayerFacts, mask: MaskRule) -> ScoreParts | None:
     """The ledger of a layer where interventions scale terms of it, which are made of `attn_in` and the weights."""
-    if not acts.scales:
+    if not changes.scales:
         return None
-    tap, layer = site.tap, site.layer
+    in_force, layer = site.in_force, site.layer
     for name in (site.point(each) for each in ("q", "k", "q_rot", "k_rot")):
-        if tap.edits(name, layer):
+        if in_force.edits(name, layer):
             raise InputError(
-                f"{acts.scales[0].intervention}: a hook at {name!r} {layer} makes its terms others; end it."
+                f"{changes.scales[0].intervention}: a hook at {name!r} {layer} makes its terms others; end it."
             )
-        if tap.under_way.gradients and tap.under_way.keeps((name, layer)):
+        if in_force.under_way.gradients and in_force.under_way.keeps((name, layer)):
             raise InputError(
-                f"{acts.scales[0].intervention}: its terms are made of attn_in, so gradients at {name!r} {layer} would "
-                "miss them; ask for those at attn_in."
+                f"{changes.scales[0].intervention}: its terms are made of attn_in, so gradients at {name!r} {layer} "
+                "would miss them; ask for those at attn_in."
             )
-    return acts.ledger(facts, mask)
+    return changes.ledger(facts, mask)
 
 
 def _scaled_products(
@@ -166,10 +166,10 @@ def _weighted_values(
 
 
 def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
-    if not site.tap.wants(site.point(name), site.layer):
+    if not site.in_force.wants(site.point(name), site.layer):
         return value
     swapped = rearrange(value, "batch head position d_head -> batch position head d_head")
-    visited = site.tap.visit(site.point(name), site.layer, swapped)
+    visited = site.in_force.visit(site.point(name), site.layer, swapped)
     return rearrange(visited, "batch position head d_head -> batch head position d_head")
 
 
@@ -187,9 +187,9 @@ def _row_blocks(q: Tensor, keys: int, whole: bool) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where in the model an attention module stands: which tap it reports to, and as which layer of which stack."""
+    """Where in the model an attention module stands: to whom it reports, and as which layer of which stack."""
 
-    tap: Tap
+    in_force: InForce
     layer: int
     stack: str = ""
     kv_heads: int = 0

@@ -20,6 +20,7 @@ from ..points import POINTS, PointKey, full_name, lens_name
 from .block import PostNormEnd
 from .certificate import Certificate, Check, LensHook
 from .hooked import HookedModel, require_model
+from .in_force import Edit
 from .ledger import ScoreAudit
 from .position import rotary_tables
 from .probe import (
@@ -39,7 +40,6 @@ from .probe import (
     plain_output,
     probe_batch,
 )
-from .tap import Edit
 from .unembedding import unembedding_of, why_not_linear
 from .weights import check_finite
 

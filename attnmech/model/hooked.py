@@ -21,18 +21,18 @@ from ..errors import CertificateError, InputError, UnsupportedModelError, index_
 from ..interventions import HEAD_POINTS, Head, Heads, Intervention, checked_heads
 from ..points import PointKey, PointName
 from ..results import Provenance
-from .acting import Act, check_values
+from .applied import Applied, check_values
 from .architectures import Architecture, architectures_of, submodule
 from .attention import IMPLEMENTATION
 from .copies import copy_of, forget_lengths, use_attention
 from .images import ImageEncoder, PatchGrid
+from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
-from .ledger import parts_of
+from .ledger import ledger_of_block
 from .observed import LayerObserver, RowObserver
 from .points import ModelPoints, check_size, points_of
 from .running import Balance, Directions
 from .stack import Stack
-from .tap import Edit, Part, Pass, Tap, Watch
 from .weights import AttentionWeights, tensors_hash, weights_hash
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ class HookedModel:
         self.config = original.config
         self.tokenizer = tokenizer
         self._original = original
-        self._tap = Tap()
+        self._in_force = InForce()
         self._building, self._bridge_taken = Lock(), Lock()
         self._spare_bridges: list[TransformerBridge] = []
         self._model = copy_of(original)
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
         base: nn.Module = self._model.base_model
-        self.stacks = {plan.stack: Stack(base, plan, self._tap) for plan in plans}
+        self.stacks = {plan.stack: Stack(base, plan, self._in_force) for plan in plans}
         first = next(iter(self.stacks.values()))
         self.architecture: Architecture = first.architecture
         self.n_layers, self.n_heads, self.n_kv_heads = first.n_layers, first.n_heads, first.n_kv_heads
@@ -163,7 +163,7 @@ class HookedModel:
             if not callable(edit):
                 raise InputError(f"the hook at {name!r} must be a function of the value; got {edit!r}.")
             resolved += [(key, edit) for key in self.points.resolve([name], None, self.refused)]
-        with self._tap.editing(resolved):
+        with self._in_force.editing(resolved):
             yield self
 
     @contextmanager
@@ -182,7 +182,7 @@ class HookedModel:
         `MissingPointError` and `CertificateError` for a point that the model lacks or that could not be proven; in a
         run, `InputError` for a term that the scores have not, and for keys, positions or values of other texts.
         """
-        with self._tap.acting([self.act(each) for each in interventions]):
+        with self._in_force.applying([self.applied(each) for each in interventions]):
             yield self
 
     @cached_property
@@ -233,7 +233,7 @@ class HookedModel:
         """
         batch = self.encode(inputs, bos=bos)
         count = whole_number("max_new_tokens", max_new_tokens, least=1)
-        if self._tap.edited:
+        if self._in_force.edited:
             raise InputError(
                 "generate goes through TransformerLens's bridge, which hooks and interventions do not reach; use run."
             )
@@ -284,17 +284,17 @@ class HookedModel:
     @property
     def edited(self) -> tuple[str, ...]:
         """What is in force: the points of hooks, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
-        return self._tap.edited
+        return self._in_force.edited
 
     @property
     def edit_functions(self) -> tuple[tuple[PointKey, Edit], ...]:
         """The hook functions in force with their points, in the order in which they act."""
-        return self._tap.edit_functions
+        return self._in_force.edit_functions
 
     @property
     def interventions(self) -> tuple[Intervention, ...]:
         """The interventions in force, in the order in which they were given."""
-        return self._tap.interventions
+        return self._in_force.interventions
 
     @property
     def causal(self) -> bool:
@@ -333,7 +333,7 @@ class HookedModel:
 
     def provenance_of(self, digest: str, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
         """The same of inputs whose SHA-256 is known, as those of a corpus."""
-        return Provenance(self.name, self.weights_hash, digest, self._tap.edited, tokens, options)
+        return Provenance(self.name, self.weights_hash, digest, self._in_force.edited, tokens, options)
 
     def __repr__(self) -> str:
         shape = "; ".join(_shape_of(stack) for stack in self.stacks.values())
@@ -377,10 +377,12 @@ class HookedModel:
         with torch.no_grad(), self._checked(Pass(batch)):
             output = call(self._model, batch)
             if getattr(output, "logits", None) is not None:
-                output.logits = self._tap.visit("logits", None, output.logits)
+                output.logits = self._in_force.visit("logits", None, output.logits)
             return output
 
-    def act(self, intervention: Intervention, texts: slice = slice(None), source: slice | Tensor = slice(None)) -> Act:
+    def applied(
+        self, intervention: Intervention, texts: slice = slice(None), source: slice | Tensor = slice(None)
+    ) -> Applied:
         """An intervention on this model, in some rows of a batch, which stand for `source` of its values' texts."""
         if not isinstance(intervention, Intervention):
             raise InputError(
@@ -404,7 +406,7 @@ class HookedModel:
         special = self.encoder.special
         if intervention.keys == "special" and not special:
             raise InputError(f"{intervention}: special tokens are known where a model is loaded with a tokenizer.")
-        return Act(intervention, by_layer, texts, source, special, partial(parts_of, self.stacks))
+        return Applied(intervention, by_layer, texts, source, special, partial(ledger_of_block, self.stacks))
 
     def check_heads(
         self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None
@@ -427,13 +429,13 @@ class HookedModel:
             if layer not in within:
                 raise InputError(f"`heads` names layer {layer}, which `layers` leaves out; give one of them.")
 
-    def acting(self, acts: Sequence[Act]) -> AbstractContextManager[None]:
+    def applying(self, acts: Sequence[Applied]) -> AbstractContextManager[None]:
         """`intervene` for sweeps: with acts on rows of the batch."""
-        return self._tap.acting(acts)
+        return self._in_force.applying(acts)
 
     def editing(self, edits: Mapping[PointKey, Edit]) -> AbstractContextManager[None]:
         """`hooks` for the certificate: on points that are refused, too."""
-        return self._tap.editing(list(edits.items()))
+        return self._in_force.editing(list(edits.items()))
 
     @cached_property
     def plain(self) -> PreTrainedModel:
@@ -500,11 +502,11 @@ class HookedModel:
         self.encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
 
     def _wire_further_embeddings(self) -> tuple[str, ...]:
-        """Wires the embeddings of positions and token types to the tap, each under a label of its own."""
+        """Wires the embeddings of positions and token types to the in_force, each under a label of its own."""
         blocks = tuple(f"{stack.architecture.blocks}." for stack in self.stacks.values())
 
         def visiting(label: str) -> Callable[..., Tensor]:
-            return lambda module, args, output: self._tap.visit(label, None, output)
+            return lambda module, args, output: self._in_force.visit(label, None, output)
 
         labels = []
         for name, module in self.base.named_modules():
@@ -530,20 +532,20 @@ class HookedModel:
             )
 
     def _at_embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if self._tap.under_way.gradients and not output.requires_grad:
+        if self._in_force.under_way.gradients and not output.requires_grad:
             output = output.detach().requires_grad_()
-        return output if self.points["embed"].absent else self._tap.visit("embed", None, output)
+        return output if self.points["embed"].absent else self._in_force.visit("embed", None, output)
 
     # -- one pass ------------------------------------------------------------------------------------------
 
     def _pass(self, batch: Batch, wanted: Pass) -> Tensor | None:
         with self._checked(wanted):
             # Of a large vocabulary the logits may cost more than all layers.
-            needs_head = wanted.gradients or self._tap.wants("logits", None)
+            needs_head = wanted.gradients or self._in_force.wants("logits", None)
             output = call(self._model if needs_head else self._model.base_model, batch)
             logits = getattr(output, "logits", None)
             if logits is not None:
-                logits = self._tap.visit("logits", None, logits)
+                logits = self._in_force.visit("logits", None, logits)
         missed = (wanted.captures | wanted.watch.points) - set(wanted.values) - wanted.reached
         if missed:
             name, layer = sorted(missed, key=str)[0]
@@ -556,9 +558,9 @@ class HookedModel:
     @contextmanager
     def _checked(self, wanted: Pass) -> Iterator[None]:
         """Makes `wanted` the pass under way; raises `ExactnessError` if what it brought does not add up."""
-        if self._tap.checks:
+        if self._in_force.checks:
             wanted.balance = Balance(self._directions, self._columns, self.dtype, self.refused)
-        with self._tap.recording(wanted):
+        with self._in_force.recording(wanted):
             yield
         balance = wanted.balance
         if balance is None or (found := balance.unbalanced(wanted.batch)) is None:
@@ -573,7 +575,7 @@ class HookedModel:
 
     def unchecked(self) -> AbstractContextManager[None]:
         """For the certificate, whose passes are to show what a model does wrong: without the running certificate."""
-        return self._tap.unchecked()
+        return self._in_force.unchecked()
 
     def _run_with_gradients(self, batch: Batch, keys: list[PointKey], measure: Measure) -> Activations:
         wanted = Pass(batch, frozenset(keys), gradients=True)

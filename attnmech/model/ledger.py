@@ -16,7 +16,7 @@ from .observed import LayerFacts, RowBlock
 from .stack import Stack
 
 
-def parts_of(
+def ledger_of_block(
     stacks: Mapping[str, Stack],
     block: RowBlock | LayerFacts,
     attn_in: Float[Tensor, "batch position d_model"],
@@ -94,7 +94,7 @@ class ScoreAudit:
         *,
         fold_norm: bool = False,
     ) -> None:
-        self.parts = parts_of(stacks, block, attn_in, visible, fold_norm=fold_norm)
+        self.parts = ledger_of_block(stacks, block, attn_in, visible, fold_norm=fold_norm)
         self._stack, self._block, self._dtype = stacks[block.stack], block, attn_in.dtype
         key_input = attn_in if block.notes.key_input is None else block.notes.key_input
         wide = self.parts.query_from_input.dtype

@@ -1,4 +1,4 @@
-"""A column of blocks: their weights, and their activation points wired to the tap."""
+"""A column of blocks: their weights, and their activation points wired to the in_force."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,23 +13,23 @@ from ..errors import UnsupportedModelError
 from ..points import full_name
 from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
+from .in_force import InForce
 from .norms import entry_multiplier
 from .running import Column, Kind
-from .tap import Tap
 from .weights import AttentionWeights, attention_weights, bias_of
 
 
 class Stack:
     """The blocks of a model, or one column of them where a model has several.
 
-    Making one puts our attention into the blocks and connects every point of every block to the tap, once and
-    for good: whether a value is edited or kept is the tap's business.
+    Making one puts our attention into the blocks and connects every point of every block to the in_force, once and
+    for good: whether a value is edited or kept is the in_force's business.
     """
 
-    def __init__(self, base: nn.Module, architecture: Architecture, tap: Tap) -> None:
+    def __init__(self, base: nn.Module, architecture: Architecture, in_force: InForce) -> None:
         self.architecture = architecture
         self._base = base
-        self._tap = tap
+        self._in_force = in_force
         found = submodule(base, architecture.blocks)
         assert isinstance(found, nn.ModuleList)
         self.blocks = {
@@ -113,20 +113,20 @@ class Stack:
         if plan.stand_in is not None:
             attention = plan.stand_in(attention)
             block.set_submodule(plan.attention, attention)
-        attention.attnmech_site = Site(self._tap, layer, self.label, plan.n_kv_heads)  # type: ignore[assignment]
+        attention.attnmech_site = Site(self._in_force, layer, self.label, plan.n_kv_heads)  # type: ignore[assignment]
 
     def _wire_part(self, place: int, block: nn.Module) -> None:
         """Lets a pass leave the block out, or keep the stream that comes to it (`Part`)."""
-        tap, forward = self._tap, block.forward
+        in_force, forward = self._in_force, block.forward
 
         def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
-            part = tap.under_way.part
+            part = in_force.under_way.part
             if part is not None and place in part.keep and part.runs(place):
                 part.kept[place] = _stream_of(args, kwargs).detach().clone()
 
         @wraps(forward)
         def through_or_past(*args: Any, **kwargs: Any) -> Any:
-            part = tap.under_way.part
+            part = in_force.under_way.part
             if part is None or part.runs(place):
                 output = forward(*args, **kwargs)
                 self._returns.setdefault(place, None if isinstance(output, torch.Tensor) else len(output))
@@ -141,11 +141,11 @@ class Stack:
 
     def _wire_end(self, blocks: nn.ModuleList) -> None:
         """Keeps what the last block of a part gives, after hooks there."""
-        tap, end = self._tap, len(blocks)
+        in_force, end = self._in_force, len(blocks)
 
         def at_end(place: int) -> Callable[..., None]:
             def keep(module: nn.Module, args: Any, output: Any) -> None:
-                part = tap.under_way.part
+                part = in_force.under_way.part
                 if part is not None and end in part.keep and place == part.stop - 1 and part.runs(place):
                     part.kept[end] = first_tensor(output).detach().clone()
 
@@ -155,41 +155,41 @@ class Stack:
             block.register_forward_hook(at_end(place))
 
     def _wire_stream(self, layer: int, block: nn.Module) -> None:
-        tap = self._tap
+        in_force = self._in_force
 
         def at_resid_pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if tap.passes_by(layer):
+            if in_force.passes_by(layer):
                 return None
-            tap.begin_layer()
+            in_force.begin_layer()
             return _with_stream(args, kwargs, lambda x: self._visit("resid_pre", layer, x, "pre_in", "pre"))
 
         def at_resid_post(module: nn.Module, args: Any, output: Any) -> Any:
-            if tap.passes_by(layer):
+            if in_force.passes_by(layer):
                 return None
             value = first_tensor(output)
             visited = self._visit("resid_post", layer, value, "post_in", "post")
-            tap.end_layer(self.label, layer)
+            in_force.end_layer(self.label, layer)
             return None if visited is value else _with_first(output, visited)
 
         def at_resid_mid(module: nn.Module, args: Any) -> None:
             value = args[0]
-            by_token = _by_token(value, tap)
+            by_token = _by_token(value, in_force)
             visited = by_token
-            if tap.wants(self.point("resid_mid"), layer):
-                visited = tap.visit(self.point("resid_mid"), layer, by_token)
+            if in_force.wants(self.point("resid_mid"), layer):
+                visited = in_force.visit(self.point("resid_mid"), layer, by_token)
             if visited is not by_token:
-                tap.hold("mid_in", self.label, layer, by_token.detach().clone())
-                tap.hold("mid", self.label, layer, visited)
+                in_force.hold("mid_in", self.label, layer, by_token.detach().clone())
+                in_force.hold("mid", self.label, layer, visited)
                 # The block goes on with this very tensor as its stream, so the norm's input alone is not enough.
                 value.copy_(visited.reshape(value.shape))
             elif post_norm is not None:
-                tap.hold("mid_in", self.label, layer, by_token)
+                in_force.hold("mid_in", self.label, layer, by_token)
 
         def at_mid_normed(module: nn.Module, args: Any, output: Tensor) -> None:
-            tap.hold("mid_normed", self.label, layer, _by_token(output, tap))
+            in_force.hold("mid_normed", self.label, layer, _by_token(output, in_force))
 
         def at_end(module: nn.Module, args: Any) -> None:
-            tap.hold("end_in", self.label, layer, _by_token(args[0], tap))
+            in_force.hold("end_in", self.label, layer, _by_token(args[0], in_force))
 
         mid_norm, post_norm = self.architecture.mid_norm, self.architecture.post_norm
         block.register_forward_pre_hook(at_resid_pre, with_kwargs=True)
@@ -202,42 +202,42 @@ class Stack:
 
     def _visit(self, name: str, layer: int, value: Tensor, before: Kind | None, after: Kind) -> Tensor:
         """Visits a point of the stream, and holds what comes to it and what leaves it for the running certificate."""
-        visited = self._tap.visit(self.point(name), layer, value)
+        visited = self._in_force.visit(self.point(name), layer, value)
         if before is not None and visited is not value:
-            self._tap.hold(before, self.label, layer, value)
-        self._tap.hold(after, self.label, layer, visited)
+            self._in_force.hold(before, self.label, layer, value)
+        self._in_force.hold(after, self.label, layer, visited)
         return visited
 
     def _wire_projections(self, layer: int, block: nn.Module) -> None:
-        tap, plan = self._tap, self.architecture
+        in_force, plan = self._in_force, self.architecture
         layout = plan.qkv
         attention = submodule(block, plan.attention)
 
         def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if plan.rotary is not None and "position_embeddings" in kwargs:
-                tap.note(rotary=kwargs["position_embeddings"])
+                in_force.note(rotary=kwargs["position_embeddings"])
             if kwargs.get("key_value_states") is not None:
-                tap.note(key_input=kwargs["key_value_states"])
-            args, kwargs = _with_stream(args, kwargs, lambda x: tap.visit(self.point("attn_in"), layer, x))
-            if tap.scales_in(self.label, layer):
-                tap.note(attn_in=args[0] if args else kwargs["hidden_states"])
+                in_force.note(key_input=kwargs["key_value_states"])
+            args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
+            if in_force.scales_in(self.label, layer):
+                in_force.note(attn_in=args[0] if args else kwargs["hidden_states"])
             return args, kwargs
 
         def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             names = [self.point(name) for name in "qkv"]
-            if not any(tap.wants(name, layer) for name in names):
+            if not any(in_force.wants(name, layer) for name in names):
                 return None
             parts = layout.split([output], plan.n_heads, plan.n_kv_heads, rest="batch position")
-            q, k, v = (tap.visit(name, layer, part) for name, part in zip(names, parts, strict=True))
-            changed = tap.under_way.gradients or any(tap.edits(name, layer) for name in names)
+            q, k, v = (in_force.visit(name, layer, part) for name, part in zip(names, parts, strict=True))
+            changed = in_force.under_way.gradients or any(in_force.edits(name, layer) for name in names)
             return layout.join((q, k, v))[0] if changed else None  # type: ignore[union-attr]
 
         def at_one(name: str, heads: int) -> Callable[..., Tensor | None]:
             def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-                if not tap.wants(name, layer):
+                if not in_force.wants(name, layer):
                     return None
                 by_head = rearrange(output, "batch position (head d_head) -> batch position head d_head", head=heads)
-                visited = tap.visit(name, layer, by_head)
+                visited = in_force.visit(name, layer, by_head)
                 return rearrange(visited, "batch position head d_head -> batch position (head d_head)")
 
             return at_projection
@@ -257,8 +257,8 @@ class Stack:
 
         def noting(kind: str) -> Callable[..., None]:
             def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
-                if self._tap.under_way.watch.rows or self._tap.scales_in(self.label, layer):
-                    self._tap.note(**{kind: entry_multiplier(module, args[0], output)})
+                if self._in_force.under_way.watch.rows or self._in_force.scales_in(self.label, layer):
+                    self._in_force.note(**{kind: entry_multiplier(module, args[0], output)})
 
             return at_norm
 
@@ -266,27 +266,27 @@ class Stack:
             submodule(attention, path).register_forward_hook(noting(kind))
 
     def _wire_output(self, layer: int, block: nn.Module) -> None:
-        tap, plan = self._tap, self.architecture
+        in_force, plan = self._in_force, self.architecture
 
         def at_attn_raw(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            if tap.wants(self.point("result"), layer):
+            if in_force.wants(self.point("result"), layer):
                 output = self._through_results(layer, args[0], output)
-            if (balance := tap.under_way.balance) is not None:
-                if tap.edits(self.point("result"), layer):
+            if (balance := in_force.under_way.balance) is not None:
+                if in_force.edits(self.point("result"), layer):
                     balance.skip("heads", self.label, layer, "an edit of `result` stands between them")
                 else:
                     balance.hold_written(self.label, layer, module, output)
-            return tap.visit(self.point("attn_raw"), layer, output)
+            return in_force.visit(self.point("attn_raw"), layer, output)
 
         def at_attn_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            visited = tap.visit(self.point("attn_out"), layer, output)
-            if separate or tap.wants(self.point("attn_raw"), layer) or visited is not output:
-                tap.hold("out", self.label, layer, visited)
+            visited = in_force.visit(self.point("attn_out"), layer, output)
+            if separate or in_force.wants(self.point("attn_raw"), layer) or visited is not output:
+                in_force.hold("out", self.label, layer, visited)
             return visited
 
         def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
             value = first_tensor(output)
-            by_token = _by_token(value, tap)
+            by_token = _by_token(value, in_force)
             visited = self._visit("mlp_out", layer, by_token, None, "mlp")
             return None if visited is by_token else _with_first(output, visited.reshape(value.shape))
 
@@ -305,16 +305,16 @@ class Stack:
         result = einsum(
             z, weights.W_O, "batch position head d_head, head d_head d_model -> batch position head d_model"
         )
-        visited = self._tap.visit(self.point("result"), layer, result, owned=True)
-        if not (self._tap.under_way.gradients or self._tap.edits(self.point("result"), layer)):
+        visited = self._in_force.visit(self.point("result"), layer, result, owned=True)
+        if not (self._in_force.under_way.gradients or self._in_force.edits(self.point("result"), layer)):
             return output
         total = visited.sum(dim=2)
         return total if weights.b_O is None else total + weights.b_O
 
 
-def _by_token(value: Tensor, tap: Tap) -> Tensor:
+def _by_token(value: Tensor, in_force: InForce) -> Tensor:
     """`[batch position d_model]`, also in blocks that go on with one row a token (OPT)."""
-    return value if value.ndim == 3 else value.reshape(*tap.under_way.batch.ids.shape, value.shape[-1])
+    return value if value.ndim == 3 else value.reshape(*in_force.under_way.batch.ids.shape, value.shape[-1])
 
 
 def _with_first(output: Any, first: Tensor) -> Any:

@@ -13,11 +13,11 @@ from ..batch import Batch
 from ..errors import InputError
 from ..interventions import HEAD_POINTS, Intervention
 from ..maths.metrics import jensen_shannon
-from ..model.acting import Act
+from ..model.applied import Applied
 from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel
 from ..model.observed import RowBlock
-from ..model.partial import Blocks
+from ..model.partial_pass import Blocks
 from .metrics import Metric
 
 Change: TypeAlias = tuple[Intervention, ...]
@@ -146,11 +146,11 @@ class Texts:
 
     # -- passes --------------------------------------------------------------------------------------------
 
-    def _acts(self, changes: Sequence[Change], first: int) -> list[Act]:
+    def _applied_now(self, changes: Sequence[Change], first: int) -> list[Applied]:
         """Each change in its own copy of the texts; the first copies are left as they are."""
         texts = len(self.batch.ids)
         return [
-            self.model.act(each, slice(copy * texts, (copy + 1) * texts), self.documents)
+            self.model.applied(each, slice(copy * texts, (copy + 1) * texts), self.documents)
             for copy, change in enumerate(changes, start=first)
             for each in change
         ]
@@ -167,7 +167,7 @@ class Texts:
         rows = [watch] if watch else []
         layers = watch.layers if watch else None
         copies = self._copies(count)
-        with self.model.acting(self._acts(changes, first)):
+        with self.model.applying(self._applied_now(changes, first)):
             if self.blocks is None:
                 values = self.model.forward(copies, captures=[("logits", None)], rows=rows, layers=layers)
                 output = _Output(None, values["logits", None][first * texts :])
@@ -199,17 +199,17 @@ class Texts:
         count = 1 + len(changes)
         stream = repeat(self.streams[layer], "text ... -> (copy text) ...", copy=count)
         point = self.model.output_stack.point("attn_out"), layer
-        with self.model.acting(self._acts_at(here, layer)):
+        with self.model.applying(self._applied_at(here, layer)):
             ran = self.blocks.run(self._copies(count), start=layer, stream=stream, stop=layer + 1, captures=[point])
         written = rearrange(ran.values[point], "(copy text) ... -> copy text ...", copy=count)
         return written[1:] - written[:1]
 
-    def _acts_at(self, changes: Sequence[Change], layer: int) -> list[Act]:
+    def _applied_at(self, changes: Sequence[Change], layer: int) -> list[Applied]:
         for change in changes:
             for each in change:
                 if each.point not in HEAD_POINTS:
                     raise InputError(f'later="frozen" is for what heads do; got {each}.')
-        return self._acts(changes, 1)
+        return self._applied_now(changes, 1)
 
     # -- the metric ----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from ..batch import Batch
 from ..maths.scores import ScoreParts
 from ..maths.sources import pair_terms
 from ..model.hooked import HookedModel
-from ..model.ledger import Cells, ScoreAudit, parts_of
+from ..model.ledger import Cells, ScoreAudit, ledger_of_block
 from ..model.observed import RowBlock
 from ..model.writers import Writers
 
@@ -132,7 +132,7 @@ class SourceWalk:
         for label, part in self._writers.parts_of(block.layer, block.values):
             labels.append(label)
             written += torch.linalg.vector_norm(part, dim=-1)
-            made = parts_of(self._model.stacks, block, part, ledger.visible)
+            made = ledger_of_block(self._model.stacks, block, part, ledger.visible)
             mean_key = average @ made.key_from_input[:, list(cells.heads)]
             found.append((cells.of_queries(made.query_from_input), cells.of_keys(made.key_from_input), mean_key))
         query, key, mean_key = (torch.stack(parts, dim=3) for parts in zip(*found, strict=True))

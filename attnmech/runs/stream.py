@@ -195,7 +195,7 @@ def stream(
     that another process is writing.
     """
     require_model(model)
-    work = _Work(model, _checked(reducers), model.stack(stack), layers)
+    work = _Streaming(model, _checked(reducers), model.stack(stack), layers)
     shard, truncate = checked_shard(shard), flag("truncate", truncate)
     bos, progress = optional_flag("bos", bos), flag("progress", progress)
     if not _is_corpus(inputs):
@@ -225,7 +225,7 @@ def _checked(reducers: Any) -> tuple[Reducer, ...]:
     return found
 
 
-class _Work:
+class _Streaming:
     """One call of `stream`: what goes through which layers, and who looks on."""
 
     def __init__(

@@ -88,9 +88,9 @@ def sweep(
         raise InputError('patterns do not move where later="frozen" holds them.')
     for change in changes:
         for each in change:
-            model.act(each)
+            model.applied(each)
     engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts)
-    parts = parts_of(model, inputs, engine.text_tokens, bos)
+    parts = batches_of(model, inputs, engine.text_tokens, bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
     for part in parts:
@@ -103,7 +103,7 @@ def sweep(
         file = (
             None if journal is None else Journal(path_of(journal), _identity(model, provenance, changes, judge, shifts))
         )
-        work = _Work(model, engine, changes, judge, record, file)
+        work = _Sweep(model, engine, changes, judge, record, file)
         if file and (entry := file.resume()):
             record.restore(entry)
             work.check(parts)
@@ -137,7 +137,7 @@ def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, res
     return identity_of(model, origin.weights, {**measured, **rest})
 
 
-def parts_of(
+def batches_of(
     model: HookedModel, inputs: Inputs | Iterable[Inputs], tokens: int, bos: bool | None = None
 ) -> list[CorpusBatch]:
     """All texts, in batches of so many tokens, a longer text by itself; whatever `tokens` is, of one digest."""
@@ -203,7 +203,7 @@ class _Record:
 
 
 @dataclass
-class _Work:
+class _Sweep:
     """One call of `sweep`."""
 
     model: HookedModel

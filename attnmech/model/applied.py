@@ -1,4 +1,4 @@
-"""How interventions act on a pass: in which texts, on which cells, at which step of the attention."""
+"""How interventions change on a pass: in which texts, on which cells, at which step of the attention."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +27,14 @@ _POSITION_AXES: Final = {"pattern": (2, 3)}
 
 
 @dataclass(frozen=True)
-class Act:
+class Applied:
     """One intervention in force in a model, in some texts of the batch that runs."""
 
     intervention: Intervention
     heads: Mapping[int, tuple[int, ...]]
     """The layers that it touches, each with its heads; without heads at points of the stream."""
     texts: slice = field(default_factory=lambda: slice(None))
-    """The rows of the running batch that it acts in."""
+    """The rows of the running batch that it changes in."""
     source: slice | Tensor = field(default_factory=lambda: slice(None))
     """Which of the texts that the intervention's values are made for stand there."""
     special: frozenset[int] = frozenset()
@@ -68,7 +68,7 @@ class Act:
         return chosen
 
     def rows(self, rows: range, length: int) -> list[int]:
-        """Those of a block of rows that it acts on, counted from the block's first; the text has `length`."""
+        """Those of a block of rows that it changes on, counted from the block's first; the text has `length`."""
         chosen = self.intervention.positions
         if chosen is None:
             return list(range(len(rows)))
@@ -77,7 +77,7 @@ class Act:
         return [row - rows.start for row in chosen if row in rows]
 
     def keys(self, batch: Batch) -> Bool[Tensor, "batch key"]:
-        """The keys that are meant, of the texts it acts in."""
+        """The keys that are meant, of the texts it changes in."""
         wanted = self.intervention.keys
         ids, mask = batch.ids[self.texts], batch.mask[self.texts]
         place = torch.arange(ids.shape[1], device=ids.device)
@@ -134,14 +134,14 @@ def check_values(intervention: Intervention, layers: Iterable[int], sizes: Mappi
 
 
 @dataclass(frozen=True)
-class LayerActs:
-    """The acts inside the attention of one layer, in the order of its steps."""
+class AppliedInLayer:
+    """The changes inside the attention of one layer, in the order of its steps."""
 
     layer: int
-    scales: tuple[Act, ...] = ()
-    removals: tuple[Act, ...] = ()
-    patterns: tuple[Act, ...] = ()
-    values: tuple[Act, ...] = ()
+    scales: tuple[Applied, ...] = ()
+    removals: tuple[Applied, ...] = ()
+    patterns: tuple[Applied, ...] = ()
+    values: tuple[Applied, ...] = ()
 
     @property
     def edits_pattern(self) -> bool:
@@ -151,7 +151,7 @@ class LayerActs:
     @property
     def whole_rows(self) -> bool:
         """Whether it may put weight on keys that no row of a block may see."""
-        return any(act.intervention.edit == "replace" for act in self.patterns)
+        return any(change.intervention.edit == "replace" for change in self.patterns)
 
     def ledger(self, facts: "LayerFacts", mask: "MaskRule") -> ScoreParts:
         """The terms of the scores under way; `InputError` where they lack one that is to be scaled."""
@@ -159,10 +159,10 @@ class LayerActs:
         assert make is not None and attn_in is not None
         parts = make(facts, attn_in, mask.visible(range(mask.queries)))
         there = [name for name in parts.names() if name not in ("mask", "softcap")]
-        for act in self.scales:
-            if act.intervention.term not in there:
+        for change in self.scales:
+            if change.intervention.term not in there:
                 raise InputError(
-                    f"{act.intervention}: the scores of this model have no such term; they have {', '.join(there)}."
+                    f"{change.intervention}: the scores of this model have no such term; they have {', '.join(there)}."
                 )
         return parts
 
@@ -171,17 +171,17 @@ class LayerActs:
         for term, factor in self._factors(scores).items():
             heads = (factor != 1).any(dim=0).nonzero()[:, 0]
             value = parts.term(term, slice(rows.start, rows.stop)).expand(*scores.shape[:3], -1)[:, heads]
-            change = (factor[:, heads, None, None] - 1) * value[..., : scores.shape[-1]]
-            scores[:, heads] += change.to(scores.dtype)
+            added = (factor[:, heads, None, None] - 1) * value[..., : scores.shape[-1]]
+            scores[:, heads] += added.to(scores.dtype)
 
     def _factors(self, scores: Tensor) -> dict[str, Float[Tensor, "batch head"]]:
-        """By what each term is multiplied: where several acts scale it, by the product of their factors."""
+        """By what each term is multiplied: where several changes scale it, by the product of their factors."""
         found: dict[str, Tensor] = {}
-        for act in self.scales:
-            assert act.intervention.term is not None
+        for change in self.scales:
+            assert change.intervention.term is not None
             ones = scores.new_ones(scores.shape[:2], dtype=torch.promote_types(scores.dtype, torch.float32))
-            factor = found.setdefault(act.intervention.term, ones)
-            factor[act.texts, list(act.heads[self.layer])] *= act.intervention.factor
+            factor = found.setdefault(change.intervention.term, ones)
+            factor[change.texts, list(change.heads[self.layer])] *= change.intervention.factor
         return found
 
     def removed(
@@ -191,11 +191,11 @@ class LayerActs:
         if not self.removals:
             return None
         found = torch.zeros_like(scores, dtype=torch.bool)
-        for act in self.removals:
+        for change in self.removals:
             here = torch.zeros(len(rows), dtype=torch.bool, device=scores.device)
-            here[act.rows(rows, mask.queries)] = True
-            chosen = act.keys(keys)[:, None, None, : scores.shape[-1]] & here[:, None]
-            found[act.texts, list(act.heads[self.layer])] |= chosen
+            here[change.rows(rows, mask.queries)] = True
+            chosen = change.keys(keys)[:, None, None, : scores.shape[-1]] & here[:, None]
+            found[change.texts, list(change.heads[self.layer])] |= chosen
         return found
 
     def on_pattern(
@@ -212,28 +212,28 @@ class LayerActs:
             seen = seen & ~removed
             pattern = pattern.masked_fill(removed.any(dim=-1, keepdim=True) & ~seen.any(dim=-1, keepdim=True), 0.0)
         pattern = pattern.clone()
-        for act in self.patterns:
-            heads, here = list(act.heads[self.layer]), act.rows(rows, mask.queries)
-            new = self._pattern(act, pattern[act.texts], seen[act.texts], keys, rows)
-            part = pattern[act.texts, heads]
+        for change in self.patterns:
+            heads, here = list(change.heads[self.layer]), change.rows(rows, mask.queries)
+            new = self._pattern(change, pattern[change.texts], seen[change.texts], keys, rows)
+            part = pattern[change.texts, heads]
             part[:, :, here] = new[:, heads][:, :, here].to(part)
-            pattern[act.texts, heads] = part
+            pattern[change.texts, heads] = part
         return pattern
 
     def _pattern(
-        self, act: Act, pattern: Tensor, seen: Tensor, keys: Batch, rows: range
+        self, change: Applied, pattern: Tensor, seen: Tensor, keys: Batch, rows: range
     ) -> Float[Tensor, "batch head row key"]:
         """What a pattern becomes, in all heads and rows of the block."""
         place = torch.arange(pattern.shape[-1], device=pattern.device)
-        edit = act.intervention.edit
+        edit = change.intervention.edit
         if edit == "replace":
-            return act.values(self.layer, pattern)
+            return change.values(self.layer, pattern)
         if edit == "uniform":
             return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
         if edit == "self":
             target = torch.arange(rows.start, rows.stop, device=pattern.device)[:, None]
         else:
-            target = keys.mask[act.texts].int().argmax(dim=1)[:, None, None, None]
+            target = keys.mask[change.texts].int().argmax(dim=1)[:, None, None, None]
         return (place == target).to(pattern).expand_as(pattern)
 
     def change_of_values(self, v: Tensor, heads: int, keys: Batch) -> Float[Tensor, "batch head key d_head"] | None:
@@ -242,52 +242,52 @@ class LayerActs:
             return None
         own = v.repeat_interleave(heads // v.shape[1], dim=1)
         now = own.clone()
-        for act in self.values:
-            part, chosen = now[act.texts], list(act.heads[self.layer])
+        for change in self.values:
+            part, chosen = now[change.texts], list(change.heads[self.layer])
             new = torch.zeros_like(part)
-            if act.intervention.values is not None:
-                new = act.values(self.layer, part.transpose(1, 2)).transpose(1, 2)
-            at = act.keys(keys)[:, None, :, None]
+            if change.intervention.values is not None:
+                new = change.values(self.layer, part.transpose(1, 2)).transpose(1, 2)
+            at = change.keys(keys)[:, None, :, None]
             part[:, chosen] = torch.where(at, new[:, chosen], part[:, chosen])
         return now - own
 
 
 @dataclass(frozen=True)
-class Acts:
-    """All that is in force, by where it acts."""
+class AppliedByPoint:
+    """All that is in force, by where it changes."""
 
-    at_points: Mapping[PointKey, tuple[Act, ...]] = field(default_factory=dict)
-    in_attention: Mapping[tuple[str, int], LayerActs] = field(default_factory=dict)
+    at_points: Mapping[PointKey, tuple[Applied, ...]] = field(default_factory=dict)
+    in_attention: Mapping[tuple[str, int], AppliedInLayer] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     """What each intervention says of itself."""
 
     @classmethod
-    def of(cls, acts: Sequence[Act]) -> "Acts":
-        """The acts by where they act, in their order."""
-        points: dict[PointKey, list[Act]] = {}
-        layers: dict[tuple[str, int], list[Act]] = {}
-        for act in acts:
-            one = act.intervention
-            for layer in act.heads:
+    def of(cls, changes: Sequence[Applied]) -> "AppliedByPoint":
+        """The changes by where they change, in their order."""
+        points: dict[PointKey, list[Applied]] = {}
+        layers: dict[tuple[str, int], list[Applied]] = {}
+        for change in changes:
+            one = change.intervention
+            for layer in change.heads:
                 if one.point in _IN_ATTENTION:
-                    layers.setdefault((one.stack, layer), []).append(act)
+                    layers.setdefault((one.stack, layer), []).append(change)
                 else:
-                    points.setdefault((full_name(one.stack, one.point), layer), []).append(act)
+                    points.setdefault((full_name(one.stack, one.point), layer), []).append(change)
         return cls(
             {key: tuple(found) for key, found in points.items()},
             {key: _by_step(key[1], found) for key, found in layers.items()},
-            tuple(dict.fromkeys(str(act.intervention) for act in acts)),
+            tuple(dict.fromkeys(str(change.intervention) for change in changes)),
         )
 
 
-def _by_step(layer: int, acts: Iterable[Act]) -> LayerActs:
-    found: dict[str, list[Act]] = {"scales": [], "removals": [], "patterns": [], "values": []}
-    for act in acts:
-        one = act.intervention
+def _by_step(layer: int, changes: Iterable[Applied]) -> AppliedInLayer:
+    found: dict[str, list[Applied]] = {"scales": [], "removals": [], "patterns": [], "values": []}
+    for change in changes:
+        one = change.intervention
         step = (
             "removals"
             if one.edit == "remove"
             else {"scores": "scales", "pattern": "patterns", "v": "values"}[one.point]
         )
-        found[step].append(act)
-    return LayerActs(layer, **{step: tuple(some) for step, some in found.items()})
+        found[step].append(change)
+    return AppliedInLayer(layer, **{step: tuple(some) for step, some in found.items()})

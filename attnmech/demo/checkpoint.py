@@ -14,7 +14,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter."""
 
 
-class Journal:
+class Checkpoint:
     """One file with a run's weights, its optimizer's moments and its random state; written whole or not at all."""
 
     def __init__(self, file: Path, settings: Mapping[str, object]) -> None:

@@ -140,7 +140,7 @@ class GPTJAttention(StandIn):
         assert isinstance(embed_positions, torch.Tensor)
         sin, cos = embed_positions[position_ids].to(q).chunk(2, dim=-1)
         tables = tuple(table.repeat_interleave(2, dim=-1) for table in (cos, sin))
-        self.attnmech_site.tap.note(rotary=tables)
+        self.attnmech_site.in_force.note(rotary=tables)
         cos, sin = (table[:, None] for table in tables)
         q, k = rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
         z = attend(q, k, v, scale=self.scale, position=None, mask=attention_mask, site=self.attnmech_site)

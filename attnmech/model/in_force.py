@@ -1,6 +1,6 @@
 """What a forward pass does at each point: edit the value, keep it, or let it pass.
 
-Every activation point of every architecture is one call of `Tap.visit`, so edits, captures and gradients work alike
+Every activation point of every architecture is one call of `InForce.visit`, so edits, captures and gradients work alike
 everywhere. What is in force and the pass under way belong to the call, not to the model: they live in a context
 variable, so that threads and tasks with different edits can run one model side by side, and each gets what it would get
 alone. A new thread begins with nothing in force; `contextvars.copy_context().run` hands it the caller's edits.
@@ -22,7 +22,7 @@ from ..batch import Batch
 from ..errors import InputError, UnsupportedModelError
 from ..interventions import Intervention
 from ..points import PointKey, split_stack
-from .acting import Act, Acts, LayerActs
+from .applied import Applied, AppliedByPoint, AppliedInLayer
 from .observed import LayerEnd, LayerObserver, Notes, RowObserver
 from .running import Balance, Kind
 
@@ -78,13 +78,13 @@ class Pass:
     """The points that were handed to observers and let go."""
     edits: Mapping[PointKey, Sequence[Edit]] = field(default_factory=dict)
     """The hooks in force when it began."""
-    acting: Acts = field(default_factory=Acts)
+    applied: AppliedByPoint = field(default_factory=AppliedByPoint)
     """The interventions in force when it began."""
     in_edit: bool = False
     """Whether a hook is at work."""
     balance: Balance | None = None
     """What is compared when it is through; None in passes that prove the model itself."""
-    tap: "Tap | None" = None
+    in_force: "InForce | None" = None
     """The model that runs."""
     outer: "Pass | None" = None
     """The pass in the middle of which this one runs, of this model or another."""
@@ -99,19 +99,19 @@ class _Block:
     """What one `with` block put in force."""
 
     edits: Sequence[tuple[PointKey, Edit]] = ()
-    acts: Sequence[Act] = ()
+    changes: Sequence[Applied] = ()
     unchecked: bool = False
     open: bool = True
     """False once the `with` block has ended, in whatever context that was."""
 
 
-_in_force: ContextVar[Mapping["Tap", tuple[_Block, ...]]] = ContextVar("in force", default=MappingProxyType({}))
+_in_force: ContextVar[Mapping["InForce", tuple[_Block, ...]]] = ContextVar("in force", default=MappingProxyType({}))
 """One variable for all models, since a context keeps a variable for ever; models with nothing in force are absent."""
 _under_way: ContextVar[Pass | None] = ContextVar("under way", default=None)
 """The innermost pass: while a module of a model runs, that model's."""
 
 
-class Tap:
+class InForce:
     """The edits and interventions in force and the pass under way, each in the context of its call."""
 
     # -- what is in force ------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Tap:
         return tuple(block for block in _in_force.get().get(self, ()) if block.open)
 
     def _become(self, blocks: tuple[_Block, ...]) -> None:
-        others = {tap: held for tap, held in _in_force.get().items() if tap is not self}
+        others = {in_force: held for in_force, held in _in_force.get().items() if in_force is not self}
         _in_force.set({**others, self: blocks} if blocks else others)
 
     @property
@@ -131,17 +131,17 @@ class Tap:
     @property
     def interventions(self) -> tuple[Intervention, ...]:
         """The interventions in force, in the order in which they were given."""
-        return tuple(act.intervention for block in self._open() for act in block.acts)
+        return tuple(change.intervention for block in self._open() for change in block.changes)
 
     @property
     def edited(self) -> tuple[str, ...]:
         """The points at which edits are in force, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
         keys = sorted({key for key, _ in self.edit_functions}, key=str)
         points = (name if layer is None else f"{name} {layer}" for name, layer in keys)
-        return (*points, *self._acts().names)
+        return (*points, *self._applied_now().names)
 
-    def _acts(self) -> Acts:
-        return Acts.of([act for block in self._open() for act in block.acts])
+    def _applied_now(self) -> AppliedByPoint:
+        return AppliedByPoint.of([change for block in self._open() for change in block.changes])
 
     def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> AbstractContextManager[None]:
         """Adds edits, after those already in force; whatever happens inside, they are gone afterwards.
@@ -150,9 +150,9 @@ class Tap:
         """
         return self._in_force(_Block(edits=tuple(edits)))
 
-    def acting(self, acts: Sequence[Act]) -> AbstractContextManager[None]:
+    def applying(self, changes: Sequence[Applied]) -> AbstractContextManager[None]:
         """Adds interventions, after those already in force; whatever happens inside, they are gone afterwards."""
-        return self._in_force(_Block(acts=tuple(acts)))
+        return self._in_force(_Block(changes=tuple(changes)))
 
     def unchecked(self) -> AbstractContextManager[None]:
         """Leaves the running certificate out of the passes inside, which are to show what a model does wrong."""
@@ -177,7 +177,7 @@ class Tap:
     @property
     def running(self) -> bool:
         """Whether a pass of this model is under way."""
-        return any(each.tap is self for each in _passes())
+        return any(each.in_force is self for each in _passes())
 
     @property
     def under_way(self) -> Pass:
@@ -189,13 +189,13 @@ class Tap:
     @contextmanager
     def recording(self, wanted: Pass) -> Iterator[Pass]:
         """Makes `wanted` the pass under way, with what is in force; whatever happens inside, the one before is back."""
-        if any(each.tap is self and each.in_edit for each in _passes()):
+        if any(each.in_force is self and each.in_edit for each in _passes()):
             raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
-        wanted.tap, wanted.outer = self, _under_way.get()
+        wanted.in_force, wanted.outer = self, _under_way.get()
         edits: dict[PointKey, list[Edit]] = {}
         for key, edit in self.edit_functions:
             edits.setdefault(key, []).append(edit)
-        wanted.edits, wanted.acting = edits, self._acts()
+        wanted.edits, wanted.applied = edits, self._applied_now()
         try:
             _under_way.set(wanted)
             yield wanted
@@ -207,14 +207,14 @@ class Tap:
         part = self.under_way.part
         return part is not None and not part.runs(block)
 
-    def acts_in(self, stack: str, layer: int) -> LayerActs | None:
+    def applied_in(self, stack: str, layer: int) -> AppliedInLayer | None:
         """The interventions inside the attention of a layer."""
-        return self.under_way.acting.in_attention.get((stack, layer))
+        return self.under_way.applied.in_attention.get((stack, layer))
 
     def scales_in(self, stack: str, layer: int) -> bool:
         """Whether terms of the layer's scores are changed."""
-        acts = self.acts_in(stack, layer)
-        return acts is not None and bool(acts.scales)
+        changes = self.applied_in(stack, layer)
+        return changes is not None and bool(changes.scales)
 
     def wants(self, name: str, layer: int | None) -> bool:
         """Whether anyone edits or captures this point."""
@@ -223,7 +223,7 @@ class Tap:
     def edits(self, name: str, layer: int | None) -> bool:
         """Whether anyone changes this point."""
         here, now = (name, layer), self.under_way
-        return here in now.edits or here in now.acting.at_points
+        return here in now.edits or here in now.applied.at_points
 
     def visit(self, name: str, layer: int | None, value: Tensor, *, owned: bool = False) -> Tensor:
         """Passes a value through the interventions and edits at its point, keeps it if asked to, and returns it.
@@ -231,11 +231,11 @@ class Tap:
         `owned` says that nobody else will change this tensor in place; all others are copied when kept.
         """
         key, now = (name, layer), self.under_way
-        if acts := now.acting.at_points.get(key):
+        if changes := now.applied.at_points.get(key):
             value = value.clone()
-            for act in acts:
+            for change in changes:
                 assert layer is not None
-                act.at_point(value, layer)
+                change.at_point(value, layer)
         for edit in now.edits.get(key, ()):
             value = _applied(edit, key, value, now)
         if not now.keeps(key):

@@ -16,8 +16,8 @@ from ..errors import InputError
 from ..points import PointKey
 from .architectures import submodule
 from .hooked import HookedModel
+from .in_force import Part
 from .observed import RowObserver
-from .tap import Part
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import attnmech as am
 from attnmech.batch import Batch
 from attnmech.interventions import Intervention
 from attnmech.model.architectures import architectures_of, submodule
-from attnmech.model.partial import Blocks
+from attnmech.model.partial_pass import Blocks
 
 ONE_STACK = sorted((models.MAKERS | models.NEW | models.OTHERS).keys() - {"t5", "mt5", "t5_encoder_alone"})
 HEADED = [name for name in ONE_STACK if "headless" not in name]
