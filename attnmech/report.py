@@ -20,7 +20,7 @@ from .draw.focus_sections import about_all_heads
 from .draw.page import render_page
 from .draw.section import Section
 from .draw.text import bound, html_text
-from .draw.view import Fact, ScoreView
+from .draw.view import ScoreView, TableRow
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
 from .methods.ablation import ablate_heads
@@ -113,7 +113,7 @@ class Report:
             sections=self._sections(view),
             facts=self._facts(view),
             checks=[
-                Fact(check.name, check.statement, _STATUS[check.status], check.evidence)
+                TableRow(check.name, check.statement, _STATUS[check.status], check.evidence)
                 for check in self.certificate.checks
             ],
             provenance=provenance.entries,
@@ -210,22 +210,22 @@ class Report:
         page = html_text(self.to_html())
         return f'<iframe srcdoc="{page}" title="attnmech report" style="width:100%;height:85vh;border:0"></iframe>'
 
-    def _facts(self, view: ScoreView) -> list[Fact]:
+    def _facts(self, view: ScoreView) -> list[TableRow]:
         shown = list(self.scores.layers)
         largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")
         return [
-            Fact("tokens", str(len(view.tokens))),
-            Fact("layers shown", ", ".join(map(str, view.layers))),
-            Fact("heads in each", str(view.scores.shape[1])),
-            Fact("terms of a score", terms),
-            Fact(
+            TableRow("tokens", str(len(view.tokens))),
+            TableRow("layers shown", ", ".join(map(str, view.layers))),
+            TableRow("heads in each", str(view.scores.shape[1])),
+            TableRow("terms of a score", terms),
+            TableRow(
                 "largest residual",
                 bound(residual, 2) if residual else "none",
                 "ok",
                 f"max |Σ terms − score|, where the largest score is {largest:.3g}",
             ),
-            Fact(
+            TableRow(
                 "certificate",
                 self.certificate.verdict,
                 "ok" if self.certificate.ok else "fail",

@@ -58,11 +58,11 @@ def model_view(
     found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
     packed = pack_probabilities(found)
     data = of_layers(found, tokens, layers=layers, keys=keys, head=head)
-    data |= {"pattern": packed, **_facts(found, aligned=keys is None)}
+    data |= {"pattern": packed, **_per_head(found, aligned=keys is None)}
     return View("model", title, READING + precision_of(packed), data)
 
 
-def _facts(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bool) -> dict[str, Any]:
+def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bool) -> dict[str, Any]:
     """What is said of each head, from the numbers as they were given: rounded ones would have more ties.
 
     `rows` is the number of rows with a choice, `top` the key that each of them looks at most (-1: no choice, or a

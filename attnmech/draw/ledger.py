@@ -26,8 +26,8 @@ MOST_KEYS: Final = 12
 
 REFERENCES: Final = {
     "zero": "score before softmax",
-    "mean": "score before softmax, minus the row's mean",
-    "runner_up": "score before softmax, minus the runner-up's",
+    "mean": "score before softmax<br>− the row's mean",
+    "runner_up": "score before softmax<br>− the runner-up's",
 }
 """What a row's terms may be drawn against; the same number for every key of a row changes no probability."""
 
@@ -243,7 +243,8 @@ _LAYOUT: Final = {
         "yanchor": "top",
         "pad": {"t": 16},
     },
-    "legend": {"traceorder": "normal"},
+    # Below, where its lines have room: on a phone each entry has its own.
+    "legend": {"traceorder": "normal", "yref": "container", "y": 0, "yanchor": "bottom"},
     "xaxis": {"title": {}, "domain": [0, 0.7], **_LINE_AT_0},
     "xaxis2": {
         "title": {"text": "probability<br>after softmax"},
@@ -258,7 +259,7 @@ _LAYOUT: Final = {
         "title": {"text": axis_label(KEY), "standoff": 8},
         "showgrid": False,
     },
-    "margin": {"t": 110, "r": 34},
+    "margin": {"t": 70, "r": 34},
 }
 
 

@@ -24,7 +24,7 @@ from attnmech.draw.style import MARKS
 from attnmech.draw.templates import rendered
 from attnmech.draw.text import json_for_script, token_labels, visible_token, with_minus_signs
 from attnmech.draw.token_weights import unattended
-from attnmech.draw.view import Fact, ScoreView
+from attnmech.draw.view import ScoreView, TableRow
 
 SINK: Final = 1e-3
 """Where a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
@@ -39,8 +39,8 @@ def render_page(
     lead: str,
     view: ScoreView,
     sections: Sequence[Section],
-    facts: Sequence[Fact],
-    checks: Sequence[Fact],
+    facts: Sequence[TableRow],
+    checks: Sequence[TableRow],
     provenance: Mapping[str, str],
     setup: str = "",
     reasons: Sequence[Sequence[Sequence[str]]] = (),

@@ -164,7 +164,7 @@ class UpdateView:
 
 
 @dataclass(frozen=True)
-class Fact:
+class TableRow:
     """One row of a table: a name, its value, and for a check how it went and why."""
 
     label: str

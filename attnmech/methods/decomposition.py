@@ -391,7 +391,7 @@ class ScoreDecomposition(Result):
     def to_html(self, path: str | Path, *, sequence: int = 0) -> Path:
         """Writes figures 1 to 3 for every head of one text as one offline page."""
         from ..draw.page import render_page
-        from ..draw.view import Fact
+        from ..draw.view import TableRow
 
         target = path_of(path, OutputError)
         worst = float(self.residual[list(self.layers)].max())
@@ -401,7 +401,7 @@ class ScoreDecomposition(Result):
             lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
             view=view,
             sections=self.sections(view),
-            facts=[Fact("largest residual", f"{worst:.1e}", "ok")],
+            facts=[TableRow("largest residual", f"{worst:.1e}", "ok")],
             checks=[],
             provenance=self.provenance.entries,
         )

@@ -97,7 +97,7 @@ class Architecture:
     """Norms of the queries and keys of each head, which multiply by one number a token and dimension."""
     query_scale: float = 1.0
     """By what the model multiplies q before its attention is called."""
-    stand_in: Callable[[nn.Module], nn.Module] | None = None
+    replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
     reads: Literal["tokens", "pixels"] = "tokens"
     position_limit: int | None = None
@@ -126,7 +126,7 @@ def _bloom(config: Config) -> Architecture:
         mlp_out="mlp.dense_4h_to_h",
         embed_norm="word_embeddings_layernorm",
         alibi=Alibi(),
-        stand_in=BloomAttention,
+        replacement=BloomAttention,
     )
 
 
@@ -144,7 +144,7 @@ def _mpt(config: Config) -> Architecture:
         mid_norm="norm_2",
         mlp_out="ffn.down_proj",
         alibi=Alibi(alibi_slopes_mpt, from_end=True),
-        stand_in=MptAttention,
+        replacement=MptAttention,
         position_limit=config.max_seq_len,
     )
 
@@ -167,7 +167,7 @@ def _falcon(config: Config) -> Architecture:
         mlp_out="mlp",
         alibi=Alibi(factor=d_head**-0.5, rounded_to=torch.bfloat16) if config.alibi else None,
         rotary=None if config.alibi else HALVES,
-        stand_in=FalconAttention,
+        replacement=FalconAttention,
         trusted="sdpa" if config.alibi else None,
         n_heads=heads,
         n_kv_heads=int(config.num_kv_heads) if shared else 1,
@@ -204,7 +204,7 @@ def _gptj(config: Config) -> Architecture:
         mid_norm=None,
         mlp_out="mlp",
         rotary=replace(PAIRS, share=(config.rotary_dim or d_head) / d_head, theta=10_000.0),
-        stand_in=GPTJAttention,
+        replacement=GPTJAttention,
         position_limit=config.n_positions,
     )
 

@@ -110,8 +110,8 @@ class Stack:
     def _use_our_attention(self, layer: int, block: nn.Module) -> None:
         plan = self.architecture
         attention = submodule(block, plan.attention)
-        if plan.stand_in is not None:
-            attention = plan.stand_in(attention)
+        if plan.replacement is not None:
+            attention = plan.replacement(attention)
             block.set_submodule(plan.attention, attention)
         attention.attnmech_site = Site(self._in_force, layer, self.label, plan.n_kv_heads)  # type: ignore[assignment]
 

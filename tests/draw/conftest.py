@@ -18,7 +18,7 @@ from attnmech.draw.page import render_page
 from attnmech.draw.score_sections import score_sections
 from attnmech.draw.section import Section
 from attnmech.draw.update_sections import update_sections
-from attnmech.draw.view import Fact, FocusView, ScoreView, UpdateView
+from attnmech.draw.view import FocusView, ScoreView, TableRow, UpdateView
 
 TOKENS = (
     "</script><script>window.owned=1</script>",
@@ -152,8 +152,8 @@ def page_html(view: ScoreView) -> str:
         sections_of(view, Section("Last", "reading", {"last": go.Figure()}, "print()  # </script>")),
         title=f"Title {HOSTILE}",
         lead=f"Lead {HOSTILE}",
-        facts=[Fact("layers", "2"), Fact(HOSTILE, HOSTILE, detail=HOSTILE)],
-        checks=[Fact("rows sum to 1", "1e-7", "ok"), Fact("causal", "0.3", "fail", "looks ahead")],
+        facts=[TableRow("layers", "2"), TableRow(HOSTILE, HOSTILE, detail=HOSTILE)],
+        checks=[TableRow("rows sum to 1", "1e-7", "ok"), TableRow("causal", "0.3", "fail", "looks ahead")],
         provenance={"model": HOSTILE},
     )
 
