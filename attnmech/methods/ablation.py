@@ -1,16 +1,16 @@
 """Does a head matter? Each is ablated alone, and a metric measured before and after (formulas §5)."""
 
 from collections.abc import Iterable
-from pathlib import Path
+from typing import Unpack
 
 from ..interventions import Heads, Values
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..runs.ablations import Ablations, reread
-from ..runs.answers import Answers
 from ..runs.effects import HeadEffects, effects_of
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
+from ..runs.options import SweepOptions, require_known
 from ..runs.sweep import sweep
 
 
@@ -25,17 +25,11 @@ def ablate_heads(
     layers: Iterable[int] | None = None,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
     per_position: bool = False,
-    answers: Answers = None,
-    against: Answers = None,
     later: str = "recompute",
     shifts: bool = False,
     draws: int = 1,
     seed: int = 0,
-    bos: bool | None = None,
-    memory: float = 1.0,
-    journal: str | Path | None = None,
-    partial: bool = False,
-    progress: bool = False,
+    **options: Unpack[SweepOptions],
 ) -> HeadEffects:
     """By how much a metric changes when each head, alone, is ablated.
 
@@ -67,15 +61,15 @@ def ablate_heads(
     Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample).
     """
     require_model(model)
+    require_known(options, SweepOptions)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     ablations = Ablations.of(
-        model, inputs, chosen, method, reference=reference, per_position=per_position, draws=draws, seed=seed, bos=bos
-    )
-    options = {**ablations.options, "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen]}
+        model, inputs, chosen, method, reference=reference, per_position=per_position, draws=draws, seed=seed,
+        bos=options.get("bos"),
+    )  # fmt: skip
+    noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen]}
     swept = sweep(
         model, inputs, [(ablations.of_head(head, draw),) for head in chosen for draw in range(draws)], metric,
-        answers=answers, against=against,
-        later=later, shifts=shifts, bos=bos, memory=memory, journal=journal, partial=partial, progress=progress,
-        options=options,
+        later=later, shifts=shifts, noted=noted, **options,
     )  # fmt: skip
     return effects_of(model, chosen, swept, method, draws)

@@ -5,7 +5,7 @@ The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a res
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import pandas as pd
 import torch
@@ -21,12 +21,12 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import OverTexts, Provenance, TextResult, by_layer, shared_layers, subtracted
 from ..runs.ablations import check_reference, mean_of, reread
-from ..runs.answers import Answers
 from ..runs.claims import about_largest, for_map, interval_note
 from ..runs.corpus import CorpusBatch
 from ..runs.effects import HeadEffects, unit_of
 from ..runs.layers import count_layers
 from ..runs.metrics import Metric, MetricLike, require_finite
+from ..runs.options import MeasuringOptions, require_known
 from ..runs.progress import steps
 from ..runs.sweep import batches_of, tokens_of
 
@@ -215,11 +215,7 @@ def head_importance(
     reference: Values | Inputs | Iterable[Inputs] | None = None,
     per_position: bool = False,
     sweep: HeadEffects | None = None,
-    answers: Answers = None,
-    against: Answers = None,
-    bos: bool | None = None,
-    memory: float = 1.0,
-    progress: bool = False,
+    **options: Unpack[MeasuringOptions],
 ) -> HeadImportance:
     """How much a metric depends on each head, to first order: one forward and one backward pass for all of them.
 
@@ -245,7 +241,10 @@ def head_importance(
     option("method", method, METHODS)
     if sweep is not None and not isinstance(sweep, HeadEffects):
         raise InputError(f"`sweep` must be what am.ablate_heads returned; got {shown(sweep)}.")
-    memory, progress = finite_number("memory", memory, above=0.0, below=1e9), flag("progress", progress)
+    require_known(options, MeasuringOptions)
+    bos, answers, against = options.get("bos"), options.get("answers"), options.get("against")
+    memory = finite_number("memory", options.get("memory", 1.0), above=0.0, below=1e9)
+    progress = flag("progress", options.get("progress", False))
     check_reference(method, reference, per_position)
     stack = model.output_stack
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))
@@ -260,8 +259,8 @@ def head_importance(
     judge = Metric.of(model, metric, answers, against, texts)
     _check_gradient(judge)
     tokens = tokens_of(parts, texts, stack.label)
-    options = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position}
-    provenance = model.provenance_of(parts[-1].digest, tokens, options)
+    noted = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position}
+    provenance = model.provenance_of(parts[-1].digest, tokens, noted)
     before = torch.empty(texts, dtype=torch.float64)
     per_text = torch.empty(len(chosen), stack.n_heads, texts, dtype=torch.float64)
     n_layers = count_layers(model, stack)

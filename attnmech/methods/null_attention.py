@@ -6,8 +6,7 @@ After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transforme
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import pandas as pd
 import torch
@@ -23,12 +22,12 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import Provenance, TextResult, by_layer, subtracted
 from ..runs.ablations import reread
-from ..runs.answers import Answers
 from ..runs.claims import no_interval
 from ..runs.effects import HeadEffects, effects_of, unit_of
 from ..runs.engine import Change
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
+from ..runs.options import SweepOptions, require_known
 from ..runs.sinks import FACTS, TARGETS, Sinks, sinks_of
 from ..runs.sweep import sweep
 
@@ -59,13 +58,7 @@ def null_attention(
     least_ratio: float = 0.5,
     metric: MetricLike = "loss",
     reference: Inputs | Iterable[Inputs] | None = None,
-    answers: Answers = None,
-    against: Answers = None,
-    bos: bool | None = None,
-    memory: float = 1.0,
-    journal: str | Path | None = None,
-    partial: bool = False,
-    progress: bool = False,
+    **options: Unpack[SweepOptions],
 ) -> "NullAttention":
     """Whether heads that attend to a sink do so to no effect.
 
@@ -97,6 +90,8 @@ def null_attention(
     journal of another sweep.
     """
     require_model(model)
+    require_known(options, SweepOptions)
+    bos = options.get("bos")
     delta = finite_number("delta", delta, above=0.0)
     least_mass = finite_number("least_mass", least_mass, above=0.0)
     least_ratio = finite_number("least_ratio", least_ratio, above=0.0)
@@ -118,18 +113,12 @@ def null_attention(
         inputs,
         [change for head in chosen for change in _changes(head, _sink_of(sinks, touched, head), means[head[0]], label)],
         metric,
-        answers=answers,
-        against=against,
-        bos=bos,
-        memory=memory,
-        journal=journal,
-        partial=partial,
-        progress=progress,
-        options={
+        noted={
             "target": target,
             "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen],
             "mean value over": "inputs" if reference is None else "reference",
         },
+        **options,
     )
     count = len(INTERVENTIONS)
     effects = {

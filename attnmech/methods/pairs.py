@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pandas as pd
 import torch
@@ -18,11 +17,11 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import OverTexts, Provenance, TextResult, subtracted
 from ..runs.ablations import Ablations, reread
-from ..runs.answers import Answers
 from ..runs.claims import about_largest, interval_note
 from ..runs.effects import unit_of
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
+from ..runs.options import SweepOptions, require_known
 from ..runs.sweep import sweep
 
 if TYPE_CHECKING:
@@ -193,14 +192,8 @@ def ablate_pairs(
     *,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
     per_position: bool = False,
-    answers: Answers = None,
-    against: Answers = None,
     seed: int = 0,
-    bos: bool | None = None,
-    memory: float = 1.0,
-    journal: str | Path | None = None,
-    partial: bool = False,
-    progress: bool = False,
+    **options: Unpack[SweepOptions],
 ) -> PairEffects:
     """By how much a metric changes when two heads are ablated together, and by how much for each alone.
 
@@ -215,16 +208,17 @@ def ablate_pairs(
     Raises `InputError` for pairs that are none, and what `am.ablate_heads` raises.
     """
     require_model(model)
+    require_known(options, SweepOptions)
     inputs, chosen = reread(inputs), _checked_pairs(model, pairs)
     heads = sorted({head for pair in chosen for head in pair})
     ablations = Ablations.of(
-        model, inputs, heads, method, reference=reference, per_position=per_position, seed=seed, bos=bos
-    )
+        model, inputs, heads, method, reference=reference, per_position=per_position, seed=seed,
+        bos=options.get("bos"),
+    )  # fmt: skip
     changed = [*((head,) for head in heads), *chosen]
     swept = sweep(
-        model, inputs, [tuple(ablations.of_head(head) for head in each) for each in changed], metric, answers=answers,
-        against=against, bos=bos, memory=memory, journal=journal, partial=partial, progress=progress,
-        options=ablations.options,
+        model, inputs, [tuple(ablations.of_head(head) for head in each) for each in changed], metric,
+        noted=ablations.options, **options,
     )  # fmt: skip
     singles, both = swept.after[: len(heads)], swept.after[len(heads) :]
     one, other = (singles[[heads.index(pair[side]) for pair in chosen]] for side in (0, 1))

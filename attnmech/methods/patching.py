@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
 
 import pandas as pd
 import torch
@@ -20,11 +19,11 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import subtracted
 from ..runs.ablations import one_by_one, reread
-from ..runs.answers import Answers
 from ..runs.corpus import CorpusBatch, batches
 from ..runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
+from ..runs.options import SweepOptions, require_known
 from ..runs.reference import captured
 from ..runs.sweep import Swept, sweep
 
@@ -176,13 +175,7 @@ def patch(
     layers: Iterable[int] | None = None,
     positions: Sequence[int] | None = None,
     metric: MetricLike = "logit_difference",
-    answers: Answers = None,
-    against: Answers = None,
-    bos: bool | None = None,
-    memory: float = 1.0,
-    journal: str | Path | None = None,
-    partial: bool = False,
-    progress: bool = False,
+    **options: Unpack[SweepOptions],
 ) -> PatchEffects | PositionEffects:
     """By how much a metric changes when activations of the clean run are put into the corrupted one.
 
@@ -210,11 +203,12 @@ def patch(
     `JournalError` for the journal of another sweep. Source: Meng et al. 2022; Wang et al. 2023.
     """
     require_model(model)
+    require_known(options, SweepOptions)
     _check_options(at, heads, metric)
-    pairs = _Pairs.of(model, reread(clean), reread(corrupted), bos)
-    options: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
-    run = _Run(model, pairs, metric, answers, against, bos)
-    of_clean = run.clean_fields(memory)
+    pairs = _Pairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
+    noted: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
+    run = _Run(model, pairs, metric, options)
+    of_clean = run.clean_fields()
     if at == "z":
         chosen = model.check_heads(heads, layers)
         values = pairs.values(model, at, sorted({layer for layer, _ in chosen}))
@@ -224,8 +218,8 @@ def patch(
             for head in chosen
         ]
         named = "all" if isinstance(heads, str) else [list(head) for head in chosen]
-        options |= {"heads": named, "positions": at_positions}
-        swept = run.sweep(changes, options, memory=memory, journal=journal, partial=partial, progress=progress)
+        noted |= {"heads": named, "positions": at_positions}
+        swept = run.sweep(changes, noted)
         return PatchEffects(**head_fields(model, chosen, swept, "patching z"), **of_clean)
     length = pairs.one_length(at)
     columns = list(range(length)) if positions is None else pairs.check_positions(positions)
@@ -233,8 +227,8 @@ def patch(
     values = pairs.values(model, at, rows)
     places = [(layer, position) for layer in dict.fromkeys(rows) for position in columns]
     changes = [_at_position(at, *place, values, model.output_stack.label) for place in places]
-    options |= {"layers": rows, "positions": columns}
-    swept = run.sweep(changes, options, memory=memory, journal=journal, partial=partial, progress=progress)
+    noted |= {"layers": rows, "positions": columns}
+    swept = run.sweep(changes, noted)
     return PositionEffects(**effect_fields(places, length, swept, f"patching {at}"), **of_clean)
 
 
@@ -344,22 +338,17 @@ class _Run:
     model: HookedModel
     pairs: _Pairs
     metric: MetricLike
-    answers: Answers
-    against: Answers
-    bos: bool | None
+    options: SweepOptions
 
-    def sweep(self, changes: Sequence[Intervention], options: Mapping[str, Any], **more: Any) -> Swept:
+    def sweep(self, changes: Sequence[Intervention], noted: Mapping[str, Any]) -> Swept:
         """The corrupted prompts under each change."""
         _, corrupted = self.pairs.given
-        return self._sweep(corrupted, [(change,) for change in changes], options=options, **more)
+        each_alone = [(change,) for change in changes]
+        return sweep(self.model, corrupted, each_alone, self.metric, noted=noted, **self.options)
 
-    def clean_fields(self, memory: float) -> dict[str, Any]:
+    def clean_fields(self) -> dict[str, Any]:
         """What a result holds of the clean prompts."""
         clean, _ = self.pairs.given
-        swept = self._sweep(clean, [()], memory=memory)
+        measuring = self.options | {"journal": None, "partial": False, "progress": False}
+        swept = sweep(self.model, clean, [()], self.metric, **measuring)
         return {"clean": swept.before, "clean_tokens": swept.tokens}
-
-    def _sweep(self, inputs: Any, changes: Sequence[tuple[Intervention, ...]], **more: Any) -> Swept:
-        return sweep(
-            self.model, inputs, changes, self.metric, answers=self.answers, against=self.against, bos=self.bos, **more
-        )

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import pandas as pd
 import torch
@@ -20,11 +20,11 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import OverTexts, PagedResult, Provenance
 from ..runs.ablations import Ablations, checked_seed, reread
-from ..runs.answers import Answers
 from ..runs.claims import interval_note, no_interval
 from ..runs.effects import unit_of
 from ..runs.journal import Entry, Journal, leave, owning_journal
 from ..runs.metrics import Metric, MetricLike
+from ..runs.options import SweepOptions, require_known
 from ..runs.progress import Steps
 from ..runs.progress import steps as bar_of
 from ..runs.sweep import Swept, identity_of_sweep, sweep
@@ -168,14 +168,8 @@ def prune_heads(
     random: int = 5,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
     per_position: bool = False,
-    answers: Answers = None,
-    against: Answers = None,
     seed: int = 0,
-    bos: bool | None = None,
-    memory: float = 1.0,
-    journal: str | Path | None = None,
-    partial: bool = False,
-    progress: bool = False,
+    **options: Unpack[SweepOptions],
 ) -> PruningCurve:
     """What a metric becomes when heads are ablated one after the other, each time the one that harms least.
 
@@ -196,6 +190,7 @@ def prune_heads(
     Raises `InputError` for steps and draws that cannot be, and what `am.ablate_heads` raises.
     """
     require_model(model)
+    require_known(options, SweepOptions)
     optional_flag("higher_is_better", higher_is_better)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     count = len(chosen)
@@ -203,35 +198,36 @@ def prune_heads(
         count = whole_number("steps", steps, least=1, most=len(chosen), about="the heads chosen")
     draws, seed = whole_number("random", random), checked_seed(seed)
     ablations = Ablations.of(
-        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed, bos=bos
-    )
-    options = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}
+        model, inputs, chosen, method, reference=reference, per_position=per_position, seed=seed,
+        bos=options.get("bos"),
+    )  # fmt: skip
+    noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}
 
     def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, partial: bool = False) -> Swept:
         acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, each)) for each in changes]
-        return sweep(
-            model, inputs, acts, metric, answers=answers, against=against, bos=bos, memory=memory, journal=file,
-            partial=partial, options=options,
-        )  # fmt: skip
+        own = options | {"journal": file, "partial": partial, "progress": False}
+        return sweep(model, inputs, acts, metric, noted=noted, **own)
 
     whole = measure([()])
-    judge = Metric.of(model, metric, answers, against, whole.documents)
+    judge = Metric.of(model, metric, options.get("answers"), options.get("against"), whole.documents)
     better = _better(judge, higher_is_better)
     orders = _random_orders(chosen, draws, seed)
     drawn = [order[:step] for order in orders for step in range(1, count + 1)]
     file = None
-    if journal is not None:
+    if (journal := options.get("journal")) is not None:
         file = Journal(path_of(journal), _identity(model, whole, judge, ablations, chosen, count, better, draws))
     greedy = _Greedy(measure, chosen, count, better, file, model.dtype)
     measured: Swept | None = None
-    with bar_of("pruning", count * (2 * len(chosen) - count + 1) // 2 + len(drawn), show=progress) as bar:
+    with bar_of(
+        "pruning", count * (2 * len(chosen) - count + 1) // 2 + len(drawn), show=options.get("progress", False)
+    ) as bar:
         try:
             greedy.run(bar)
             if drawn:
-                measured = measure(drawn, greedy.step_file, partial)
+                measured = measure(drawn, greedy.step_file, options.get("partial", False))
                 bar.advance(len(drawn))
         except KeyboardInterrupt:
-            if not partial or not greedy.order:
+            if not options.get("partial") or not greedy.order:
                 raise
     values = torch.full((draws, len(greedy.order), whole.documents), torch.nan, dtype=torch.float64)
     if measured is not None:

@@ -68,7 +68,7 @@ def sweep(
     journal: str | Path | None = None,
     partial: bool = False,
     progress: bool = False,
-    options: Mapping[str, Any] | None = None,
+    noted: Mapping[str, Any] | None = None,
 ) -> Swept:
     """Measures each change on every text.
 
@@ -95,9 +95,9 @@ def sweep(
     judge = Metric.of(model, metric, answers, against, texts)
     for part in parts:
         engine.check(part.batch)
-    noted = {"bos": bos, "metric": judge.name, "later": later, **(options or {})}
+    settings = {"bos": bos, "metric": judge.name, "later": later, **(noted or {})}
     given = tokens_of(parts, texts, model.output_stack.label)
-    provenance = model.provenance_of(parts[-1].digest, given, noted)
+    provenance = model.provenance_of(parts[-1].digest, given, settings)
     record = _Record(len(changes), texts, model if shifts else None)
     with kept(journal):
         file = (

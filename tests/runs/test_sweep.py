@@ -212,3 +212,15 @@ def test_another_run_under_way(tmp_path: Path) -> None:
     with pytest.raises(am.OutputError, match="there is no folder"):
         resumed(journal=tmp_path / "no" / "journal", method="mean", reference=reference())
     assert not read
+
+
+@pytest.mark.parametrize("method", [am.ablate_heads, am.null_attention, am.prune_heads, am.head_importance])
+def test_an_option_that_there_is_not_is_named_before_anything_runs(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.hooked("gpt2")
+    monkeypatch.setattr(type(model), "forward", None)
+    with pytest.raises(
+        TypeError, match="unexpected option 'memroy'; the shared options are answers, against, bos, mem"
+    ):
+        method(model, models.token_ids("gpt2"), memroy=2.0)
