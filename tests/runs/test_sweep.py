@@ -215,9 +215,7 @@ def test_another_run_under_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [am.ablate_heads, am.null_attention, am.prune_heads, am.head_importance])
-def test_an_option_that_there_is_not_is_named_before_anything_runs(
-    method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_option_is_named_before_anything_runs(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.hooked("gpt2")
     monkeypatch.setattr(type(model), "forward", None)
     with pytest.raises(
