@@ -9,9 +9,17 @@ from jaxtyping import Float, Int
 from attnmech.draw.carried import error_of
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.ledger import REFERENCES, ledger_chart, likeliest
-from attnmech.draw.scores import MEASURES, attention_chart, bars_chart, highest_key, key_terms_chart, triangle_chart
+from attnmech.draw.scores import (
+    MEASURES,
+    attention_chart,
+    bars_chart,
+    highest_key,
+    key_terms_chart,
+    marks_of,
+    triangle_chart,
+)
 from attnmech.draw.section import Choice, OfPattern, Section
-from attnmech.draw.style import term_style
+from attnmech.draw.style import MARKS, term_style
 from attnmech.draw.text import bound, percent, signed, visible_token
 from attnmech.draw.view import ScoreView
 
@@ -158,17 +166,13 @@ def row_sentences(view: ScoreView) -> ByChoice:
 
 
 def _about_rows(view: ScoreView) -> ByChoice:
-    keys = highest_key(view.scores)
-    queries = np.arange(len(view.tokens))
+    marks = marks_of(highest_key(view.scores))
 
     def told(layer: int, head: int) -> str:
-        key = keys[layer, head]
-        choice = key >= 0
-        itself, first = (key == queries) & choice, (key == 0) & (queries > 0)
-        other = choice.sum() - itself.sum() - first.sum()
+        itself, first, other = (int((marks[layer, head] == code).sum()) for code in range(len(MARKS)))
         return (
-            f"Of the {choice.sum()} rows with a choice, {itself.sum()} score highest at the token itself, "
-            f"{first.sum()} at the first token, {other} at another token."
+            f"Of the {itself + first + other} rows with a choice, {itself} score highest at the token itself, {first} "
+            f"at the first token, {other} at another token."
         )
 
     return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)
