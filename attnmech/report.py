@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -64,6 +64,20 @@ _STATUS: Final[dict[str, Literal["ok", "warn", "fail"] | None]] = {
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A result on the page whose sentence and section are its own."""
+
+    question: str
+    """What it answers, in a few words."""
+    result: HeadEffects | NullAttention
+    call: str
+    """The Python that makes it again."""
+
+
+R = TypeVar("R", bound=HeadEffects | NullAttention)
+
+
+@dataclass(frozen=True)
 class Report:
     """One text on one model: why, where and what its heads write, the model's certificate, and the page of it all."""
 
@@ -73,10 +87,8 @@ class Report:
     certificate: Certificate
     notes: tuple[str, ...]
     """What the page leaves out, and why."""
-    effects: HeadEffects | None
-    """What zeroing each head does to the loss, on the page's text and others of the demo model's language."""
-    null: NullAttention | None
-    """What attention to the first token is good for, on the same texts."""
+    measured: tuple["Measured", ...]
+    """What was found by ablations, on the page's text and others of the demo model's language."""
     sources: SourceDecomposition | None
     """Which upstream writers make each head look where it looks."""
     special: tuple[bool, ...]
@@ -130,20 +142,25 @@ class Report:
         if self._why:
             found["Why they look there"] = self._why
         found["What they write"] = self.updates.lead
-        if self.effects is not None:
-            found["What matters"] = self.effects.lead
-        if self.null is not None:
-            found["First token"] = self.null.lead
-        return found
+        return found | {each.question: each.result.lead for each in self.measured}
+
+    @property
+    def effects(self) -> HeadEffects | None:
+        """What zeroing each head does to the loss; None where it would take minutes."""
+        return self._found(HeadEffects)
+
+    @property
+    def null(self) -> NullAttention | None:
+        """What attention to the first token is good for; None where it would take minutes."""
+        return self._found(NullAttention)
+
+    def _found(self, kind: type[R]) -> R | None:
+        return next((each.result for each in self.measured if isinstance(each.result, kind)), None)
 
     def _sections(self, view: ScoreView) -> list[Section]:
         """The page's sections: those of figures 1 to 10, and after them what else was measured."""
         focus, layers, calls = self.focus.view(), view.layers, self.calls
-        further = [
-            result.section(calls[name], layers, self._texts)
-            for name, result in (("effects", self.effects), ("null", self.null))
-            if result is not None
-        ]
+        further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
         return [
             *self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus)),
             *([] if self.expected is None else [_expected(self.expected)]),
@@ -301,7 +318,7 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start
     focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
-    effects, null = _measured(model, batch, notes)
+    measured = _measured(model, batch, notes)
     sources = _sources(model, batch, layers, notes)
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
@@ -310,7 +327,7 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start
     special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
     pattern, expected = _last_pass(model, batch, shown, layers)
     return Report(
-        scores, focus, updates, certificate, tuple(notes), effects, null, sources, special, expected, calls, pattern
+        scores, focus, updates, certificate, tuple(notes), measured, sources, special, expected, calls, pattern
     )
 
 
@@ -339,10 +356,10 @@ def _last_pass(
     return pattern, ran.show("logits") if predicts else None
 
 
-def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[HeadEffects | None, NullAttention | None]:
+def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:
     """The sweeps that can be had in seconds: on the page's text and, with the demo model, on more of its language."""
     if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1:
-        return None, None
+        return ()
     texts: list[Any] = [batch]
     if model.is_demo:
         texts += documents(OTHER_TEXTS)
@@ -351,12 +368,13 @@ def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[HeadE
     work = heads * weights * batch.ids.numel() * len(texts)
     if batch.ids.shape[1] < 2 or work > MAX_WORK:
         notes.append("Ablations are left out, since they would take minutes: see attnmech ablate and attnmech null.")
-        return None, None
-    effects = ablate_heads(model, iter(texts))
+        return ()
+    effects = Measured("What matters", ablate_heads(model, iter(texts)), "am.ablate_heads(model, texts)")
     if len(INTERVENTIONS) * work > MAX_WORK:
         notes.append("The test of null attention is left out, since it would take minutes: see attnmech null.")
-        return effects, None
-    return effects, null_attention(model, iter(texts))
+        return (effects,)
+    null = Measured("First token", null_attention(model, iter(texts)), "am.null_attention(model, texts)")
+    return effects, null
 
 
 def _sources(model: HookedModel, batch: Batch, layers: list[int], notes: list[str]) -> SourceDecomposition | None:
@@ -397,6 +415,4 @@ def _calls(
         f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}")',
         "focus": f"am.attention_focus{given}",
         "updates": f"am.residual_updates{given}",
-        "effects": "am.ablate_heads(model, texts)",
-        "null": "am.null_attention(model, texts)",
     }
