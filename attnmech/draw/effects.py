@@ -61,12 +61,8 @@ def effect_map(
             z=np.where(some, effect, np.nan),
             x=list(range(effect.shape[1])),
             y=[str(layer) for layer in layers],
-            zmin=-reach,
-            zmax=reach,
-            colorscale=SIGNED_COLOURS,
-            showscale=opacity == 1.0,
+            coloraxis="coloraxis",
             opacity=opacity,
-            colorbar={"title": {"text": label, "side": "right"}, "thickness": 12},
             text=hover,
             hovertemplate="%{text}<extra></extra>",
             hoverongaps=clear is None,
@@ -74,7 +70,9 @@ def effect_map(
             xgap=1,
             ygap=1,
         )
-    figure.update_layout(template=FIGURE_STYLE, height=max(240, 110 + 24 * len(layers)))
+    bar = {"title": {"text": label, "side": "right"}, "thickness": 12}
+    scale = {"cmin": -reach, "cmax": reach, "colorscale": SIGNED_COLOURS, "colorbar": bar}
+    figure.update_layout(template=FIGURE_STYLE, height=max(240, 110 + 24 * len(layers)), coloraxis=scale)
     figure.update_xaxes(title=columns, dtick=1 if effect.shape[1] <= 32 else None, showgrid=False)
     if tokens:
         figure.update_xaxes(tickvals=list(range(len(names))), ticktext=names)
