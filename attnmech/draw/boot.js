@@ -11,7 +11,10 @@
     for (let began = performance.now(), told = false; ; ) {
       const found = find();
       if (found) return found;
-      if (!told && performance.now() - began > LATE) (told = true), late();
+      if (!told && performance.now() - began > LATE) {
+        told = true;
+        late();
+      }
       await new Promise((proceed) => setTimeout(proceed, 30));
     }
   }
@@ -53,14 +56,14 @@
       const late = () =>
         say("This view waits for a script that another cell of the notebook carries: run all cells again.");
       for (const name of scripts) await script(name, late);
-      const data = JSON.parse(document.getElementById(`${id}-data`).textContent);
+      const data = JSON.parse(document.getElementById(`${id}-data`)?.textContent ?? "null");
       stage.textContent = "";
       stage.control = await window.attnmech.views[kind](stage, data);
     } catch (error) {
-      say(`This view could not be drawn: ${error.message}`);
+      say(`This view could not be drawn: ${error instanceof Error ? error.message : error}`);
       console.error(error);
     }
   }
 
-  window.attnmech = { unzip, script, show, views: {} };
+  window.attnmech = /** @type {Attnmech} */ ({ unzip, script, show, views: {} }); // kit.js and the views add theirs
 })();

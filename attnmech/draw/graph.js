@@ -1,5 +1,3 @@
-"use strict";
-
 // The token graph (attnmech/draw/graph.py): tokens on a line, or on two where queries and keys differ, and an
 // arrow from a query to each key that gets at least the threshold.
 
@@ -17,20 +15,13 @@
   const [ONE, MEAN] = [0, 1];
   const MODES = ["one head", "mean of the heads"];
 
-  const heaviestFirst = (one, other) => other.weight - one.weight;
   const rise = (distance) => Math.min(HIGHEST, 14 + 26 * Math.sqrt(distance)); // of an arc across so many tokens
   const thickness = (weight) => 0.75 + 5 * weight;
   const tipSize = (weight) => 6 + thickness(weight);
 
-  function svg(tag, attributes = {}) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
-  }
-
   /** Puts buttons on a line, each as wide as its text needs; returns their middles and where the line ends. */
   function line(buttons, tokens) {
-    const context = document.createElement("canvas").getContext("2d");
+    const context = contextOf(make("canvas"));
     context.font = "13.6px ui-monospace, monospace";
     let left = GAP;
     const middles = buttons.map((button, index) => {
@@ -47,8 +38,8 @@
     const [size, width] = [tipSize(weight), tipSize(weight) / 2];
     const foot = down ? y - size : y + size;
     return [
-      svg("path", { d: `${path} ${x} ${foot}`, "stroke-width": thickness(weight) }),
-      svg("path", { d: `M ${x} ${y} L ${x - width} ${foot} L ${x + width} ${foot} Z`, class: "attnmech-graph-tip" }),
+      makeSvg("path", { d: `${path} ${x} ${foot}`, "stroke-width": thickness(weight) }),
+      makeSvg("path", { d: `M ${x} ${y} L ${x - width} ${foot} L ${x + width} ${foot} Z`, class: "attnmech-graph-tip" }),
     ];
   }
 
@@ -57,23 +48,28 @@
     const { queries, keys, across } = data;
     const weights = await attentionWeights(data);
     const state = { ...data.chosen, mode: ONE, hideFirst: false, threshold: data.threshold };
+    /** @type {boolean[]} */
     let hidden = []; // of each key, whether it is left out
-    let values = []; // the weights shown, [query key] flat
+    /** @type {Float32Array | Float64Array} */
+    let values = new Float32Array(); // the weights shown, [query key] flat
+    /** @type {Line[]} */
     let edges = []; // those of at least the threshold; none where they are too many to draw
     let found = 0; // how many there are
     let share = 0; // of the attention, that they carry
+    /** @type {number[]} */
     let blank = []; // queries for which no key is left
-    let place = null; // the token whose edges alone are drawn
+    let place = /** @type {Place | null} */ (null); // the token whose edges alone are drawn
+    /** @type {Line[]} */
     let drawn = [];
     let top = 0; // of the nodes of the queries
-    let waiting = false; // for the next frame
+    const redraw = inNextFrame(draw);
 
     // ---- elements ---------------------------------------------------------------------------------------------
 
     const layer = selector("Layer", data.layers, state.layer, (index) => chosen({ layer: index }));
     const head = selector("Head", range(data.heads), state.head, (index) => chosen({ head: index }));
-    const mode = selector("Edges of", MODES, state.mode, (index) => ((state.mode = index), update()));
-    const first = checkbox("hide the first token", false, (ticked) => ((state.hideFirst = ticked), update()));
+    const mode = selector("Edges of", MODES, state.mode, (index) => set({ mode: index }));
+    const first = checkbox("hide the first token", false, (ticked) => set({ hideFirst: ticked }));
     const bounds = { min: Math.min(LEAST_THRESHOLD, state.threshold), max: 1, step: "any", value: state.threshold };
     const threshold = slider("Threshold", { ...bounds, words: percent }, (value) => {
       state.threshold = value;
@@ -85,10 +81,11 @@
     controls.append(first.element, threshold.element);
 
     const finding = make("p", { className: "attnmech-finding" });
+    /** @type {{query: HTMLButtonElement[], key?: HTMLButtonElement[]}} */
     const nodes = { query: queries.map(tokenButton) };
     if (across) nodes.key = keys.map(tokenButton);
     const keyNodes = nodes.key ?? nodes.query;
-    const picture = svg("svg", { "aria-hidden": "true" });
+    const picture = makeSvg("svg", { "aria-hidden": "true" });
     const plot = make("div", { className: "attnmech-graph-plot" }, picture);
     const box = make("div", { className: "attnmech-graph-box" }, plot);
     const list = make("p", { className: "attnmech-reading attnmech-list" });
@@ -102,11 +99,14 @@
     stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box, list));
     const ofQueries = line(nodes.query, queries);
     const ofKeys = across ? line(nodes.key, keys) : ofQueries;
-    picture.setAttribute("width", Math.max(ofQueries.end, ofKeys.end));
+    picture.setAttribute("width", String(Math.max(ofQueries.end, ofKeys.end)));
 
     const picker = tokenPicker(stage, nodes, {
       lines: listed,
-      show: (at) => ((place = at), redraw()),
+      show(at) {
+        place = at;
+        redraw();
+      },
       pinned(at) {
         tell();
         if (at?.side === "query") announce(stage, { query: at.index });
@@ -115,9 +115,13 @@
 
     // ---- what is chosen ---------------------------------------------------------------------------------------
 
-    function chosen(changes) {
+    function set(changes) {
       Object.assign(state, changes);
       update();
+    }
+
+    function chosen(changes) {
+      set(changes);
       announce(stage, changes);
     }
 
@@ -127,7 +131,7 @@
         state.mode === MEAN ? weights.ofLayer(state.layer, hidden) : weights.ofHead(state.layer, state.head, hidden);
       head.element.hidden = state.mode === MEAN;
       blank = range(queries.length).filter((query) => !edgesOf({ side: "query", index: query }).length);
-      keyNodes.forEach((button, key) => button.classList.toggle("attnmech-graph-hidden", hidden[key]));
+      for (const [key, button] of keyNodes.entries()) button.classList.toggle("attnmech-graph-hidden", hidden[key]);
       layOut();
       listEdges();
     }
@@ -137,17 +141,15 @@
     const edgeAt = (at) => ({ query: Math.floor(at / keys.length), key: at % keys.length, weight: values[at] });
 
     function listEdges() {
-      let sum = 0;
-      const places = [];
-      for (let at = 0; at < values.length; at += 1) if (values[at] >= state.threshold) places.push(at), (sum += values[at]);
+      const places = range(values.length).filter((at) => values[at] >= state.threshold);
       found = places.length;
-      share = sum / Math.max(1, queries.length - blank.length);
+      share = places.reduce((sum, at) => sum + values[at], 0) / Math.max(1, queries.length - blank.length);
       edges = found > MOST_EDGES ? [] : places.map(edgeAt).sort(heaviestFirst);
       tell();
       redraw();
     }
 
-    /** What a token gives as a query, or gets as a key, the heaviest first. */
+    /** What a token gives as a query, or gets as a key, the heaviest first. @param {Place} at */
     function edgesOf({ side, index }) {
       const cells =
         side === "query"
@@ -215,24 +217,18 @@
         else below = Math.max(below, needed);
       }
       top = across ? 0 : above;
-      picture.setAttribute("height", across ? 2 * NODE + ACROSS : above + NODE + below);
+      picture.setAttribute("height", String(across ? 2 * NODE + ACROSS : above + NODE + below));
       for (const button of nodes.query) button.style.top = `${top}px`;
-      if (across) for (const button of nodes.key) button.style.top = `${NODE + ACROSS}px`;
-    }
-
-    function redraw() {
-      if (waiting) return;
-      waiting = true;
-      requestAnimationFrame(() => ((waiting = false), draw()));
+      for (const button of nodes.key ?? []) button.style.top = `${NODE + ACROSS}px`;
     }
 
     function draw() {
-      drawn = place ? ofPlace() : edges;
+      drawn = place ? ofPlace(place) : edges;
       picture.replaceChildren(...drawn.toReversed().flatMap(across ? straight : arc));
     }
 
-    function ofPlace() {
-      const all = placesOf(place).flatMap((each, second) =>
+    function ofPlace(at) {
+      const all = placesOf(at).flatMap((each, second) =>
         edgesOf(each).filter(({ query, key }) => !second || query !== key), // a loop is both given and got
       );
       return all.filter(({ weight }) => weight >= state.threshold).sort(heaviestFirst).slice(0, MOST_EDGES);
@@ -265,7 +261,7 @@
         layer.select.selectedIndex = toLayer;
         head.select.selectedIndex = toHead;
         if (query !== undefined) picker.pin("query", query);
-        if (Number.isInteger(query)) {
+        if (typeof query === "number") {
           const middle = ofQueries.middles[query];
           const inView = box.scrollLeft <= middle && middle <= box.scrollLeft + box.clientWidth;
           if (!inView) box.scrollLeft = middle - box.clientWidth / 2;
@@ -275,7 +271,7 @@
       /** On paper nothing scrolls: the whole line of tokens, as wide as the paper. */
       print(printing) {
         box.classList.toggle("attnmech-printing", printing);
-        plot.style.zoom = printing ? Math.min(1, box.clientWidth / plot.scrollWidth) : "";
+        plot.style.zoom = printing ? String(Math.min(1, box.clientWidth / plot.scrollWidth)) : "";
         draw();
       },
       /** The weights shown, [query key]; NaN in a row where no key is left. */

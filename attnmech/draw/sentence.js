@@ -1,5 +1,3 @@
-"use strict";
-
 // The sentence view (attnmech/draw/sentence.py): query tokens on the left, key tokens on the right, a line where one
 // looks at the other. The canvas covers what is in view, and only lines with an end there are drawn.
 
@@ -14,27 +12,29 @@
   const COLOURS = range(7).map((number) => `--head-${number}`); // view.css
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 
-  const heaviestFirst = (one, other) => other.weight - one.weight;
-
   views.sentence = async (stage, data) => {
     suitBackground(stage);
     const { queries, keys, special } = data;
     const weights = await attentionWeights(data);
     const state = { ...data.chosen, mode: ONE, hideFirst: false, hideSpecial: false, least: 0.02 };
+    /** @type {boolean[]} */
     let hidden = []; // of each key, whether it is left out
-    let shown = []; // [{head, weights}]: the heads whose lines are drawn; of their mean, head is null
-    let place = null; // the token whose lines alone are drawn
+    /** @type {{head: number | null, weights: Float32Array | Float64Array}[]} */
+    let shown = []; // the heads whose lines are drawn; of their mean, head is null
+    let place = /** @type {Place | null} */ (null); // the token whose lines alone are drawn
+    /** @type {Line[]} */
     let drawn = [];
-    let pens = []; // the colour and dashes of each head, or of the only lines
-    let waiting = false; // for the next frame
+    /** @type {{colour: string, dashes: number[]}[]} */
+    let pens = []; // of each head, or of the only lines
+    const redraw = inNextFrame(draw);
 
     // ---- elements ---------------------------------------------------------------------------------------------
 
     const layer = selector("Layer", data.layers, state.layer, (index) => chosen({ layer: index }));
     const head = selector("Head", range(data.heads), state.head, (index) => chosen({ head: index }));
-    const mode = selector("Lines of", MODES, state.mode, (index) => ((state.mode = index), update()));
-    const first = checkbox("hide the first token", false, (ticked) => ((state.hideFirst = ticked), update()));
-    const others = checkbox("hide special tokens", false, (ticked) => ((state.hideSpecial = ticked), update()));
+    const mode = selector("Lines of", MODES, state.mode, (index) => set({ mode: index }));
+    const first = checkbox("hide the first token", false, (ticked) => set({ hideFirst: ticked }));
+    const others = checkbox("hide special tokens", false, (ticked) => set({ hideSpecial: ticked }));
     const steps = { min: 0, max: LEAST.length - 1, step: 1, value: LEAST.indexOf(state.least) };
     const least = slider("Least weight shown", { ...steps, words: (at) => percent(LEAST[at]) }, (at) => {
       state.least = LEAST[at];
@@ -69,7 +69,11 @@
 
     const picker = tokenPicker(stage, buttons, {
       lines: listed,
-      show: (at) => ((place = at), shade(), redraw()),
+      show(at) {
+        place = at;
+        shade();
+        redraw();
+      },
       pinned(at) {
         tell();
         if (at?.side === "query") announce(stage, { query: at.index });
@@ -78,9 +82,13 @@
 
     // ---- what is chosen ---------------------------------------------------------------------------------------
 
-    function chosen(changes) {
+    function set(changes) {
       Object.assign(state, changes);
       update();
+    }
+
+    function chosen(changes) {
+      set(changes);
       announce(stage, changes);
     }
 
@@ -92,7 +100,7 @@
           ? [{ head: null, weights: weights.ofLayer(state.layer, hidden) }]
           : heads.map((each) => ({ head: each, weights: weights.ofHead(state.layer, each, hidden) }));
       head.element.hidden = state.mode !== ONE;
-      buttons.key.forEach((button, key) => button.classList.toggle("attnmech-sentence-hidden", hidden[key]));
+      for (const [key, button] of buttons.key.entries()) button.classList.toggle("attnmech-sentence-hidden", hidden[key]);
       tell();
       shade();
       restyle();
@@ -100,8 +108,9 @@
 
     // ---- lines ------------------------------------------------------------------------------------------------
 
-    /** All lines of one token, the heaviest first. */
+    /** All lines of one token, the heaviest first. @param {Place} at */
     function linesOf({ side: end, index }) {
+      /** @type {Line[]} */
       const found = [];
       for (const { head: each, weights: values } of shown) {
         for (let other = 0; other < (end === "query" ? keys : queries).length; other += 1) {
@@ -117,6 +126,7 @@
 
     /** The lines of the least weight with an end among these rows, the heaviest first, and how many there are. */
     function linesBetween(from, to) {
+      /** @type {Line[]} */
       const found = [];
       for (const { head: each, weights: values } of shown) {
         for (let query = 0; query < queries.length; query += 1) {
@@ -129,7 +139,7 @@
         }
       }
       if (found.length <= MOST_LINES) return { lines: found.sort(heaviestFirst), found: found.length };
-      const lightest = Float64Array.from(found, ({ weight }) => weight).sort().at(-MOST_LINES);
+      const lightest = Float64Array.from(found, ({ weight }) => weight).sort()[found.length - MOST_LINES];
       const lines = found.filter(({ weight }) => weight >= lightest).sort(heaviestFirst).slice(0, MOST_LINES);
       return { lines, found: found.length };
     }
@@ -143,9 +153,13 @@
           let some = false;
           for (let at = query * keys.length; at < (query + 1) * keys.length; at += 1) {
             if (values[at] > 0) some = true;
-            if (values[at] >= state.least) (lines += 1), (sum += values[at]);
+            if (!(values[at] >= state.least)) continue;
+            lines += 1;
+            sum += values[at];
           }
-          if (some) (rows += 1), (blank[query] = false);
+          if (!some) continue;
+          rows += 1;
+          blank[query] = false;
         }
       }
       return { lines, share: rows ? sum / rows : 0, blank: range(queries.length).filter((query) => blank[query]) };
@@ -175,7 +189,7 @@
     /** The sentence that the numbers support. */
     function tell() {
       const { lines, share, blank } = counted();
-      buttons.query.forEach((button) => button.classList.remove("attnmech-sentence-blank"));
+      for (const button of buttons.query) button.classList.remove("attnmech-sentence-blank");
       for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const left = hidden.some(Boolean) ? "of what is left" : "of the attention";
@@ -198,7 +212,7 @@
       if (!place) return;
       const other = place.side === "query" ? "key" : "query";
       for (const line of drawnOf(place).reverse()) {
-        buttons[other][line[other]].style.setProperty("--depth", Math.sqrt(line.weight)); // that of the heaviest stays
+        buttons[other][line[other]].style.setProperty("--depth", String(Math.sqrt(line.weight))); // that of the heaviest stays
       }
     }
 
@@ -235,7 +249,11 @@
       context.stroke();
     }
 
-    /** The part of a line across the canvas that is in view: dashes far outside take long to lay. */
+    /**
+     * The part of a line across the canvas that is in view: dashes far outside take long to lay.
+     *
+     * @returns {[number, number, number, number]}
+     */
     function withinHeight(fromY, toY, width, height) {
       const rise = toY - fromY || 1e-9;
       const [one, other] = [-ROW, height + ROW].map((y) => Math.min(1, Math.max(0, (y - fromY) / rise)));
@@ -248,23 +266,17 @@
       redraw();
     }
 
-    function redraw() {
-      if (waiting) return;
-      waiting = true;
-      requestAnimationFrame(() => ((waiting = false), draw()));
-    }
-
     function draw() {
       const [top, width] = [box.scrollTop, middle.clientWidth];
       const height = Math.min(box.clientHeight - heading.offsetHeight, middle.offsetHeight);
       const [from, to] = [Math.floor(top / ROW), Math.ceil((top + height) / ROW)];
-      const { lines, found } = place ? ofPlace() : linesBetween(from, to);
+      const { lines, found } = place ? ofPlace(place) : linesBetween(from, to);
       const apart = Math.min(3, (0.75 * ROW) / shown.length); // lines of several heads lie side by side
       const context = sizeCanvas(canvas, width, height);
       canvas.style.top = `${top}px`;
       for (let at = lines.length - 1; at >= 0; at -= 1) {
         const { head: each, query, key, weight } = lines[at];
-        const number = state.mode === ALL ? each : 0;
+        const number = state.mode === ALL ? Number(each) : 0;
         const shift = 0.5 * ROW - top + (number - (shown.length - 1) / 2) * apart;
         const ends = withinHeight(query * ROW + shift, key * ROW + shift, width, height);
         stroke(context, pens[number], weight, ends);
@@ -273,8 +285,8 @@
       cut.textContent = found > lines.length ? `Drawn: the heaviest ${lines.length} of ${found} lines in view.` : "";
     }
 
-    function ofPlace() {
-      const lines = drawnOf(place);
+    function ofPlace(at) {
+      const lines = drawnOf(at);
       return { lines, found: lines.length };
     }
 
@@ -287,7 +299,7 @@
         layer.select.selectedIndex = toLayer;
         head.select.selectedIndex = toHead;
         if (query !== undefined) picker.pin("query", query);
-        if (Number.isInteger(query)) {
+        if (typeof query === "number") {
           const inView = box.scrollTop <= query * ROW && (query + 2) * ROW <= box.scrollTop + box.clientHeight;
           if (!inView) box.scrollTop = (query + 0.5) * ROW - box.clientHeight / 2;
         }
