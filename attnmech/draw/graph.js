@@ -128,7 +128,9 @@
     function update() {
       hidden = keys.map((_, key) => state.hideFirst && key === 0);
       values =
-        state.mode === MEAN ? weights.ofLayer(state.layer, hidden) : weights.ofHead(state.layer, state.head, hidden);
+        state.mode === MEAN
+          ? weights.meanOf(state.layer, range(data.heads), hidden)
+          : weights.ofHead(state.layer, state.head, hidden);
       head.element.hidden = state.mode === MEAN;
       blank = range(queries.length).filter((query) => !edgesOf({ side: "query", index: query }).length);
       for (const [key, button] of keyNodes.entries()) button.classList.toggle("attnmech-graph-hidden", hidden[key]);
@@ -182,7 +184,7 @@
     /** The sentence that the numbers support. */
     function tell() {
       const number = data.layers[state.layer];
-      const heads = state.mode === ONE ? `L${number}H${state.head}` : `Mean of the ${data.heads} heads of layer ${number}`;
+      const heads = state.mode === ONE ? `L${number}H${state.head}` : `Layer ${number}, mean of the ${data.heads} heads`;
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const what = picker.pinned ? placesOf(picker.pinned).map(ofToken).join("; ") : ofWhole();
       list.textContent = picker.pinned?.side === "query" ? listOf(picker.pinned) : "";

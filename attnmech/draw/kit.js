@@ -324,7 +324,7 @@ function slider(label, { min, max, step, value, words }, choose) {
 // ---- weights between tokens ------------------------------------------------------------------------------------
 
 /**
- * The weights that a view draws, [query key] flat: of one head, or their mean over a layer; with keys left out.
+ * The weights that a view draws, [query key] flat: of one head, or the mean of some; with keys left out.
  *
  * @param {LinesData} data
  */
@@ -349,11 +349,11 @@ async function attentionWeights({ patterns, pattern, rests, rest, heads, queries
     return left;
   }
 
-  /** The mean over the heads, each normalised first; in each row over those heads that have something left. */
-  function ofLayer(layer, hidden) {
+  /** The mean over some heads, each normalised first; in each row over those of them that have something left. */
+  function meanOf(layer, chosen, hidden) {
     const mean = new Float64Array(queries.length * keys.length);
     const counted = new Uint16Array(queries.length);
-    for (const head of range(heads)) {
+    for (const head of chosen) {
       const weights = ofHead(layer, head, hidden);
       for (let query = 0, row = 0; query < queries.length; query += 1, row += keys.length) {
         if (Number.isNaN(weights[row])) continue;
@@ -374,7 +374,7 @@ async function attentionWeights({ patterns, pattern, rests, rest, heads, queries
     }
     return sum / (chosen.length * queries.length);
   }
-  return { ofHead, ofLayer, ofHidden };
+  return { ofHead, meanOf, ofHidden };
 }
 
 /** Tells the page what the reader chose in a view: indices of layer, head or query. */

@@ -21,6 +21,7 @@
     let hidden = []; // of each key, whether it is left out
     /** @type {{head: number | null, weights: Float32Array | Float64Array}[]} */
     let shown = []; // the heads whose lines are drawn; of their mean, head is null
+    const off = new Set(); // heads that the reader switched off; they stay off in other layers
     let place = /** @type {Place | null} */ (null); // the token whose lines alone are drawn
     /** @type {Line[]} */
     let drawn = [];
@@ -50,7 +51,10 @@
     controls.append(least.element);
 
     const finding = make("p", { className: "attnmech-finding" });
-    const legend = make("div", { className: "attnmech-sentence-legend" });
+    const opacities = make("span", {});
+    const switches = range(data.heads).map(headSwitch);
+    const heads = make("span", { role: "group", "aria-label": "heads" }, "Heads:", ...switches);
+    const legend = make("div", { className: "attnmech-sentence-legend" }, opacities, heads);
     const cut = make("p", { className: "attnmech-reading" });
     const list = make("p", { className: "attnmech-reading attnmech-list" });
     const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
@@ -65,6 +69,17 @@
     function side(name) {
       const className = `attnmech-sentence-${name}`;
       return make("div", { className, role: "group", "aria-label": `${name} tokens` }, ...buttons[name]);
+    }
+
+    /** A button that switches a head's lines off and on again. */
+    function headSwitch(each) {
+      const button = make("button", { type: "button", "aria-pressed": "true", "aria-label": `head ${each}` });
+      button.addEventListener("click", () => {
+        if (!off.delete(each)) off.add(each);
+        button.setAttribute("aria-pressed", String(!off.has(each)));
+        update();
+      });
+      return button;
     }
 
     const picker = tokenPicker(stage, buttons, {
@@ -82,6 +97,8 @@
 
     // ---- what is chosen ---------------------------------------------------------------------------------------
 
+    const headsOn = () => (state.mode === ONE ? [state.head] : range(data.heads).filter((each) => !off.has(each)));
+
     function set(changes) {
       Object.assign(state, changes);
       update();
@@ -94,11 +111,11 @@
 
     function update() {
       hidden = keys.map((_, key) => (state.hideFirst && key === 0) || (state.hideSpecial && special[key]));
-      const heads = state.mode === ALL ? range(data.heads) : [state.head];
+      const on = headsOn();
       shown =
-        state.mode === MEAN
-          ? [{ head: null, weights: weights.ofLayer(state.layer, hidden) }]
-          : heads.map((each) => ({ head: each, weights: weights.ofHead(state.layer, each, hidden) }));
+        state.mode === MEAN && on.length
+          ? [{ head: null, weights: weights.meanOf(state.layer, on, hidden) }]
+          : on.map((each) => ({ head: each, weights: weights.ofHead(state.layer, each, hidden) }));
       head.element.hidden = state.mode !== ONE;
       for (const [key, button] of buttons.key.entries()) button.classList.toggle("attnmech-sentence-hidden", hidden[key]);
       tell();
@@ -146,7 +163,7 @@
 
     /** How many lines have the least weight, what share of the attention they carry, and which queries have none. */
     function counted() {
-      const blank = queries.map(() => true);
+      const blank = queries.map(() => shown.length > 0);
       let [lines, sum, rows] = [0, 0, 0];
       for (const { weights: values } of shown) {
         for (let query = 0; query < queries.length; query += 1) {
@@ -186,22 +203,31 @@
       return listedBelow(at.index, drawnOf(at), (line) => described("query", line), data);
     }
 
+    /** The heads whose lines are drawn. */
+    function ofHeads() {
+      const [on, number] = [headsOn(), data.layers[state.layer]];
+      if (state.mode === ONE) return `L${number}H${state.head}`;
+      const some = on.length > 3 ? `${on.length} of the ${data.heads} heads` : `head${on.length > 1 ? "s" : ""} ${joined(on)}`;
+      const mean = state.mode === MEAN;
+      if (on.length < data.heads) return `Layer ${number}, ${mean ? "mean of " : ""}${some}`;
+      return `Layer ${number}, ${mean ? "mean of the" : "all"} ${data.heads} heads`;
+    }
+
     /** The sentence that the numbers support. */
     function tell() {
       const { lines, share, blank } = counted();
       for (const button of buttons.query) button.classList.remove("attnmech-sentence-blank");
       for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
-      const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
+      const had = weights.ofHidden(state.layer, headsOn(), hidden);
       const left = hidden.some(Boolean) ? "of what is left" : "of the attention";
-      const number = data.layers[state.layer];
-      const all = `${data.heads} heads of layer ${number}`;
-      const heads = [`L${number}H${state.head}`, `All ${all}`, `Mean of the ${all}`][state.mode];
       const pinned = picker.pinned;
       const what = pinned
         ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
         : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} ${left}`;
       list.textContent = pinned?.side === "query" ? listOf(pinned) : "";
-      finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
+      finding.textContent = shown.length
+        ? `${ofHeads()}: ${what}.${omissions(hidden, blank, had, data)}`
+        : `Layer ${data.layers[state.layer]}: all heads are switched off.`;
     }
 
     // ---- drawing ----------------------------------------------------------------------------------------------
@@ -218,24 +244,26 @@
 
     /** Takes the colours of the surroundings, and says in the legend what they mean. */
     function restyle() {
+      const weightColour = colourOf(stage, "--weight");
       const colours = COLOURS.map((name) => colourOf(stage, name));
-      if (state.mode === ALL) {
-        pens = range(data.heads).map((each) => ({
-          colour: colours[each % colours.length],
-          dashes: DASHES[Math.floor(each / colours.length) % DASHES.length],
-        }));
-        legend.replaceChildren("Head:", ...pens.map((pen, each) => swatch(pen, 1, each)));
-      } else {
-        pens = [{ colour: colourOf(stage, "--weight"), dashes: [] }];
-        legend.replaceChildren("Opacity is the weight:", ...[0.1, 0.5, 1].map((weight) => swatch(pens[0], weight, `${100 * weight}\u00a0%`)));
+      pens = range(state.mode === ALL ? data.heads : 1).map((each) => ({
+        colour: state.mode === ALL ? colours[each % colours.length] : weightColour,
+        dashes: DASHES[Math.floor(each / colours.length) % DASHES.length],
+      }));
+      const weightsShown = [0.1, 0.5, 1].map((weight) => make("span", {}, swatch(pens[0], weight), ` ${100 * weight}\u00a0%`));
+      opacities.replaceChildren("Opacity is the weight:", ...weightsShown);
+      opacities.hidden = state.mode === ALL;
+      for (const [each, button] of switches.entries()) {
+        button.replaceChildren(...(state.mode === ALL ? [swatch(pens[each], 1)] : []), String(each));
       }
+      heads.hidden = state.mode === ONE;
       redraw();
     }
 
-    function swatch(pen, weight, label) {
+    function swatch(pen, weight) {
       const line = make("canvas", { "aria-hidden": "true" });
       stroke(sizeCanvas(line, 28, 10), pen, weight, [0, 5, 28, 5]);
-      return make("span", {}, line, ` ${label}`);
+      return line;
     }
 
     function stroke(context, { colour, dashes }, weight, [fromX, fromY, toX, toY]) {
@@ -271,13 +299,13 @@
       const height = Math.min(box.clientHeight - heading.offsetHeight, middle.offsetHeight);
       const [from, to] = [Math.floor(top / ROW), Math.ceil((top + height) / ROW)];
       const { lines, found } = place ? ofPlace(place) : linesBetween(from, to);
-      const apart = Math.min(3, (0.75 * ROW) / shown.length); // lines of several heads lie side by side
+      const apart = Math.min(3, (0.75 * ROW) / pens.length); // lines of several heads lie side by side
       const context = sizeCanvas(canvas, width, height);
       canvas.style.top = `${top}px`;
       for (let at = lines.length - 1; at >= 0; at -= 1) {
         const { head: each, query, key, weight } = lines[at];
         const number = state.mode === ALL ? Number(each) : 0;
-        const shift = 0.5 * ROW - top + (number - (shown.length - 1) / 2) * apart;
+        const shift = 0.5 * ROW - top + (number - (pens.length - 1) / 2) * apart;
         const ends = withinHeight(query * ROW + shift, key * ROW + shift, width, height);
         stroke(context, pens[number], weight, ends);
       }

@@ -158,7 +158,8 @@ def test_all_heads_and_their_mean(shown: Callable[[View], Any]) -> None:
     choose(page, "Lines of", "all heads")
     np.testing.assert_allclose(weights(page), pattern[0], rtol=1e-4)
     assert {line["head"] for line in lines(page)} == set(range(HEADS))
-    assert page.locator(".attnmech-sentence-legend canvas").count() == HEADS
+    assert finding(page).startswith(f"Layer 2, all {HEADS} heads: ")
+    assert page.locator(".attnmech-sentence-legend button canvas").count() == HEADS
     choose(page, "Lines of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[0], pattern[0].mean(axis=0), rtol=1e-4)
     assert not page.locator(".attnmech-controls label >> nth=1").is_visible()
@@ -167,6 +168,44 @@ def test_all_heads_and_their_mean(shown: Callable[[View], Any]) -> None:
     assert np.isnan(each[1, 3]).all() and not np.isnan(each[0, 3]).any()
     np.testing.assert_allclose(weights(page)[0, 1:], np.nanmean(each[:, 1:], axis=0), rtol=1e-4)
     assert np.isnan(weights(page)[0, 0]).all()
+
+
+@pytest.mark.browser
+def test_heads_are_switched_off_and_on_in_the_legend(shown: Callable[[View], Any]) -> None:
+    pattern = causal()
+    page = shown(sentence_view(pattern, TOKENS, layers=[2, 5]))
+    heads = page.get_by_role("group", name="heads").get_by_role("button")
+    assert heads.count() == 0  # one head has its selector
+    choose(page, "Lines of", "all heads")
+    assert heads.count() == HEADS
+    heads.nth(1).click()
+    assert [head.get_attribute("aria-pressed") for head in heads.all()] == ["true", "false", "true"]
+    np.testing.assert_allclose(weights(page), pattern[0, [0, 2]], rtol=1e-4)
+    assert {line["head"] for line in lines(page)} == {0, 2}
+    count = (pattern[0, [0, 2]] >= 0.02).sum()
+    assert finding(page).startswith(f"Layer 2, heads 0 and 2: {count} lines of at least 2.0\u00a0%")
+    choose(page, "Layer", "5")
+    np.testing.assert_allclose(weights(page), pattern[1, [0, 2]], rtol=1e-4)
+    choose(page, "Lines of", "mean of the heads")
+    np.testing.assert_allclose(weights(page)[0], pattern[1, [0, 2]].mean(axis=0), rtol=1e-4)
+    assert finding(page).startswith("Layer 5, mean of heads 0 and 2: ")
+    page.get_by_label("hide the first token").check()
+    had = 100 * pattern[1, [0, 2], :, 0].mean()
+    assert f", with {had:.1f}\u00a0% before." in finding(page)
+    page.get_by_label("hide the first token").uncheck()
+    heads.nth(0).focus()
+    page.keyboard.press("Space")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "head 0"
+    np.testing.assert_allclose(weights(page)[0], pattern[1, 2], rtol=1e-4)
+    assert finding(page).startswith("Layer 5, mean of head 2: ")
+    heads.nth(2).click()
+    assert finding(page) == "Layer 5: all heads are switched off."
+    assert lines(page) == [] and page.locator(".attnmech-sentence-blank").count() == 0
+    for head in heads.all():
+        head.press("Enter")
+    np.testing.assert_allclose(weights(page)[0], pattern[1].mean(axis=0), rtol=1e-4)
+    choose(page, "Lines of", "one head")
+    np.testing.assert_allclose(weights(page)[0], pattern[1, 0], rtol=1e-4)
 
 
 @pytest.mark.browser
@@ -212,11 +251,12 @@ def test_the_keyboard_goes_through_the_tokens(shown: Callable[[View], Any]) -> N
     assert page.is_visible(".attnmech-box")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    assert page.locator('[aria-pressed="true"]').inner_text().startswith("1")
+    pressed = page.locator('.attnmech-sentence-box [aria-pressed="true"]')
+    assert pressed.inner_text().startswith("1")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.parentElement.getAttribute('aria-label')") == "key tokens"
     page.keyboard.press("Escape")
-    assert page.locator('[aria-pressed="true"]').count() == 0
+    assert pressed.count() == 0
 
 
 @pytest.mark.browser
