@@ -46,6 +46,18 @@
     return arriving.get(name);
   }
 
+  /** On paper nothing scrolls: a view shows all that it has while the page is printed. */
+  function printWithPage(control) {
+    const isOurs = "attnmechPage" in document.documentElement.dataset;
+    const setPrinting = (now) => {
+      if (isOurs) document.documentElement.classList.toggle("printing", now); // page.css
+      control.print(now);
+    };
+    addEventListener("beforeprint", () => setPrinting(true));
+    addEventListener("afterprint", () => setPrinting(false));
+    matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
+  }
+
   /** Draws what `${id}-data` holds into the element `id`, once its scripts are there. */
   async function show(id, kind, scripts) {
     const stage = await waitFor(() => document.getElementById(id), () => {});
@@ -59,6 +71,7 @@
       const data = JSON.parse(document.getElementById(`${id}-data`)?.textContent ?? "null");
       stage.textContent = "";
       stage.control = await window.attnmech.views[kind](stage, data);
+      if (stage.control?.print) printWithPage(stage.control);
     } catch (error) {
       say(`This view could not be drawn: ${error instanceof Error ? error.message : error}`);
       console.error(error);

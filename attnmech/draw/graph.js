@@ -1,5 +1,5 @@
 // The token graph (attnmech/draw/graph.py): tokens on a line, or on two where queries and keys differ, and an
-// arrow from a query to each key that gets at least the threshold.
+// arrow from a query to each key that gets at least the threshold. On paper a line is folded into several.
 
 {
   const MOST_EDGES = 2000;
@@ -12,25 +12,35 @@
   const LOOP = 34; // height of an arrow from a token to itself
   const BESIDE = 4; // from a node's middle to where arrows leave on one side and arrive on the other
   const ACROSS = 200; // between the two lines
+  const PAPER = 700; // at most so wide, as in page.css
+  const BETWEEN = 20; // at least so much above and below each of several lines
+  const FLATTER = 0.6; // so much of their height arcs keep on paper
   const [ONE, MEAN] = [0, 1];
   const MODES = ["one head", "mean of the heads"];
 
-  const rise = (distance) => Math.min(HIGHEST, 14 + 26 * Math.sqrt(distance)); // of an arc across so many tokens
   const thickness = (weight) => 0.75 + 5 * weight;
   const tipSize = (weight) => 6 + thickness(weight);
 
-  /** Puts buttons on a line, each as wide as its text needs; returns their middles and where the line ends. */
-  function line(buttons, tokens) {
+  /** How wide each token's button must be. */
+  function widthsOf(tokens) {
     const context = contextOf(make("canvas"));
     context.font = "13.6px ui-monospace, monospace";
-    let left = GAP;
-    const middles = buttons.map((button, index) => {
-      const width = Math.min(WIDEST, 18 + 9 * String(index).length + Math.ceil(context.measureText(tokens[index]).width));
+    const widthOf = (token, index) => 18 + 9 * String(index).length + Math.ceil(context.measureText(token).width);
+    return tokens.map((token, index) => Math.min(WIDEST, widthOf(token, index)));
+  }
+
+  /** Puts buttons on lines of at most this width; returns of each its middle and its line, and where lines end. */
+  function inLines(buttons, widths, most) {
+    let [left, line, end] = [GAP, 0, 0];
+    const places = buttons.map((button, index) => {
+      const width = widths[index];
+      if (left > GAP && left + width + GAP > most) [left, line] = [GAP, line + 1];
       Object.assign(button.style, { left: `${left}px`, width: `${width}px`, height: `${NODE}px` });
       left += width + GAP;
-      return left - GAP - width / 2;
+      end = Math.max(end, left);
+      return { x: left - GAP - width / 2, line };
     });
-    return { middles, end: left };
+    return { places, count: line + 1, end };
   }
 
   /** An arrow's path, which ends where its tip begins. */
@@ -61,7 +71,10 @@
     let place = /** @type {Place | null} */ (null); // the token whose edges alone are drawn
     /** @type {Line[]} */
     let drawn = [];
-    let top = 0; // of the nodes of the queries
+    /** @type {{x: number, top: number}[]} */
+    let ofQueries = []; // where their nodes are: the middle and the upper edge
+    let ofKeys = ofQueries;
+    let printing = false;
     const redraw = inNextFrame(draw);
 
     // ---- elements ---------------------------------------------------------------------------------------------
@@ -97,9 +110,7 @@
       plot.append(make("div", { role: "group", "aria-label": across ? `${name} tokens` : "tokens" }, ...buttons));
     }
     stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box, list));
-    const ofQueries = line(nodes.query, queries);
-    const ofKeys = across ? line(nodes.key, keys) : ofQueries;
-    picture.setAttribute("width", String(Math.max(ofQueries.end, ofKeys.end)));
+    const widths = { query: widthsOf(queries), key: widthsOf(keys) };
 
     const picker = tokenPicker(stage, nodes, {
       lines: listed,
@@ -208,25 +219,62 @@
 
     // ---- drawing ----------------------------------------------------------------------------------------------
 
-    /** Makes room for the arcs that the lowest threshold would show. */
+    /** Puts the tokens on a line, on paper on as many as they need; where they have their own, the keys below the queries. */
     function layOut() {
-      let [above, below] = [8, 8];
-      for (let at = 0; at < values.length; at += 1) {
-        if (!(values[at] >= bounds.min)) continue;
-        const { query, key } = edgeAt(at);
-        const needed = (query === key ? LOOP : rise(Math.abs(query - key))) + 8;
-        if (key <= query) above = Math.max(above, needed);
-        else below = Math.max(below, needed);
+      const most = printing ? Math.min(box.clientWidth || PAPER, PAPER) : Infinity;
+      const lines = inLines(nodes.query, widths.query, most);
+      if (!nodes.key) {
+        const { tops, height } = underArcs(lines);
+        ofQueries = placed(nodes.query, lines, tops);
+        ofKeys = ofQueries;
+        return resize(lines.end, height);
       }
-      top = across ? 0 : above;
-      picture.setAttribute("height", String(across ? 2 * NODE + ACROSS : above + NODE + below));
-      for (const button of nodes.query) button.style.top = `${top}px`;
-      for (const button of nodes.key ?? []) button.style.top = `${NODE + ACROSS}px`;
+      const below = inLines(nodes.key, widths.key, most);
+      const step = NODE + BETWEEN;
+      const first = lines.count * step - BETWEEN + ACROSS;
+      ofQueries = placed(nodes.query, lines, range(lines.count).map((line) => line * step));
+      ofKeys = placed(nodes.key, below, range(below.count).map((line) => first + line * step));
+      resize(Math.max(lines.end, below.end), first + below.count * step - BETWEEN);
+    }
+
+    function resize(width, height) {
+      picture.setAttribute("width", String(width));
+      picture.setAttribute("height", String(height));
+    }
+
+    /** How high an arc across so many tokens goes. */
+    function rise(distance) {
+      return Math.min(HIGHEST, 14 + 26 * Math.sqrt(distance)) * (printing ? FLATTER : 1);
+    }
+
+    /** The upper edge of each line, with room for its arcs, on a screen for those of the lowest threshold. */
+    function underArcs({ places, count }) {
+      const lowest = printing ? state.threshold : bounds.min;
+      const rooms = range(count).map(() => ({ above: count > 1 ? BETWEEN : 8, below: count > 1 ? BETWEEN : 8 }));
+      for (let at = 0; at < values.length; at += 1) {
+        const { query, key } = edgeAt(at);
+        if (!(values[at] >= lowest) || places[query].line !== places[key].line) continue;
+        const room = rooms[places[query].line];
+        const needed = (query === key ? LOOP : rise(Math.abs(query - key))) + 8;
+        if (key <= query) room.above = Math.max(room.above, needed);
+        else room.below = Math.max(room.below, needed);
+      }
+      let height = 0;
+      const tops = rooms.map(({ above, below }) => {
+        height += above + NODE + below;
+        return height - below - NODE;
+      });
+      return { tops, height };
+    }
+
+    function placed(buttons, { places }, tops) {
+      for (const [index, button] of buttons.entries()) button.style.top = `${tops[places[index].line]}px`;
+      return places.map(({ x, line }) => ({ x, top: tops[line] }));
     }
 
     function draw() {
       drawn = place ? ofPlace(place) : edges;
-      picture.replaceChildren(...drawn.toReversed().flatMap(across ? straight : arc));
+      picture.replaceChildren(...drawn.toReversed().flatMap(arrowOf));
     }
 
     function ofPlace(at) {
@@ -236,18 +284,26 @@
       return all.filter(({ weight }) => weight >= state.threshold).sort(heaviestFirst).slice(0, MOST_EDGES);
     }
 
-    /** From the line of queries down to the line of keys. */
-    function straight({ query, key, weight }) {
-      const [from, to, half] = [ofQueries.middles[query], ofKeys.middles[key], NODE + ACROSS / 2];
-      return arrow(weight, `M ${from} ${NODE} C ${from} ${half}, ${to} ${half},`, [to, NODE + ACROSS], true);
+    function arrowOf({ query, key, weight }) {
+      const [from, to] = [ofQueries[query], ofKeys[key]];
+      return from.top === to.top ? arc({ query, key, weight }) : straight(from, to, weight);
+    }
+
+    /** From one line down or up to another. */
+    function straight(from, to, weight) {
+      const down = from.top < to.top;
+      const [start, end] = down ? [from.top + NODE, to.top] : [from.top, to.top + NODE];
+      const half = (start + end) / 2;
+      return arrow(weight, `M ${from.x} ${start} C ${from.x} ${half}, ${to.x} ${half},`, [to.x, end], down);
     }
 
     /** Over the line to an earlier token or to itself, under it to a later one. */
     function arc({ query, key, weight }) {
       const over = key <= query;
+      const { top } = ofQueries[query];
       const base = over ? top : top + NODE;
       const way = over ? -1 : 1;
-      let [from, to] = [ofQueries.middles[query], ofKeys.middles[key]];
+      let [from, to] = [ofQueries[query].x, ofKeys[key].x];
       let [bend, spread] = [base + (way * rise(Math.abs(query - key)) * 4) / 3, 0];
       if (query === key) [from, to, bend, spread] = [from - 8, to + 8, base - (LOOP * 4) / 3, 14];
       else [from, to] = [from + way * BESIDE, to - way * BESIDE];
@@ -264,16 +320,17 @@
         head.select.selectedIndex = toHead;
         if (query !== undefined) picker.pin("query", query);
         if (typeof query === "number") {
-          const middle = ofQueries.middles[query];
+          const middle = ofQueries[query].x;
           const inView = box.scrollLeft <= middle && middle <= box.scrollLeft + box.clientWidth;
           if (!inView) box.scrollLeft = middle - box.clientWidth / 2;
         }
         update();
       },
-      /** On paper nothing scrolls: the whole line of tokens, as wide as the paper. */
-      print(printing) {
+      /** On paper nothing scrolls: the tokens stand in as many lines as they need. */
+      print(now) {
+        printing = now;
         box.classList.toggle("attnmech-printing", printing);
-        plot.style.zoom = printing ? String(Math.min(1, box.clientWidth / plot.scrollWidth)) : "";
+        layOut();
         draw();
       },
       /** The weights shown, [query key]; NaN in a row where no key is left. */

@@ -198,6 +198,50 @@ def test_cross_attention_has_two_lines(shown: Callable[[View], Any]) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("keys", [None, [f"key{index}" for index in range(40)]], ids=["one line", "two lines"])
+def test_on_paper_every_token_and_arrow_is_within_its_width(
+    shown: Callable[[View], Any], keys: list[str] | None
+) -> None:
+    count = 40
+    scores = np.random.default_rng(4).normal(size=(1, 1, count, count)) * 3
+    pattern = (np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)).astype(np.float32)
+    page = shown(token_graph(pattern, [f" token{index}" for index in range(count)], layers=[0], keys=keys))
+    whole = above(pattern[0, 0], 0.1)
+    box, nodes = page.locator(".attnmech-graph-box"), page.locator(".attnmech-graph-box button")
+    line = nodes.last.bounding_box()["x"]
+    assert line > 1280  # on a screen the line scrolls
+    page.emulate_media(media="print")
+    page.wait_for_selector("html.printing")
+    paper = box.bounding_box()
+    assert paper["width"] <= 700
+    drawn = page.locator(".attnmech-graph-box :is(button, path)").all()
+    assert len(drawn) == nodes.count() + 2 * len(whole)
+    for each in drawn:
+        place = each.bounding_box()
+        assert paper["x"] <= place["x"] and place["x"] + place["width"] <= paper["x"] + paper["width"]
+        assert paper["y"] <= place["y"] and place["y"] + place["height"] <= paper["y"] + paper["height"]
+    ends = page.evaluate(
+        """() => {
+             const names = document.querySelector("[aria-label='key tokens']") ? "key tokens" : "tokens";
+             const nodes = document.querySelectorAll(`[aria-label='${names}'] button`);
+             const tips = [...document.querySelectorAll(".attnmech-graph-tip")];
+             return document.getElementById("figure-0").control.edges().toReversed().map(({ key }, at) => {
+               const [node, tip] = [nodes[key].getBoundingClientRect(), tips[at].getBoundingClientRect()];
+               const aside = Math.abs((tip.left + tip.right) / 2 - (node.left + node.right) / 2);
+               return [aside, Math.min(Math.abs(tip.bottom - node.top), Math.abs(tip.top - node.bottom))];
+             });
+           }"""
+    )
+    assert len(ends) == len(whole)
+    beside, apart = np.max(ends, axis=0)
+    assert beside < 9 and apart < 1  # a loop ends beside the middle
+    page.emulate_media(media="screen")
+    page.wait_for_selector("html:not(.printing)")
+    assert nodes.last.bounding_box()["x"] == line
+    assert edges(page) == whole
+
+
+@pytest.mark.browser
 def test_too_many_edges_are_not_drawn_but_counted(shown: Callable[[View], Any]) -> None:
     count = 90
     pattern = np.full((1, 1, count, count), 1 / count, dtype=np.float32)
