@@ -203,7 +203,7 @@
     }
 
     function ofWhole() {
-      const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, with ${percent(share)} of the attention`;
+      const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, carrying ${percent(share)} of the attention`;
       return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a token` : whole;
     }
 

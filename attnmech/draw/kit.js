@@ -410,24 +410,24 @@ function subjectOf({ side, index }, { queries, keys }) {
   return side === "query" ? `query ${named(queries, index)} gives` : `key ${named(keys, index)} gets`;
 }
 
-/** What it gives or gets: "61 % to 3 “old”", or "61 % of query 12 “anchor”". */
+/** What it gives or gets: "61 % to 3 “old”", or "61 % from query 12 “anchor”". */
 function objectOf(side, { query, key, weight }, { queries, keys }) {
-  return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `of query ${named(queries, query)}`}`;
+  return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `from query ${named(queries, query)}`}`;
 }
 
 /** All that a pinned query gives and draws, also to tokens out of view: "Query 12 “anchor”: 61 % to 3 “old”, …". */
 function listedBelow(query, lines, described, { queries }) {
   const words = lines.slice(0, MOST_LISTED_BELOW).map(described);
   if (lines.length > words.length) words.push(`and ${counting(lines.length - words.length, "smaller weight")}`);
-  return `Query ${named(queries, query)}: ${words.join(", ") || "nothing so large"}.`;
+  return `Query ${named(queries, query)}: ${words.join(", ") || "no weight this large"}.`;
 }
 
 /** Sentences about the keys that are hidden, which had so much before, and the queries for which none is left. */
 function omissions(hidden, blank, had, { queries, keys }) {
   const out = range(keys.length).filter((key) => hidden[key]);
   return (
-    (out.length ? ` Left out, the softmax taken again: ${enumerated(out, keys, "key")}, with ${percent(had)} before.` : "") +
-    (blank.length ? ` Blank, with no key left: ${enumerated(blank, queries, "query")}.` : "")
+    (out.length ? ` Hidden: ${enumerated(out, keys, "key")}, with ${percent(had)} of the attention before the softmax was recomputed.` : "") +
+    (blank.length ? ` No key is left for ${enumerated(blank, queries, "query")}.` : "")
   );
 }
 

@@ -219,11 +219,11 @@
       for (const button of buttons.query) button.classList.remove("attnmech-sentence-blank");
       for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
       const had = weights.ofHidden(state.layer, headsOn(), hidden);
-      const left = hidden.some(Boolean) ? "of what is left" : "of the attention";
+      const left = hidden.some(Boolean) ? "of the remaining attention" : "of the attention";
       const pinned = picker.pinned;
       const what = pinned
         ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
-        : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} ${left}`;
+        : `${counting(lines, "line")} of at least ${percent(state.least)}, carrying ${percent(share)} ${left}`;
       list.textContent = pinned?.side === "query" ? listOf(pinned) : "";
       finding.textContent = shown.length
         ? `${ofHeads()}: ${what}.${omissions(hidden, blank, had, data)}`
@@ -310,7 +310,7 @@
         stroke(context, pens[number], weight, ends);
       }
       drawn = lines;
-      cut.textContent = found > lines.length ? `Drawn: the heaviest ${lines.length} of ${found} lines in view.` : "";
+      cut.textContent = found > lines.length ? `Only the heaviest ${lines.length} of the ${found.toLocaleString("en")} lines in view are drawn.` : "";
     }
 
     function ofPlace(at) {

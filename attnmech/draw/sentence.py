@@ -12,10 +12,10 @@ from attnmech.errors import InputError
 
 READING: Final = (
     "A line goes from each query token, on the left, to the key tokens that it looks at, on the right; its opacity is "
-    "the weight. Point at a token for its lines alone; click it, or press Enter, to keep them, and Escape to let go. "
-    "Where the lines of several heads are shown, or their mean, a click on a head above the lines switches it off, and "
-    "on again. A hidden token gets no lines: the softmax is taken again without it. "
-    "High attention does not say that a token matters for the output. "
+    "the weight. Point at a token to see its lines alone; click it or press Enter to keep them, and Escape to show all "
+    "again. Where the lines of several heads are shown, or their mean, a click on a head in the legend switches it "
+    "off, and on again. A hidden token has no lines: the softmax is recomputed without it. "
+    "High attention does not show that a token matters for the output. "
 )
 
 

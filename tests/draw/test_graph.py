@@ -90,7 +90,7 @@ def test_edges_are_the_weights_of_at_least_the_threshold(
         assert edges(page) == above(chosen, threshold)
         share = 100 * chosen[chosen >= threshold].sum() / COUNT
         count = len(above(chosen, threshold))
-        sentence = f"L{[2, 5][layer]}H{head}: {count} edges of at least {100 * threshold:.1f}\u00a0%, with "
+        sentence = f"L{[2, 5][layer]}H{head}: {count} edges of at least {100 * threshold:.1f}\u00a0%, carrying "
         assert finding(page).startswith(f"{sentence}{share:.1f}\u00a0% of the attention.")
 
 
@@ -129,8 +129,8 @@ def test_hiding_the_first_token_and_the_mean(shown: Callable[[View], Any]) -> No
     np.testing.assert_allclose(weights(page), left[0], rtol=1e-4)
     assert edges(page) == above(left[0], 0.1)
     assert all(key > 0 for _, key in edges(page))
-    assert "Left out, the softmax taken again: key 0 “" in finding(page)
-    assert "Blank, with no key left: query 0 “" in finding(page)
+    assert "Hidden: key 0 “" in finding(page)
+    assert "No key is left for query 0 “" in finding(page)
     choose(page, "Edges of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[1:], left[:, 1:].mean(axis=0), rtol=1e-4)
     assert edges(page) == above(left.mean(axis=0), 0.1)
@@ -159,7 +159,7 @@ def test_a_token_alone_by_pointer_and_keyboard(shown: Callable[[View], Any]) -> 
     assert rest == f"% to {top} “{visible_token(TOKENS[top])}”"
     received = box.index(f"key 3 “{visible_token(TOKENS[3])}” gets")
     most = int(pattern[0, 0, :, 3].argmax())
-    assert f"\u00a0% of query {most} “{visible_token(TOKENS[most])}”" in box[received + 1]
+    assert f"\u00a0% from query {most} “{visible_token(TOKENS[most])}”" in box[received + 1]
     page.hover(".attnmech-finding")
     assert edges(page) == whole
     page.focus(".attnmech-graph button >> nth=0")

@@ -104,7 +104,7 @@ def test_lines_are_those_of_the_chosen_head(shown: Callable[[View], Any]) -> Non
         assert cells(page) == {(query, key) for query, key in np.argwhere(expected >= 0.02).tolist()}
         share = 100 * expected[expected >= 0.02].sum() / COUNT
         count = (expected >= 0.02).sum()
-        sentence = f"L{[2, 5][layer]}H{head}: {count} lines of at least 2.0\u00a0%, with {share:.1f}\u00a0% of"
+        sentence = f"L{[2, 5][layer]}H{head}: {count} lines of at least 2.0\u00a0%, carrying {share:.1f}\u00a0% of"
         assert finding(page).startswith(sentence)
     assert inked(page) > 1000
 
@@ -116,10 +116,10 @@ def test_hiding_the_first_token_normalises_again(shown: Callable[[View], Any]) -
     page.get_by_label("hide the first token").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0]), rtol=1e-4)
     assert {key for _, key in cells(page)} == set(range(1, COUNT))
-    assert "Left out, the softmax taken again: key 0 “" in finding(page)
-    assert f"”, with {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% before." in finding(page)
-    assert "of what is left." in finding(page)
-    assert finding(page).endswith(f"Blank, with no key left: query 0 “{visible_token(TOKENS[0])}”.")
+    assert "Hidden: key 0 “" in finding(page)
+    assert f"”, with {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% of the attention before" in finding(page)
+    assert "of the remaining attention." in finding(page)
+    assert finding(page).endswith(f"No key is left for query 0 “{visible_token(TOKENS[0])}”.")
     assert page.locator(".attnmech-sentence-blank").count() == page.locator(".attnmech-sentence-hidden").count() == 1
     page.get_by_label("hide special tokens").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0, 1, 4]), rtol=1e-4)
@@ -147,7 +147,7 @@ def test_a_sink_stays_in_the_softmax(shown: Callable[[View], Any]) -> None:
     page.get_by_label("hide the first token").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0], rest=True), rtol=2e-4)
     assert np.nansum(weights(page)[0], axis=-1).max() < 0.99
-    assert "Blank, with no key left: query 0" in finding(page)
+    assert "No key is left for query 0" in finding(page)
 
 
 @pytest.mark.browser
@@ -191,7 +191,7 @@ def test_heads_are_switched_off_and_on_in_the_legend(shown: Callable[[View], Any
     assert finding(page).startswith("Layer 5, mean of heads 0 and 2: ")
     page.get_by_label("hide the first token").check()
     had = 100 * pattern[1, [0, 2], :, 0].mean()
-    assert f", with {had:.1f}\u00a0% before." in finding(page)
+    assert f", with {had:.1f}\u00a0% of the attention before" in finding(page)
     page.get_by_label("hide the first token").uncheck()
     heads.nth(0).focus()
     page.keyboard.press("Space")
@@ -332,4 +332,4 @@ def test_a_thousand_tokens_fit_a_phone(shown: Callable[[View], Any]) -> None:
     page.get_by_label("Least weight shown").press("Home")
     assert len(lines(page)) == 600
     drawn = page.inner_text(".attnmech-sentence > .attnmech-reading:not(.attnmech-list)")
-    assert drawn.startswith("Drawn: the heaviest 600 of ")
+    assert drawn.startswith("Only the heaviest 600 of the ")
