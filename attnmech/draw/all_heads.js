@@ -527,9 +527,14 @@
         zoom(false);
         small.focus();
       });
-      const selectors = embedded ? [] : headSelectors();
+      const controls = make("div", { className: "attnmech-controls" }, enlarge);
+      if (!embedded) {
+        const selectors = headSelectors(data, pick);
+        controls.prepend(selectors.layer, selectors.head);
+        parts.push(selectors.show);
+      }
       root.append(
-        make("div", { className: "attnmech-controls" }, ...selectors, enlarge),
+        controls,
         finding,
         make("div", { className: "attnmech-controls" }, scaleLegend(), marks.element, markLegend(facts.aligned)),
         make("div", { className: "attnmech-model-panes" }, small.element, large.element),
@@ -537,16 +542,6 @@
       enlarge.textContent = "Enlarge this head";
       parts.push(large.choose, (chosen) => (finding.textContent = facts.sentence(chosen)));
       return redrawLarge;
-    }
-
-    function headSelectors() {
-      const layer = selector("Layer", layers, state.layer, (index) => pick({ layer: index }));
-      const head = selector("Head", range(heads), state.head, (index) => pick({ head: index }));
-      parts.push((chosen) => {
-        layer.select.selectedIndex = chosen.layer;
-        head.select.selectedIndex = chosen.head;
-      });
-      return [layer.element, head.element];
     }
   };
 }

@@ -79,8 +79,7 @@
 
     // ---- elements ---------------------------------------------------------------------------------------------
 
-    const layer = selector("Layer", data.layers, state.layer, (index) => chosen({ layer: index }));
-    const head = selector("Head", range(data.heads), state.head, (index) => chosen({ head: index }));
+    const selectors = headSelectors(data, chosen);
     const mode = selector("Edges of", MODES, state.mode, (index) => set({ mode: index }));
     const first = checkbox("hide the first token", false, (ticked) => set({ hideFirst: ticked }));
     const bounds = { min: Math.min(LEAST_THRESHOLD, state.threshold), max: 1, step: "any", value: state.threshold };
@@ -89,7 +88,7 @@
       listEdges();
     });
     const controls = make("div", { className: "attnmech-controls" });
-    if (!data.embedded) controls.append(layer.element, head.element);
+    if (!data.embedded) controls.append(selectors.layer, selectors.head);
     if (data.heads > 1) controls.append(mode.element);
     controls.append(first.element, threshold.element);
 
@@ -142,7 +141,7 @@
         state.mode === MEAN
           ? weights.meanOf(state.layer, range(data.heads), hidden)
           : weights.ofHead(state.layer, state.head, hidden);
-      head.element.hidden = state.mode === MEAN;
+      selectors.head.hidden = state.mode === MEAN;
       blank = range(queries.length).filter((query) => !edgesOf({ side: "query", index: query }).length);
       for (const [key, button] of keyNodes.entries()) button.classList.toggle("attnmech-graph-hidden", hidden[key]);
       layOut();
@@ -316,8 +315,7 @@
     return {
       choose({ layer: toLayer = state.layer, head: toHead = state.head, query }) {
         Object.assign(state, { layer: toLayer, head: toHead });
-        layer.select.selectedIndex = toLayer;
-        head.select.selectedIndex = toHead;
+        selectors.show(state);
         if (query !== undefined) picker.pin("query", query);
         if (typeof query === "number") {
           const middle = ofQueries[query].x;
@@ -334,9 +332,7 @@
         draw();
       },
       /** The weights shown, [query key]; NaN in a row where no key is left. */
-      weights() {
-        return queries.map((_, query) => Array.from(values.subarray(query * keys.length, (query + 1) * keys.length)));
-      },
+      weights: () => rowsOf(values, keys.length),
       /** The edges as last drawn, the heaviest first. */
       edges: () => drawn,
     };

@@ -302,6 +302,20 @@ function selector(label, options, chosen, choose) {
   return { element: make("label", { className: "attnmech-control", text: `${label} ` }, select), select };
 }
 
+/** The selectors of a layer and a head; `choose` is called with what changed, `show` sets them. @param {LayersData} data */
+function headSelectors({ layers, heads, chosen }, choose) {
+  const layer = selector("Layer", layers, chosen.layer, (index) => choose({ layer: index }));
+  const head = selector("Head", range(heads), chosen.head, (index) => choose({ head: index }));
+  return {
+    layer: layer.element,
+    head: head.element,
+    show(place) {
+      layer.select.selectedIndex = place.layer;
+      head.select.selectedIndex = place.head;
+    },
+  };
+}
+
 /** A labelled box to tick; `choose` is called with whether it is ticked. */
 function checkbox(label, ticked, choose) {
   const box = make("input", { type: "checkbox", onchange: ({ target }) => choose(target.checked) });
@@ -376,6 +390,10 @@ async function attentionWeights({ patterns, pattern, rests, rest, heads, queries
   }
   return { ofHead, meanOf, ofHidden };
 }
+
+/** Flat weights, [query key]. @type {(values: Float32Array | Float64Array, keys: number) => number[][]} */
+const rowsOf = (values, keys) =>
+  range(values.length / keys).map((query) => Array.from(values.subarray(query * keys, (query + 1) * keys)));
 
 /** Tells the page what the reader chose in a view: indices of layer, head or query. */
 function announce(stage, detail) {

@@ -31,8 +31,7 @@
 
     // ---- elements ---------------------------------------------------------------------------------------------
 
-    const layer = selector("Layer", data.layers, state.layer, (index) => chosen({ layer: index }));
-    const head = selector("Head", range(data.heads), state.head, (index) => chosen({ head: index }));
+    const selectors = headSelectors(data, chosen);
     const mode = selector("Lines of", MODES, state.mode, (index) => set({ mode: index }));
     const first = checkbox("hide the first token", false, (ticked) => set({ hideFirst: ticked }));
     const others = checkbox("hide special tokens", false, (ticked) => set({ hideSpecial: ticked }));
@@ -44,7 +43,7 @@
       redraw();
     });
     const controls = make("div", { className: "attnmech-controls" });
-    if (!data.embedded) controls.append(layer.element, head.element);
+    if (!data.embedded) controls.append(selectors.layer, selectors.head);
     if (data.heads > 1) controls.append(mode.element);
     controls.append(first.element);
     if (special.some(Boolean)) controls.append(others.element);
@@ -116,7 +115,7 @@
         state.mode === MEAN && on.length
           ? [{ head: null, weights: weights.meanOf(state.layer, on, hidden) }]
           : on.map((each) => ({ head: each, weights: weights.ofHead(state.layer, each, hidden) }));
-      head.element.hidden = state.mode !== ONE;
+      selectors.head.hidden = state.mode !== ONE;
       for (const [key, button] of buttons.key.entries()) button.classList.toggle("attnmech-sentence-hidden", hidden[key]);
       tell();
       shade();
@@ -324,8 +323,7 @@
     return {
       choose({ layer: toLayer = state.layer, head: toHead = state.head, query }) {
         Object.assign(state, { layer: toLayer, head: toHead });
-        layer.select.selectedIndex = toLayer;
-        head.select.selectedIndex = toHead;
+        selectors.show(state);
         if (query !== undefined) picker.pin("query", query);
         if (typeof query === "number") {
           const inView = box.scrollTop <= query * ROW && (query + 2) * ROW <= box.scrollTop + box.clientHeight;
@@ -339,11 +337,7 @@
         draw();
       },
       /** The weights shown, [query key] by head; NaN in a row where no key is left. */
-      weights() {
-        return shown.map(({ weights: values }) =>
-          queries.map((_, query) => Array.from(values.subarray(query * keys.length, (query + 1) * keys.length))),
-        );
-      },
+      weights: () => shown.map(({ weights: values }) => rowsOf(values, keys.length)),
       /** The lines as last drawn, the heaviest first. */
       lines: () => drawn,
     };
