@@ -88,22 +88,20 @@ interface Patterns {
   of(layer: number, head: number): Float32Array;
 }
 
-/** What every view of several layers has; a page gives it unpacked `patterns`, and its own selectors. */
+/** What every view of several layers has; a report gives it probabilities that it has unpacked, and its own selectors. */
 interface LayersData {
   layers: number[];
   heads: number;
   queries: string[];
   keys: string[];
   chosen: { layer: number; head: number };
-  pattern: Packed;
-  patterns?: Patterns;
+  pattern: Packed | Patterns;
   embedded?: boolean;
 }
 
 interface LinesData extends LayersData {
   /** What no key has, by row. */
-  rest?: Packed;
-  rests?: Patterns;
+  rest?: Packed | Patterns;
 }
 
 interface SentenceData extends LinesData {
@@ -117,13 +115,72 @@ interface GraphData extends LinesData {
   across: boolean;
 }
 
-interface ModelData extends LayersData {
-  /** Small maps alone, without what is below. */
+interface ModelData extends LayersData, Partial<Facts> {
+  /** Small maps alone, for which no facts are needed. */
   overview?: boolean;
+}
+
+interface Facts {
   /** How many rows have a choice; of each head, the key that each row looks at most, and means over these rows. */
   rows: number;
   top: Packed;
   means: Record<"first" | "self" | "previous", number[]>;
+}
+
+// ---- data of a report (page.py, carried.py, chart.py) -------------------------------------------------------------
+
+interface PageData {
+  /** What Python calls visible; as text. */
+  tokens: string[];
+  /** Escaped for plotly. */
+  labels: string[];
+  special: boolean[];
+  /** The sign of each kind of key: "self", "first", "other". */
+  marks: Record<string, string>;
+  /** By name, the values that can be chosen. */
+  choices: Record<string, any[]>;
+  optional: string[];
+  start: Record<string, number>;
+  /** By label, the names of the scripts. */
+  scripts: Record<string, string>;
+  /** The names of the arrays of probabilities, and of what no key has. */
+  pattern: string;
+  rest: string | null;
+  figures: Record<string, PageFigure>;
+  /** By the id of a place, the kind of view of the chosen head. */
+  views: Record<string, "sentence" | "token_graph" | "model">;
+  others: Record<string, { kind: string; data: object; scripts: string[] }>;
+  texts: Record<string, Column>;
+  arrays: Record<string, Packed | { plain: (number | null)[] } | { texts: string }>;
+  tables: Record<string, (string | boolean)[]>;
+}
+
+interface PageFigure {
+  figure: PlotlyFigure;
+  slots: Slot[];
+  /** The choices on which it depends. */
+  follows: string[];
+  /** By the name of a choice, the path to a clicked point's property that says it. */
+  clicks: Record<string, string[]>;
+}
+
+/** A property of a figure that depends on what is chosen. */
+interface Slot {
+  path: string[];
+  columns: Column[];
+  less: Column | null;
+  where: Column | null;
+  equals: number | null;
+}
+
+/** Where a choice finds its values in an array. */
+interface Column {
+  array: string;
+  over: string[];
+  shape: number[];
+  table?: string;
+  digits?: number;
+  fixed?: Record<string, number>;
 }
 
 // ---- between the views --------------------------------------------------------------------------------------------

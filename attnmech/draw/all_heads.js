@@ -57,7 +57,11 @@
     return String(position);
   }
 
-  /** The numbers that Python worked out for each head: `sentence` says them, `top` is each row's highest key or NaN. */
+  /**
+   * The numbers that Python worked out for each head: `sentence` says them, `top` is each row's highest key or NaN.
+   *
+   * @param {LayersData & Facts} data
+   */
   async function factsOf({ layers, heads, means, rows, top }) {
     const tops = await unpack(top);
     const aligned = "self" in means;
@@ -238,7 +242,7 @@
 
   /** One head with its tokens; `pick(query)` is called when the user takes a row. */
   function largeMap(stage, { queries, keys, pattern }, patterns, facts, { pick }) {
-    const about = pattern.scale === "root" ? "≈\u00a0" : ""; // eight bits do not carry the digits that are shown
+    const about = "scale" in pattern && pattern.scale === "root" ? "≈\u00a0" : ""; // eight bits do not carry the digits that are shown
     const map = make("canvas", { className: "attnmech-model-map", tabindex: 0, role: "img" });
     const queryLabels = make("canvas", { className: "attnmech-model-queries" });
     const keyLabels = make("canvas", { className: "attnmech-model-keys" });
@@ -470,8 +474,8 @@
   views.model = async (stage, data) => {
     suitBackground(stage);
     const { layers, heads, queries, overview, embedded } = data;
-    const patterns = data.patterns ?? (await unpackPatterns(data.pattern, heads));
-    const facts = overview ? null : await factsOf(data);
+    const patterns = await patternsIn(data.pattern, heads);
+    const facts = overview ? null : await factsOf(/** @type {LayersData & Facts} */ (data));
     const state = { query: queries.length - 1, ...data.chosen };
     const parts = []; // what follows a choice
 

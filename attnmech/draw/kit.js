@@ -105,8 +105,12 @@ function patternsOf(values, heads) {
   };
 }
 
-/** @type {(packed: Packed, heads: number) => Promise<Patterns>} */
-const unpackPatterns = async (packed, heads) => patternsOf(await unpack(packed), heads);
+/**
+ * Probabilities as a report gives them, or as Python packed them.
+ *
+ * @type {(given: Packed | Patterns, heads: number) => Promise<Patterns>}
+ */
+const patternsIn = async (given, heads) => ("of" in given ? given : patternsOf(await unpack(given), heads));
 
 /** A number with its sign, below 0 with the sign for minus. @type {Kit["signed"]} */
 const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
@@ -342,9 +346,9 @@ function slider(label, { min, max, step, value, words }, choose) {
  *
  * @param {LinesData} data
  */
-async function attentionWeights({ patterns, pattern, rests, rest, heads, queries, keys }) {
-  const given = patterns ?? (await unpackPatterns(pattern, heads));
-  const unseen = rests ?? (rest && (await unpackPatterns(rest, heads)));
+async function attentionWeights({ pattern, rest, heads, queries, keys }) {
+  const given = await patternsIn(pattern, heads);
+  const unseen = rest && (await patternsIn(rest, heads));
 
   /**
    * The softmax again without the hidden keys: a_j / (the kept keys' sum + what no key has, as where a sink is). It

@@ -7,6 +7,7 @@ const ONE_STEP = 600; // milliseconds within which steps of one control are one 
 /** @type {(id: string) => Stage & PlotlyDrawn} */
 const element = (id) => /** @type {any} */ (document.getElementById(id));
 const allOf = (selector) => /** @type {HTMLElement[]} */ ([...document.querySelectorAll(selector)]);
+/** @type {PageData} */
 const page = JSON.parse(element("data").textContent);
 const { tokens, labels, choices, marks } = page;
 const names = Object.keys(choices);
@@ -33,7 +34,7 @@ const plotlyArrives = attnmech.script(page.scripts.plotly);
 const heads = choices.head.length;
 const arrays = await unpackArrays(page.arrays);
 const patterns = patternsOf(arrays[page.pattern], heads);
-const rests = page.rest && patternsOf(arrays[page.rest], heads);
+const rest = page.rest ? patternsOf(arrays[page.rest], heads) : undefined;
 
 /** Every array by its name, as something with `slice(start, count)`. */
 async function unpackArrays(packed) {
@@ -48,7 +49,7 @@ function listed(values) {
   return { slice: (start, count) => values.slice(start, start + count) };
 }
 
-/** What an array gives for a choice, flat: its leading axes are choices, `shape` is the rest. */
+/** What an array gives for a choice, flat: its leading axes are choices, `shape` is the rest. @param {Column} column */
 function chosen({ array, over, shape, fixed }, at = state) {
   const made = fixed ? { ...at, ...fixed } : at;
   const index = over.reduce((before, name) => before * choices[name].length + made[name], 0);
@@ -190,9 +191,9 @@ async function drawOther(id) {
 async function drawPattern(id) {
   const stage = stageOf(id);
   const { layer, head } = state;
-  const shown = { layers: choices.layer, heads, queries: tokens, keys: tokens, special: page.special, patterns, rests };
+  const shown = { layers: choices.layer, heads, queries: tokens, keys: tokens, special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: false };
-  const control = await attnmech.views[page.views[id]](stage, { ...shown, ...options });
+  const control = await attnmech.views[page.views[id]](stage, { ...shown, ...options, pattern: patterns, rest });
   stage.control = control;
   control.choose(choiceForViews());
   stage.addEventListener("attnmech-choose", ({ detail }) => choose(detail));
@@ -216,9 +217,9 @@ function shadeTokens(query) {
     const mark = { [query]: "self" }[key] ?? (key === 0 ? "first" : undefined);
     if (mark) Object.assign(chip.dataset, { mark, sign: marks[mark] });
     else for (const name of ["mark", "sign"]) delete chip.dataset[name];
-    chip.style.setProperty("--depth", Math.sqrt(probabilities[key])); // the root keeps small ones visible
+    chip.style.setProperty("--depth", String(Math.sqrt(probabilities[key]))); // the root keeps small ones visible
     chip.title = `token ${key}: attention ${percent(probabilities[key])}`;
-    chip.setAttribute("aria-pressed", key === state.query);
+    chip.setAttribute("aria-pressed", String(key === state.query));
     chip.tabIndex = key === state.query ? 0 : -1;
   });
   for (const id of ["row-finding", "reason"]) if (id in page.texts) element(id).textContent = textOf(id, { ...state, query });

@@ -286,8 +286,8 @@ def test_in_a_page_with_its_own_selectors(shown: Callable[[View], Any]) -> None:
              const data = JSON.parse(document.getElementById("figure-0-data").textContent);
              const stage = document.createElement("div");
              document.body.append(stage);
-             const patterns = { of: (layer, head) => new Float32Array(count * count).fill((1 + layer + head) / 10) };
-             const control = await attnmech.views.sentence(stage, { ...data, patterns, embedded: true });
+             const pattern = { of: (layer, head) => new Float32Array(count * count).fill((1 + layer + head) / 10) };
+             const control = await attnmech.views.sentence(stage, { ...data, pattern, embedded: true });
              control.choose({ layer: 1, head: 2 });
              return [stage.querySelectorAll("select").length, control.weights()[0][3]];
            }""",
