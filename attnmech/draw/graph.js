@@ -194,7 +194,7 @@
     /** The sentence that the numbers support. */
     function tell() {
       const number = data.layers[state.layer];
-      const heads = state.mode === ONE ? `L${number}H${state.head}` : `Layer ${number}, mean of the ${data.heads} heads`;
+      const heads = state.mode === ONE ? `L${number}H${state.head}` : `Mean of the ${data.heads} heads of layer ${number}`;
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const what = picker.pinned ? placesOf(picker.pinned).map(ofToken).join("; ") : ofWhole();
       list.textContent = picker.pinned?.side === "query" ? listOf(picker.pinned) : "";

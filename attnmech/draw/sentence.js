@@ -205,11 +205,10 @@
     /** The heads whose lines are drawn. */
     function ofHeads() {
       const [on, number] = [headsOn(), data.layers[state.layer]];
-      if (state.mode === ONE) return `L${number}H${state.head}`;
-      const some = on.length > 3 ? `${on.length} of the ${data.heads} heads` : `head${on.length > 1 ? "s" : ""} ${joined(on)}`;
-      const mean = state.mode === MEAN;
-      if (on.length < data.heads) return `Layer ${number}, ${mean ? "mean of " : ""}${some}`;
-      return `Layer ${number}, ${mean ? "mean of the" : "all"} ${data.heads} heads`;
+      const mean = state.mode === MEAN ? "Mean of " : "";
+      if (state.mode !== ONE && on.length === data.heads) return `${mean ? "Mean of the" : "All"} ${data.heads} heads of layer ${number}`;
+      if (on.length > 3) return `${mean}${on.length} of the ${data.heads} heads of layer ${number}`;
+      return mean + joined(on.map((each) => `L${number}H${each}`));
     }
 
     /** The sentence that the numbers support. */
@@ -226,7 +225,7 @@
       list.textContent = pinned?.side === "query" ? listOf(pinned) : "";
       finding.textContent = shown.length
         ? `${ofHeads()}: ${what}.${omissions(hidden, blank, had, data)}`
-        : `Layer ${data.layers[state.layer]}: all heads are switched off.`;
+        : `All heads of layer ${data.layers[state.layer]} are switched off.`;
     }
 
     // ---- drawing ----------------------------------------------------------------------------------------------

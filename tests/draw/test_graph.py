@@ -134,7 +134,7 @@ def test_hiding_the_first_token_and_the_mean(shown: Callable[[View], Any]) -> No
     choose(page, "Edges of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[1:], left[:, 1:].mean(axis=0), rtol=1e-4)
     assert edges(page) == above(left.mean(axis=0), 0.1)
-    assert finding(page).startswith(f"Layer 2, mean of the {HEADS} heads: ")
+    assert finding(page).startswith(f"Mean of the {HEADS} heads of layer 2: ")
     page.get_by_label("hide the first token").uncheck()
     np.testing.assert_allclose(weights(page), pattern[0].mean(axis=0), rtol=1e-4)
 

@@ -158,7 +158,7 @@ def test_all_heads_and_their_mean(shown: Callable[[View], Any]) -> None:
     choose(page, "Lines of", "all heads")
     np.testing.assert_allclose(weights(page), pattern[0], rtol=1e-4)
     assert {line["head"] for line in lines(page)} == set(range(HEADS))
-    assert finding(page).startswith(f"Layer 2, all {HEADS} heads: ")
+    assert finding(page).startswith(f"All {HEADS} heads of layer 2: ")
     assert page.locator(".attnmech-sentence-legend button canvas").count() == HEADS
     choose(page, "Lines of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[0], pattern[0].mean(axis=0), rtol=1e-4)
@@ -183,12 +183,12 @@ def test_heads_are_switched_off_and_on_in_the_legend(shown: Callable[[View], Any
     np.testing.assert_allclose(weights(page), pattern[0, [0, 2]], rtol=1e-4)
     assert {line["head"] for line in lines(page)} == {0, 2}
     count = (pattern[0, [0, 2]] >= 0.02).sum()
-    assert finding(page).startswith(f"Layer 2, heads 0 and 2: {count} lines of at least 2.0\u00a0%")
+    assert finding(page).startswith(f"L2H0 and L2H2: {count} lines of at least 2.0\u00a0%")
     choose(page, "Layer", "5")
     np.testing.assert_allclose(weights(page), pattern[1, [0, 2]], rtol=1e-4)
     choose(page, "Lines of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[0], pattern[1, [0, 2]].mean(axis=0), rtol=1e-4)
-    assert finding(page).startswith("Layer 5, mean of heads 0 and 2: ")
+    assert finding(page).startswith("Mean of L5H0 and L5H2: ")
     page.get_by_label("hide the first token").check()
     had = 100 * pattern[1, [0, 2], :, 0].mean()
     assert f", with {had:.1f}\u00a0% of the attention before" in finding(page)
@@ -197,9 +197,9 @@ def test_heads_are_switched_off_and_on_in_the_legend(shown: Callable[[View], Any
     page.keyboard.press("Space")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "head 0"
     np.testing.assert_allclose(weights(page)[0], pattern[1, 2], rtol=1e-4)
-    assert finding(page).startswith("Layer 5, mean of head 2: ")
+    assert finding(page).startswith("Mean of L5H2: ")
     heads.nth(2).click()
-    assert finding(page) == "Layer 5: all heads are switched off."
+    assert finding(page) == "All heads of layer 5 are switched off."
     assert lines(page) == [] and page.locator(".attnmech-sentence-blank").count() == 0
     for head in heads.all():
         head.press("Enter")
