@@ -272,9 +272,8 @@ def test_another_part_of_a_long_text_can_be_chosen(demo: am.HookedModel) -> None
     report = am.report(demo, text, start=100)
     assert report.scores.tokens[0] == (whole.tokens[0][0], *whole.tokens[0][100:291])
     count = len(whole.tokens[0])
-    assert any(
-        note.startswith(f"The text has {count} tokens; 192 from number 100 on were run") for note in report.notes
-    )
+    said = f"The text has {count} tokens; 192 from number 100 on were run"
+    assert any(note.startswith(said) for note in report.notes)
     assert f"text = model.encode({text!r}).part(100, 192)" in report.calls["setup"]
     torch.testing.assert_close(
         report.focus.first_top, am.attention_focus(demo, whole.part(100, 192)).first_top, equal_nan=True

@@ -1,5 +1,3 @@
-"use strict";
-
 // All heads as small maps, and the chosen one large. A colour's opacity is the square root of the probability.
 
 {
@@ -12,7 +10,7 @@
   // ---- probabilities as pixels --------------------------------------------------------------------------------
 
   /** The largest probability under each pixel, as opacity from 0 to 255: thin lines stay visible. */
-  function pooled(pattern, [rows, columns], [height, width]) {
+  function pooled(pattern, rows, columns, { height, width }) {
     const largest = new Float32Array(height * width);
     const columnOf = Uint32Array.from({ length: columns }, (_, key) => Math.floor((key * width) / columns));
     for (let query = 0, cell = 0; query < rows; query += 1) {
@@ -26,22 +24,25 @@
   }
 
   /** Draws opacities of one colour into a canvas of their size. */
-  function paint(canvas, opacities, [height, width], [red, green, blue]) {
+  function paint(canvas, opacities, { height, width }, colour) {
     const image = new ImageData(width, height);
     const pixels = new DataView(image.data.buffer);
-    const colour = ((red << 24) | (green << 16) | (blue << 8)) >>> 0;
     for (let index = 0; index < opacities.length; index += 1) pixels.setUint32(4 * index, colour + opacities[index]);
     canvas.width = width;
     canvas.height = height;
-    canvas.getContext("2d").putImageData(image, 0, 0);
+    contextOf(canvas).putImageData(image, 0, 0);
   }
 
-  const weightColour = (stage) => colourOf(stage, "--weight").match(/[\d.]+/g).slice(0, 3).map(Number);
+  /** The colour of weights as a pixel that is quite transparent. */
+  function weightColour(stage) {
+    const [red, green, blue] = numbersIn(colourOf(stage, "--weight"));
+    return ((red << 24) | (green << 16) | (blue << 8)) >>> 0;
+  }
+
   const screenPixels = (length) => Math.max(1, Math.round(length * (window.devicePixelRatio || 1)));
 
   // ---- words --------------------------------------------------------------------------------------------------
 
-  const isolated = (text) => `\u2068${text}\u2069`; // a right-to-left token leaves its surroundings alone
   const labelOf = (tokens, position) => `${position} ${isolated(tokens[position])}`;
 
   /** The label, cut to the width; whole characters go, not halves of an emoji. */
@@ -56,7 +57,11 @@
     return String(position);
   }
 
-  /** The numbers that Python worked out for each head: `sentence` says them, `top` is each row's highest key or NaN. */
+  /**
+   * The numbers that Python worked out for each head: `sentence` says them, `top` is each row's highest key or NaN.
+   *
+   * @param {LayersData & Facts} data
+   */
   async function factsOf({ layers, heads, means, rows, top }) {
     const tops = await unpack(top);
     const aligned = "self" in means;
@@ -82,7 +87,7 @@
   // ---- small maps ---------------------------------------------------------------------------------------------
 
   /** The grid of all heads; `pick(place)` is called when the user takes one, `describe(place)` gives the hover's words. */
-  function smallMaps(stage, { layers, heads, queries, keys, overview }, patterns, { pick, describe, follow }) {
+  function smallMaps(stage, { layers, heads, queries, keys, overview = false }, patterns, { pick, describe, follow }) {
     const single = layers.length === 1;
     const box = make("div", {
       className: `attnmech-model-overview ${single ? "attnmech-model-wrapping" : ""}`,
@@ -97,7 +102,10 @@
       if (single) cell.append(make("span", { text: `head ${head}` }));
       return cell;
     });
+    /** @type {Map<EventTarget | null, number>} */
     const indexOf = new Map(cells.map((cell, index) => [cell, index]));
+    /** The cell in which an event is, if any. @type {(event: Event) => number | undefined} */
+    const indexAt = ({ target }) => indexOf.get(/** @type {Element} */ (target).closest("button"));
     fill();
 
     function fill() {
@@ -113,13 +121,13 @@
     // Maps are made when they come near the view, a few a frame, and kept as opacities.
     const made = new Map();
     const wanted = new Set();
-    let shape = [1, 1];
-    let colour = [0, 0, 0];
+    let shape = { height: 1, width: 1 };
+    let colour = 0;
     let working = 0;
     const watcher = new IntersectionObserver(
       (entries) => {
         for (const { target, isIntersecting } of entries) {
-          const index = indexOf.get(target);
+          const index = Number(indexOf.get(target));
           if (isIntersecting && !made.has(index)) wanted.add(index);
           else wanted.delete(index);
         }
@@ -140,7 +148,7 @@
 
     function drawMap(index) {
       const { layer, head } = places[index];
-      made.set(index, pooled(patterns.of(layer, head), [queries.length, keys.length], shape));
+      made.set(index, pooled(patterns.of(layer, head), queries.length, keys.length, shape));
       paint(cells[index].firstChild, made.get(index), shape, colour);
     }
 
@@ -154,17 +162,20 @@
     function redraw() {
       const side = size();
       const pixels = screenPixels(side);
-      const next = [Math.min(pixels, queries.length), Math.min(pixels, keys.length)];
+      const next = { height: Math.min(pixels, queries.length), width: Math.min(pixels, keys.length) };
       colour = weightColour(stage);
       box.style.setProperty("--side", `${side}px`);
       box.style.setProperty("--heads", heads);
-      if (next.join() === shape.join() && made.size) {
+      if (next.height === shape.height && next.width === shape.width && made.size) {
         for (const [index, opacities] of made) paint(cells[index].firstChild, opacities, shape, colour);
         return;
       }
       shape = next;
       made.clear();
-      for (const cell of cells) watcher.unobserve(cell), watcher.observe(cell); // each reports again
+      for (const cell of cells) {
+        watcher.unobserve(cell); // so that each reports again
+        watcher.observe(cell);
+      }
     }
 
     let current = 0;
@@ -191,24 +202,25 @@
     }
 
     box.addEventListener("keydown", (event) => {
-      const index = indexOf.get(event.target);
-      const next = index === undefined ? undefined : neighbour(index, event.key);
-      if (next === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
+      const index = indexAt(event);
+      if (index === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
+      const next = neighbour(index, event.key);
+      if (next === undefined) return;
       event.preventDefault();
       cells[index].tabIndex = -1;
       cells[next].tabIndex = 0;
       cells[next].focus();
       if (follow) pick(places[next]);
     });
-    box.addEventListener("click", ({ target }) => {
-      const cell = target.closest("button");
-      if (cell) pick(places[indexOf.get(cell)]);
+    box.addEventListener("click", (event) => {
+      const index = indexAt(event);
+      if (index !== undefined) pick(places[index]);
     });
     const pointed = pointerBox(stage);
     box.addEventListener("pointermove", (event) => {
-      const cell = event.target.closest("button");
-      if (cell) pointed.show(event, [describe(places[indexOf.get(cell)])]);
-      else pointed.hide();
+      const index = indexAt(event);
+      if (index === undefined) pointed.hide();
+      else pointed.show(event, [describe(places[index])]);
     });
     box.addEventListener("pointerleave", pointed.hide);
     box.addEventListener("scroll", pointed.hide);
@@ -229,8 +241,8 @@
   // ---- the large map ------------------------------------------------------------------------------------------
 
   /** One head with its tokens; `pick(query)` is called when the user takes a row. */
-  function largeMap(stage, { queries, keys, pattern: { scale } = {} }, patterns, facts, { pick }) {
-    const about = scale === "root" ? "≈\u00a0" : ""; // eight bits do not carry the digits that are shown
+  function largeMap(stage, { queries, keys, pattern }, patterns, facts, { pick }) {
+    const about = "scale" in pattern && pattern.scale === "root" ? "≈\u00a0" : ""; // eight bits do not carry the digits that are shown
     const map = make("canvas", { className: "attnmech-model-map", tabindex: 0, role: "img" });
     const queryLabels = make("canvas", { className: "attnmech-model-queries" });
     const keyLabels = make("canvas", { className: "attnmech-model-keys" });
@@ -251,7 +263,7 @@
 
     function layout() {
       const narrow = element.clientWidth < 400;
-      const context = queryLabels.getContext("2d");
+      const context = contextOf(queryLabels);
       context.font = "11px ui-monospace, monospace";
       const longest = (tokens) => Math.max(...range(tokens.length).map((at) => context.measureText(labelOf(tokens, at)).width));
       const left = Math.ceil(Math.min(longest(queries) + 8, narrow ? 84 : 128));
@@ -263,10 +275,10 @@
       frame.style.gridTemplateRows = `${top}px ${place.height}px`;
     }
 
-    const shape = () => [
-      Math.min(screenPixels(place.height), queries.length),
-      Math.min(screenPixels(place.width), keys.length),
-    ];
+    const shape = () => ({
+      height: Math.min(screenPixels(place.height), queries.length),
+      width: Math.min(screenPixels(place.width), keys.length),
+    });
     const rowHeight = () => place.height / queries.length;
     const allMarked = () => marks ?? rowHeight() >= SPARSE;
 
@@ -278,7 +290,7 @@
 
     function drawHead() {
       const pattern = patterns.of(shown.layer, shown.head);
-      paint(image, pooled(pattern, [queries.length, keys.length], shape()), shape(), weightColour(stage));
+      paint(image, pooled(pattern, queries.length, keys.length, shape()), shape(), weightColour(stage));
       drawRow();
     }
 
@@ -385,7 +397,7 @@
 
     /** The largest cell under a pixel: where a pixel stands for several cells, the one that is drawn. */
     function cellAt({ offsetX, offsetY }) {
-      const [height, width] = shape();
+      const { height, width } = shape();
       const block = (offset, length, pixels, count) => {
         const at = Math.min(pixels - 1, Math.max(0, Math.floor((offset / length) * pixels)));
         return [Math.ceil((at * count) / pixels), Math.ceil(((at + 1) * count) / pixels)];
@@ -462,9 +474,9 @@
   views.model = async (stage, data) => {
     suitBackground(stage);
     const { layers, heads, queries, overview, embedded } = data;
-    const patterns = data.patterns ?? (await unpackPatterns(data.pattern, heads));
-    const facts = overview ? null : await factsOf(data);
-    const state = { layer: 0, head: 0, query: queries.length - 1, ...data.chosen };
+    const patterns = await patternsIn(data.pattern, heads);
+    const facts = overview ? null : await factsOf(/** @type {LayersData & Facts} */ (data));
+    const state = { query: queries.length - 1, ...data.chosen };
     const parts = []; // what follows a choice
 
     function choose(changes) {
@@ -481,19 +493,21 @@
     }
 
     const root = make("div", { className: `attnmech-model ${overview ? "attnmech-model-alone" : ""}` });
-    const describe = overview ? ({ layer, head }) => `L${layers[layer]}H${head}` : facts.sentence;
+    const describe = facts ? facts.sentence : ({ layer, head }) => `L${layers[layer]}H${head}`;
     const small = smallMaps(stage, data, patterns, { pick, describe, follow: !overview });
     parts.push(small.choose);
     const redraws = [small.redraw];
-    if (overview) root.append(small.element, scaleLegend());
-    else redraws.push(addLarge());
+    if (facts) redraws.push(addLarge(facts));
+    else root.append(small.element, scaleLegend());
     stage.append(root);
     for (const redraw of redraws) redraw();
     choose({});
-    onChange(stage, () => redraws.forEach((redraw) => redraw()));
+    onChange(stage, () => {
+      for (const redraw of redraws) redraw();
+    });
     return { choose, print: small.print };
 
-    function addLarge() {
+    function addLarge(facts) {
       const large = largeMap(stage, data, patterns, facts, { pick: (query) => pick({ query }) });
       const finding = make("p", { className: "attnmech-finding", "aria-live": "polite" });
       const marks = checkbox("mark each row's maximum:", false, (ticked) => large.markAll(ticked));
@@ -517,9 +531,14 @@
         zoom(false);
         small.focus();
       });
-      const selectors = embedded ? [] : headSelectors();
+      const controls = make("div", { className: "attnmech-controls" }, enlarge);
+      if (!embedded) {
+        const selectors = headSelectors(data, pick);
+        controls.prepend(selectors.layer, selectors.head);
+        parts.push(selectors.show);
+      }
       root.append(
-        make("div", { className: "attnmech-controls" }, ...selectors, enlarge),
+        controls,
         finding,
         make("div", { className: "attnmech-controls" }, scaleLegend(), marks.element, markLegend(facts.aligned)),
         make("div", { className: "attnmech-model-panes" }, small.element, large.element),
@@ -527,16 +546,6 @@
       enlarge.textContent = "Enlarge this head";
       parts.push(large.choose, (chosen) => (finding.textContent = facts.sentence(chosen)));
       return redrawLarge;
-    }
-
-    function headSelectors() {
-      const layer = selector("Layer", layers, state.layer, (index) => pick({ layer: index }));
-      const head = selector("Head", range(heads), state.head, (index) => pick({ head: index }));
-      parts.push((chosen) => {
-        layer.select.selectedIndex = chosen.layer;
-        head.select.selectedIndex = chosen.head;
-      });
-      return [layer.element, head.element];
     }
   };
 }

@@ -18,7 +18,7 @@ READING: Final = (
     "One small map for each head, in rows by layer; in each map the queries go down and the keys across. "
     "All maps have one scale: the colour stands out as the square root of the probability, so that a weight of 1 % "
     "can still be seen; a dot that stands for several cells shows the largest. Click a small map, or move with the "
-    "arrow keys, to see it large. High attention does not say that a token matters for the output. "
+    "arrow keys, to see it large. High attention does not show that a token matters for the output. "
 )
 
 

@@ -11,7 +11,10 @@
     for (let began = performance.now(), told = false; ; ) {
       const found = find();
       if (found) return found;
-      if (!told && performance.now() - began > LATE) (told = true), late();
+      if (!told && performance.now() - began > LATE) {
+        told = true;
+        late();
+      }
       await new Promise((proceed) => setTimeout(proceed, 30));
     }
   }
@@ -43,6 +46,18 @@
     return arriving.get(name);
   }
 
+  /** On paper nothing scrolls: a view shows all that it has while the page is printed. */
+  function printWithPage(control) {
+    const isOurs = "attnmechPage" in document.documentElement.dataset;
+    const setPrinting = (now) => {
+      if (isOurs) document.documentElement.classList.toggle("printing", now); // page.css
+      control.print(now);
+    };
+    addEventListener("beforeprint", () => setPrinting(true));
+    addEventListener("afterprint", () => setPrinting(false));
+    matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
+  }
+
   /** Draws what `${id}-data` holds into the element `id`, once its scripts are there. */
   async function show(id, kind, scripts) {
     const stage = await waitFor(() => document.getElementById(id), () => {});
@@ -53,14 +68,15 @@
       const late = () =>
         say("This view waits for a script that another cell of the notebook carries: run all cells again.");
       for (const name of scripts) await script(name, late);
-      const data = JSON.parse(document.getElementById(`${id}-data`).textContent);
+      const data = JSON.parse(document.getElementById(`${id}-data`)?.textContent ?? "null");
       stage.textContent = "";
       stage.control = await window.attnmech.views[kind](stage, data);
+      if (stage.control?.print) printWithPage(stage.control);
     } catch (error) {
-      say(`This view could not be drawn: ${error.message}`);
+      say(`This view could not be drawn: ${error instanceof Error ? error.message : error}`);
       console.error(error);
     }
   }
 
-  window.attnmech = { unzip, script, show, views: {} };
+  window.attnmech = /** @type {Attnmech} */ ({ unzip, script, show, views: {} }); // kit.js and the views add theirs
 })();

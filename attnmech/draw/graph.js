@@ -1,7 +1,5 @@
-"use strict";
-
 // The token graph (attnmech/draw/graph.py): tokens on a line, or on two where queries and keys differ, and an
-// arrow from a query to each key that gets at least the threshold.
+// arrow from a query to each key that gets at least the threshold. On paper a line is folded into several.
 
 {
   const MOST_EDGES = 2000;
@@ -14,32 +12,35 @@
   const LOOP = 34; // height of an arrow from a token to itself
   const BESIDE = 4; // from a node's middle to where arrows leave on one side and arrive on the other
   const ACROSS = 200; // between the two lines
+  const PAPER = 700; // at most so wide, as in page.css
+  const BETWEEN = 20; // at least so much above and below each of several lines
+  const FLATTER = 0.6; // so much of their height arcs keep on paper
   const [ONE, MEAN] = [0, 1];
   const MODES = ["one head", "mean of the heads"];
 
-  const heaviestFirst = (one, other) => other.weight - one.weight;
-  const rise = (distance) => Math.min(HIGHEST, 14 + 26 * Math.sqrt(distance)); // of an arc across so many tokens
   const thickness = (weight) => 0.75 + 5 * weight;
   const tipSize = (weight) => 6 + thickness(weight);
 
-  function svg(tag, attributes = {}) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
+  /** How wide each token's button must be. */
+  function widthsOf(tokens) {
+    const context = contextOf(make("canvas"));
+    context.font = "13.6px ui-monospace, monospace";
+    const widthOf = (token, index) => 18 + 9 * String(index).length + Math.ceil(context.measureText(token).width);
+    return tokens.map((token, index) => Math.min(WIDEST, widthOf(token, index)));
   }
 
-  /** Puts buttons on a line, each as wide as its text needs; returns their middles and where the line ends. */
-  function line(buttons, tokens) {
-    const context = document.createElement("canvas").getContext("2d");
-    context.font = "13.6px ui-monospace, monospace";
-    let left = GAP;
-    const middles = buttons.map((button, index) => {
-      const width = Math.min(WIDEST, 18 + 9 * String(index).length + Math.ceil(context.measureText(tokens[index]).width));
+  /** Puts buttons on lines of at most this width; returns of each its middle and its line, and where lines end. */
+  function inLines(buttons, widths, most) {
+    let [left, line, end] = [GAP, 0, 0];
+    const places = buttons.map((button, index) => {
+      const width = widths[index];
+      if (left > GAP && left + width + GAP > most) [left, line] = [GAP, line + 1];
       Object.assign(button.style, { left: `${left}px`, width: `${width}px`, height: `${NODE}px` });
       left += width + GAP;
-      return left - GAP - width / 2;
+      end = Math.max(end, left);
+      return { x: left - GAP - width / 2, line };
     });
-    return { middles, end: left };
+    return { places, count: line + 1, end };
   }
 
   /** An arrow's path, which ends where its tip begins. */
@@ -47,8 +48,8 @@
     const [size, width] = [tipSize(weight), tipSize(weight) / 2];
     const foot = down ? y - size : y + size;
     return [
-      svg("path", { d: `${path} ${x} ${foot}`, "stroke-width": thickness(weight) }),
-      svg("path", { d: `M ${x} ${y} L ${x - width} ${foot} L ${x + width} ${foot} Z`, class: "attnmech-graph-tip" }),
+      makeSvg("path", { d: `${path} ${x} ${foot}`, "stroke-width": thickness(weight) }),
+      makeSvg("path", { d: `M ${x} ${y} L ${x - width} ${foot} L ${x + width} ${foot} Z`, class: "attnmech-graph-tip" }),
     ];
   }
 
@@ -57,38 +58,46 @@
     const { queries, keys, across } = data;
     const weights = await attentionWeights(data);
     const state = { ...data.chosen, mode: ONE, hideFirst: false, threshold: data.threshold };
+    /** @type {boolean[]} */
     let hidden = []; // of each key, whether it is left out
-    let values = []; // the weights shown, [query key] flat
+    /** @type {Float32Array | Float64Array} */
+    let values = new Float32Array(); // the weights shown, [query key] flat
+    /** @type {Line[]} */
     let edges = []; // those of at least the threshold; none where they are too many to draw
     let found = 0; // how many there are
     let share = 0; // of the attention, that they carry
+    /** @type {number[]} */
     let blank = []; // queries for which no key is left
-    let place = null; // the token whose edges alone are drawn
+    let place = /** @type {Place | null} */ (null); // the token whose edges alone are drawn
+    /** @type {Line[]} */
     let drawn = [];
-    let top = 0; // of the nodes of the queries
-    let waiting = false; // for the next frame
+    /** @type {{x: number, top: number}[]} */
+    let ofQueries = []; // where their nodes are: the middle and the upper edge
+    let ofKeys = ofQueries;
+    let printing = false;
+    const redraw = inNextFrame(draw);
 
     // ---- elements ---------------------------------------------------------------------------------------------
 
-    const layer = selector("Layer", data.layers, state.layer, (index) => chosen({ layer: index }));
-    const head = selector("Head", range(data.heads), state.head, (index) => chosen({ head: index }));
-    const mode = selector("Edges of", MODES, state.mode, (index) => ((state.mode = index), update()));
-    const first = checkbox("hide the first token", false, (ticked) => ((state.hideFirst = ticked), update()));
+    const selectors = headSelectors(data, chosen);
+    const mode = selector("Edges of", MODES, state.mode, (index) => set({ mode: index }));
+    const first = checkbox("hide the first token", false, (ticked) => set({ hideFirst: ticked }));
     const bounds = { min: Math.min(LEAST_THRESHOLD, state.threshold), max: 1, step: "any", value: state.threshold };
     const threshold = slider("Threshold", { ...bounds, words: percent }, (value) => {
       state.threshold = value;
       listEdges();
     });
     const controls = make("div", { className: "attnmech-controls" });
-    if (!data.embedded) controls.append(layer.element, head.element);
+    if (!data.embedded) controls.append(selectors.layer, selectors.head);
     if (data.heads > 1) controls.append(mode.element);
     controls.append(first.element, threshold.element);
 
     const finding = make("p", { className: "attnmech-finding" });
+    /** @type {{query: HTMLButtonElement[], key?: HTMLButtonElement[]}} */
     const nodes = { query: queries.map(tokenButton) };
     if (across) nodes.key = keys.map(tokenButton);
     const keyNodes = nodes.key ?? nodes.query;
-    const picture = svg("svg", { "aria-hidden": "true" });
+    const picture = makeSvg("svg", { "aria-hidden": "true" });
     const plot = make("div", { className: "attnmech-graph-plot" }, picture);
     const box = make("div", { className: "attnmech-graph-box" }, plot);
     const list = make("p", { className: "attnmech-reading attnmech-list" });
@@ -100,13 +109,14 @@
       plot.append(make("div", { role: "group", "aria-label": across ? `${name} tokens` : "tokens" }, ...buttons));
     }
     stage.append(make("div", { className: "attnmech-graph" }, controls, finding, box, list));
-    const ofQueries = line(nodes.query, queries);
-    const ofKeys = across ? line(nodes.key, keys) : ofQueries;
-    picture.setAttribute("width", Math.max(ofQueries.end, ofKeys.end));
+    const widths = { query: widthsOf(queries), key: widthsOf(keys) };
 
     const picker = tokenPicker(stage, nodes, {
       lines: listed,
-      show: (at) => ((place = at), redraw()),
+      show(at) {
+        place = at;
+        redraw();
+      },
       pinned(at) {
         tell();
         if (at?.side === "query") announce(stage, { query: at.index });
@@ -115,19 +125,25 @@
 
     // ---- what is chosen ---------------------------------------------------------------------------------------
 
-    function chosen(changes) {
+    function set(changes) {
       Object.assign(state, changes);
       update();
+    }
+
+    function chosen(changes) {
+      set(changes);
       announce(stage, changes);
     }
 
     function update() {
       hidden = keys.map((_, key) => state.hideFirst && key === 0);
       values =
-        state.mode === MEAN ? weights.ofLayer(state.layer, hidden) : weights.ofHead(state.layer, state.head, hidden);
-      head.element.hidden = state.mode === MEAN;
+        state.mode === MEAN
+          ? weights.meanOf(state.layer, range(data.heads), hidden)
+          : weights.ofHead(state.layer, state.head, hidden);
+      selectors.head.hidden = state.mode === MEAN;
       blank = range(queries.length).filter((query) => !edgesOf({ side: "query", index: query }).length);
-      keyNodes.forEach((button, key) => button.classList.toggle("attnmech-graph-hidden", hidden[key]));
+      for (const [key, button] of keyNodes.entries()) button.classList.toggle("attnmech-graph-hidden", hidden[key]);
       layOut();
       listEdges();
     }
@@ -137,17 +153,15 @@
     const edgeAt = (at) => ({ query: Math.floor(at / keys.length), key: at % keys.length, weight: values[at] });
 
     function listEdges() {
-      let sum = 0;
-      const places = [];
-      for (let at = 0; at < values.length; at += 1) if (values[at] >= state.threshold) places.push(at), (sum += values[at]);
+      const places = range(values.length).filter((at) => values[at] >= state.threshold);
       found = places.length;
-      share = sum / Math.max(1, queries.length - blank.length);
+      share = places.reduce((sum, at) => sum + values[at], 0) / Math.max(1, queries.length - blank.length);
       edges = found > MOST_EDGES ? [] : places.map(edgeAt).sort(heaviestFirst);
       tell();
       redraw();
     }
 
-    /** What a token gives as a query, or gets as a key, the heaviest first. */
+    /** What a token gives as a query, or gets as a key, the heaviest first. @param {Place} at */
     function edgesOf({ side, index }) {
       const cells =
         side === "query"
@@ -188,7 +202,7 @@
     }
 
     function ofWhole() {
-      const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, with ${percent(share)} of the attention`;
+      const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, carrying ${percent(share)} of the attention`;
       return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a token` : whole;
     }
 
@@ -204,52 +218,91 @@
 
     // ---- drawing ----------------------------------------------------------------------------------------------
 
-    /** Makes room for the arcs that the lowest threshold would show. */
+    /** Puts the tokens on a line, on paper on as many as they need; where they have their own, the keys below the queries. */
     function layOut() {
-      let [above, below] = [8, 8];
-      for (let at = 0; at < values.length; at += 1) {
-        if (!(values[at] >= bounds.min)) continue;
-        const { query, key } = edgeAt(at);
-        const needed = (query === key ? LOOP : rise(Math.abs(query - key))) + 8;
-        if (key <= query) above = Math.max(above, needed);
-        else below = Math.max(below, needed);
+      const most = printing ? Math.min(box.clientWidth || PAPER, PAPER) : Infinity;
+      const lines = inLines(nodes.query, widths.query, most);
+      if (!nodes.key) {
+        const { tops, height } = underArcs(lines);
+        ofQueries = placed(nodes.query, lines, tops);
+        ofKeys = ofQueries;
+        return resize(lines.end, height);
       }
-      top = across ? 0 : above;
-      picture.setAttribute("height", across ? 2 * NODE + ACROSS : above + NODE + below);
-      for (const button of nodes.query) button.style.top = `${top}px`;
-      if (across) for (const button of nodes.key) button.style.top = `${NODE + ACROSS}px`;
+      const below = inLines(nodes.key, widths.key, most);
+      const step = NODE + BETWEEN;
+      const first = lines.count * step - BETWEEN + ACROSS;
+      ofQueries = placed(nodes.query, lines, range(lines.count).map((line) => line * step));
+      ofKeys = placed(nodes.key, below, range(below.count).map((line) => first + line * step));
+      resize(Math.max(lines.end, below.end), first + below.count * step - BETWEEN);
     }
 
-    function redraw() {
-      if (waiting) return;
-      waiting = true;
-      requestAnimationFrame(() => ((waiting = false), draw()));
+    function resize(width, height) {
+      picture.setAttribute("width", String(width));
+      picture.setAttribute("height", String(height));
+    }
+
+    /** How high an arc across so many tokens goes. */
+    function rise(distance) {
+      return Math.min(HIGHEST, 14 + 26 * Math.sqrt(distance)) * (printing ? FLATTER : 1);
+    }
+
+    /** The upper edge of each line, with room for its arcs, on a screen for those of the lowest threshold. */
+    function underArcs({ places, count }) {
+      const lowest = printing ? state.threshold : bounds.min;
+      const rooms = range(count).map(() => ({ above: count > 1 ? BETWEEN : 8, below: count > 1 ? BETWEEN : 8 }));
+      for (let at = 0; at < values.length; at += 1) {
+        const { query, key } = edgeAt(at);
+        if (!(values[at] >= lowest) || places[query].line !== places[key].line) continue;
+        const room = rooms[places[query].line];
+        const needed = (query === key ? LOOP : rise(Math.abs(query - key))) + 8;
+        if (key <= query) room.above = Math.max(room.above, needed);
+        else room.below = Math.max(room.below, needed);
+      }
+      let height = 0;
+      const tops = rooms.map(({ above, below }) => {
+        height += above + NODE + below;
+        return height - below - NODE;
+      });
+      return { tops, height };
+    }
+
+    function placed(buttons, { places }, tops) {
+      for (const [index, button] of buttons.entries()) button.style.top = `${tops[places[index].line]}px`;
+      return places.map(({ x, line }) => ({ x, top: tops[line] }));
     }
 
     function draw() {
-      drawn = place ? ofPlace() : edges;
-      picture.replaceChildren(...drawn.toReversed().flatMap(across ? straight : arc));
+      drawn = place ? ofPlace(place) : edges;
+      picture.replaceChildren(...drawn.toReversed().flatMap(arrowOf));
     }
 
-    function ofPlace() {
-      const all = placesOf(place).flatMap((each, second) =>
+    function ofPlace(at) {
+      const all = placesOf(at).flatMap((each, second) =>
         edgesOf(each).filter(({ query, key }) => !second || query !== key), // a loop is both given and got
       );
       return all.filter(({ weight }) => weight >= state.threshold).sort(heaviestFirst).slice(0, MOST_EDGES);
     }
 
-    /** From the line of queries down to the line of keys. */
-    function straight({ query, key, weight }) {
-      const [from, to, half] = [ofQueries.middles[query], ofKeys.middles[key], NODE + ACROSS / 2];
-      return arrow(weight, `M ${from} ${NODE} C ${from} ${half}, ${to} ${half},`, [to, NODE + ACROSS], true);
+    function arrowOf({ query, key, weight }) {
+      const [from, to] = [ofQueries[query], ofKeys[key]];
+      return from.top === to.top ? arc({ query, key, weight }) : straight(from, to, weight);
+    }
+
+    /** From one line down or up to another. */
+    function straight(from, to, weight) {
+      const down = from.top < to.top;
+      const [start, end] = down ? [from.top + NODE, to.top] : [from.top, to.top + NODE];
+      const half = (start + end) / 2;
+      return arrow(weight, `M ${from.x} ${start} C ${from.x} ${half}, ${to.x} ${half},`, [to.x, end], down);
     }
 
     /** Over the line to an earlier token or to itself, under it to a later one. */
     function arc({ query, key, weight }) {
       const over = key <= query;
+      const { top } = ofQueries[query];
       const base = over ? top : top + NODE;
       const way = over ? -1 : 1;
-      let [from, to] = [ofQueries.middles[query], ofKeys.middles[key]];
+      let [from, to] = [ofQueries[query].x, ofKeys[key].x];
       let [bend, spread] = [base + (way * rise(Math.abs(query - key)) * 4) / 3, 0];
       if (query === key) [from, to, bend, spread] = [from - 8, to + 8, base - (LOOP * 4) / 3, 14];
       else [from, to] = [from + way * BESIDE, to - way * BESIDE];
@@ -262,26 +315,24 @@
     return {
       choose({ layer: toLayer = state.layer, head: toHead = state.head, query }) {
         Object.assign(state, { layer: toLayer, head: toHead });
-        layer.select.selectedIndex = toLayer;
-        head.select.selectedIndex = toHead;
+        selectors.show(state);
         if (query !== undefined) picker.pin("query", query);
-        if (Number.isInteger(query)) {
-          const middle = ofQueries.middles[query];
+        if (typeof query === "number") {
+          const middle = ofQueries[query].x;
           const inView = box.scrollLeft <= middle && middle <= box.scrollLeft + box.clientWidth;
           if (!inView) box.scrollLeft = middle - box.clientWidth / 2;
         }
         update();
       },
-      /** On paper nothing scrolls: the whole line of tokens, as wide as the paper. */
-      print(printing) {
+      /** On paper nothing scrolls: the tokens stand in as many lines as they need. */
+      print(now) {
+        printing = now;
         box.classList.toggle("attnmech-printing", printing);
-        plot.style.zoom = printing ? Math.min(1, box.clientWidth / plot.scrollWidth) : "";
+        layOut();
         draw();
       },
       /** The weights shown, [query key]; NaN in a row where no key is left. */
-      weights() {
-        return queries.map((_, query) => Array.from(values.subarray(query * keys.length, (query + 1) * keys.length)));
-      },
+      weights: () => rowsOf(values, keys.length),
       /** The edges as last drawn, the heaviest first. */
       edges: () => drawn,
     };

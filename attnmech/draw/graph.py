@@ -14,13 +14,14 @@ from attnmech.errors import InputError
 READING: Final = (
     "An arrow goes from a query token to each key token to which it gives at least the threshold; its width is the "
     "weight. Arrows to earlier tokens pass above the line, those to later tokens below, and a loop is a token that "
-    "looks at itself. Point at a token for its arrows alone; click it, or press Enter, to keep them, and Escape to let "
-    "go. High attention does not say that a token matters for the output. "
+    "looks at itself. On paper the line is folded into several, and arrows lead from one to another. "
+    "Point at a token to see its arrows alone; click it or press Enter to keep them, and Escape to show all again. "
+    "High attention does not show that a token matters for the output. "
 )
 READING_ACROSS: Final = (
     "An arrow goes from a query token, above, to each key token, below, to which it gives at least the threshold; its "
-    "width is the weight. Point at a token for its arrows alone; click it, or press Enter, to keep them, and Escape to "
-    "let go. High attention does not say that a token matters for the output. "
+    "width is the weight. Point at a token to see its arrows alone; click it or press Enter to keep them, and "
+    "Escape to show all again. High attention does not show that a token matters for the output. "
 )
 
 

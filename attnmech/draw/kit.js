@@ -1,5 +1,3 @@
-"use strict";
-
 // What all views share: numbers out of their codes, colours of the surroundings, a box at the pointer, controls.
 // Text goes into a page by textContent alone.
 
@@ -9,11 +7,18 @@ function range(length) {
   return Array.from({ length }, (_, index) => index);
 }
 
-/** A new element with its class, text and attributes; `on…` attributes are listeners. */
+/**
+ * A new element with its class, text and attributes; `on…` attributes are listeners.
+ *
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {{className?: string, text?: string | number, [attribute: string]: any}} [attributes]
+ * @param {(Node | string)[]} children
+ */
 function make(tag, { className = "", text, ...attributes } = {}, ...children) {
   const made = document.createElement(tag);
   if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined) made.textContent = String(text);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (value === true) made.setAttribute(name, "");
@@ -23,15 +28,47 @@ function make(tag, { className = "", text, ...attributes } = {}, ...children) {
   return made;
 }
 
+/**
+ * A new element of an SVG with its attributes.
+ *
+ * @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, string | number>} [attributes]
+ * @param {(Node | string)[]} children
+ */
+function makeSvg(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  made.append(...children);
+  return made;
+}
+
+/** Calls `draw` in the next frame, once for however many calls before it. */
+function inNextFrame(draw) {
+  let waiting = false;
+  return () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      draw();
+    });
+  };
+}
+
 // ---- numbers (attnmech/draw/packing.py) -----------------------------------------------------------------------
 
-/** Packed numbers, unzipped: `slice(start, count)` gives some of them as a Float32Array, NaN where there is none. */
+/**
+ * Packed numbers, unzipped: `slice(start, count)` gives some of them as a Float32Array, NaN where there is none.
+ *
+ * @type {Kit["unpack"]}
+ */
 async function unpack({ low, step, codes, scale }) {
   const bytes = await window.attnmech.unzip(codes);
   const narrow = scale === "root";
   const total = bytes.length / (narrow ? 1 : 2);
   const size = total / low.length;
-  const meaning = { logarithm: Math.exp, root: (value) => value * value }[scale] ?? ((value) => value);
+  const meaning = { logarithm: Math.exp, root: (value) => value * value, plain: (value) => value }[scale ?? "plain"];
 
   function slice(start, count) {
     const values = new Float32Array(count);
@@ -42,36 +79,43 @@ async function unpack({ low, step, codes, scale }) {
     }
     return values;
   }
-  return { slice, of: (block) => slice(block * size, size), size, blocks: low.length };
+  return { slice, of: (block) => slice(block * size, size) };
 }
 
-/** A compressed list of texts. */
+/** A compressed list of texts. @type {Kit["unpackTexts"]} */
 async function unpackTexts(codes) {
   return JSON.parse(new TextDecoder().decode(await window.attnmech.unzip(codes)));
 }
 
-/** Probabilities by layer and head, each [query key] as a flat Float32Array with 0 where there is none. */
+/** Probabilities by layer and head, with 0 where there is none. @type {Kit["patternsOf"]} */
 function patternsOf(values, heads) {
+  /** @type {Map<number, Float32Array>} */
   const kept = new Map();
   return {
     of(layer, head) {
       const block = layer * heads + head;
-      if (!kept.has(block)) {
-        const pattern = values.of(block);
-        for (let index = 0; index < pattern.length; index += 1) if (Number.isNaN(pattern[index])) pattern[index] = 0;
-        if (kept.size >= 32) kept.delete(kept.keys().next().value); // no more than a screen's worth stays unpacked
-        kept.set(block, pattern);
-      }
-      return kept.get(block);
+      const found = kept.get(block);
+      if (found) return found;
+      const pattern = values.of(block);
+      for (let index = 0; index < pattern.length; index += 1) if (Number.isNaN(pattern[index])) pattern[index] = 0;
+      for (const oldest of kept.keys()) if (kept.size >= 32) kept.delete(oldest); // a screen's worth stays unpacked
+      kept.set(block, pattern);
+      return pattern;
     },
   };
 }
 
-/** A number with its sign, below 0 with the sign for minus. */
+/**
+ * Probabilities as a report gives them, or as Python packed them.
+ *
+ * @type {(given: Packed | Patterns, heads: number) => Promise<Patterns>}
+ */
+const patternsIn = async (given, heads) => ("of" in given ? given : patternsOf(await unpack(given), heads));
+
+/** A number with its sign, below 0 with the sign for minus. @type {Kit["signed"]} */
 const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
 
-const unpackPatterns = async (packed, heads) => patternsOf(await unpack(packed), heads);
-
+/** @type {Kit["percent"]} */
 const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.001 ? 3 : 1)}\u00a0%`;
 
 // ---- colours --------------------------------------------------------------------------------------------------
@@ -85,6 +129,9 @@ function colourOf(stage, variable) {
   return colour;
 }
 
+/** The numbers of "rgb(…)". @type {(colour: string) => number[]} */
+const numbersIn = (colour) => (colour.match(/[\d.]+/g) ?? []).map(Number);
+
 /** Light or dark as what stands behind the view: a notebook's theme need not be the system's. */
 function suitBackground(stage) {
   if (document.documentElement.dataset.attnmechPage !== undefined) return; // our pages say it themselves
@@ -95,7 +142,7 @@ function suitBackground(stage) {
 /** The red, green and blue of what stands behind an element; white where nothing says it. */
 function backgroundOf(stage) {
   for (let behind = stage.parentElement; behind; behind = behind.parentElement) {
-    const [red, green, blue, alpha = 1] = getComputedStyle(behind).backgroundColor.match(/[\d.]+/g).map(Number);
+    const [red, green, blue, alpha = 1] = numbersIn(getComputedStyle(behind).backgroundColor);
     if (alpha >= 0.5) return [red, green, blue];
   }
   return [255, 255, 255];
@@ -109,13 +156,20 @@ function setScheme(stage, scheme) {
 function onChange(stage, redraw) {
   let width = stage.clientWidth;
   new ResizeObserver(() => {
-    if (stage.clientWidth && stage.clientWidth !== width) (width = stage.clientWidth), redraw();
+    if (!stage.clientWidth || stage.clientWidth === width) return;
+    width = stage.clientWidth;
+    redraw();
   }).observe(stage);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (suitBackground(stage), redraw()));
-  new MutationObserver(() => (suitBackground(stage), redraw())).observe(document.documentElement, {
-    attributeFilter: ["data-theme"],
-  });
+  const recolour = () => {
+    suitBackground(stage);
+    redraw();
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  new MutationObserver(recolour).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 }
+
+/** Where a canvas is drawn on. @param {HTMLCanvasElement} canvas */
+const contextOf = (canvas) => /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
 
 /** A canvas as sharp as the screen, and its context in CSS pixels. */
 function sizeCanvas(canvas, width, height) {
@@ -124,7 +178,7 @@ function sizeCanvas(canvas, width, height) {
   canvas.height = Math.round(height * ratio);
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
-  const context = canvas.getContext("2d");
+  const context = contextOf(canvas);
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return context;
 }
@@ -153,15 +207,16 @@ function pointerBox(stage) {
 
 const MOST_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
 
-/** How every plotly figure behaves: few buttons, and none that sends it anywhere. */
-function plotlyOptions(byFinger) {
-  return {
+/** Draws a figure, with few buttons and none that sends it anywhere. @type {Kit["drawPlotly"]} */
+function drawPlotly(place, { data, layout }) {
+  const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
+  return Plotly.react(place, data, { ...layout, dragmode: byFinger ? false : "zoom" }, {
     displaylogo: false,
     plotlyServerURL: "",
     displayModeBar: byFinger ? false : "hover",
     modeBarButtonsToAdd: pictureButtons,
     modeBarButtonsToRemove: ["toImage", "sendChartToCloud", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
-  };
+  });
 }
 
 const PNG_SCALE = 3; // pixels of a picture for each of the figure's
@@ -177,7 +232,12 @@ const pictureButtons = ["svg", "png"].map((format) => {
   return { name: `picture-${format}`, title: `Save as ${name}`, icon: { width: 20, height: 20, svg }, click };
 });
 
-/** Saves a figure with its title, on the background of the page; `plot.picture()` gives the file's name and the title. */
+/**
+ * Saves a figure with its title, on the background of the page; `plot.picture()` gives the file's name and the title.
+ *
+ * @param {PlotlyDrawn} plot
+ * @param {string} format
+ */
 async function savePicture(plot, format) {
   const { name, title } = plot.picture();
   const { width, height, font } = plot._fullLayout;
@@ -192,23 +252,17 @@ async function savePicture(plot, format) {
 
 /** A figure's SVG below its title, with nothing transparent behind it. */
 function titled(drawn, { title, width, height, ink, background }) {
-  const svg = (tag, attributes, ...children) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    element.append(...children);
-    return element;
-  };
   const lines = linesWithin(title, width - 2 * TITLE_SIZE);
   const above = lines.length && Math.ceil((lines.length + 0.8) * 1.3 * TITLE_SIZE);
   const figure = new DOMParser().parseFromString(drawn, "image/svg+xml").documentElement;
-  figure.setAttribute("y", above);
+  figure.setAttribute("y", String(above));
   const whole = { width, height: height + above };
-  return svg(
+  return makeSvg(
     "svg",
     { ...whole, viewBox: `0 0 ${width} ${height + above}` },
-    svg("rect", { ...whole, fill: `rgb(${background})` }),
+    makeSvg("rect", { ...whole, fill: `rgb(${background})` }),
     ...lines.map((line, index) =>
-      svg("text", { x: TITLE_SIZE, y: (index + 1.2) * 1.3 * TITLE_SIZE, fill: ink, style: `font: ${TITLE_FONT}` }, line),
+      makeSvg("text", { x: TITLE_SIZE, y: (index + 1.2) * 1.3 * TITLE_SIZE, fill: ink, style: `font: ${TITLE_FONT}` }, line),
     ),
     figure,
   );
@@ -216,8 +270,9 @@ function titled(drawn, { title, width, height, ink, background }) {
 
 /** Words in lines of at most this many CSS pixels, where no word is longer. */
 function linesWithin(words, width) {
-  const context = document.createElement("canvas").getContext("2d");
+  const context = contextOf(make("canvas"));
   context.font = TITLE_FONT;
+  /** @type {string[]} */
   const lines = [];
   for (const word of words.split(" ").filter(Boolean)) {
     const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
@@ -227,16 +282,18 @@ function linesWithin(words, width) {
   return lines;
 }
 
-/** A picture of an SVG as a PNG. */
+/** A picture of an SVG as a PNG. @returns {Promise<Blob>} */
 async function pixelsOf(svg, { width, height }) {
   const image = new Image();
   image.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
   await image.decode();
-  const canvas = document.createElement("canvas");
+  const canvas = make("canvas");
   canvas.width = Math.round(PNG_SCALE * width.baseVal.value);
   canvas.height = Math.round(PNG_SCALE * height.baseVal.value);
-  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  return new Promise((proceed) => canvas.toBlob(proceed, "image/png"));
+  contextOf(canvas).drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((proceed, refuse) => {
+    canvas.toBlob((blob) => (blob ? proceed(blob) : refuse(new Error("too large for a PNG"))), "image/png");
+  });
 }
 
 // ---- controls -------------------------------------------------------------------------------------------------
@@ -247,6 +304,20 @@ function selector(label, options, chosen, choose) {
   for (const option of options) select.add(new Option(option));
   select.selectedIndex = chosen;
   return { element: make("label", { className: "attnmech-control", text: `${label} ` }, select), select };
+}
+
+/** The selectors of a layer and a head; `choose` is called with what changed, `show` sets them. @param {LayersData} data */
+function headSelectors({ layers, heads, chosen }, choose) {
+  const layer = selector("Layer", layers, chosen.layer, (index) => choose({ layer: index }));
+  const head = selector("Head", range(heads), chosen.head, (index) => choose({ head: index }));
+  return {
+    layer: layer.element,
+    head: head.element,
+    show(place) {
+      layer.select.selectedIndex = place.layer;
+      head.select.selectedIndex = place.head;
+    },
+  };
 }
 
 /** A labelled box to tick; `choose` is called with whether it is ticked. */
@@ -270,10 +341,14 @@ function slider(label, { min, max, step, value, words }, choose) {
 
 // ---- weights between tokens ------------------------------------------------------------------------------------
 
-/** The weights that a view draws, [query key] flat: of one head, or their mean over a layer; with keys left out. */
-async function attentionWeights({ patterns, pattern, rests, rest, heads, queries, keys }) {
-  const given = patterns ?? (await unpackPatterns(pattern, heads));
-  const unseen = rests ?? (rest && (await unpackPatterns(rest, heads)));
+/**
+ * The weights that a view draws, [query key] flat: of one head, or the mean of some; with keys left out.
+ *
+ * @param {LinesData} data
+ */
+async function attentionWeights({ pattern, rest, heads, queries, keys }) {
+  const given = await patternsIn(pattern, heads);
+  const unseen = rest && (await patternsIn(rest, heads));
 
   /**
    * The softmax again without the hidden keys: a_j / (the kept keys' sum + what no key has, as where a sink is). It
@@ -292,11 +367,11 @@ async function attentionWeights({ patterns, pattern, rests, rest, heads, queries
     return left;
   }
 
-  /** The mean over the heads, each normalised first; in each row over those heads that have something left. */
-  function ofLayer(layer, hidden) {
+  /** The mean over some heads, each normalised first; in each row over those of them that have something left. */
+  function meanOf(layer, chosen, hidden) {
     const mean = new Float64Array(queries.length * keys.length);
     const counted = new Uint16Array(queries.length);
-    for (const head of range(heads)) {
+    for (const head of chosen) {
       const weights = ofHead(layer, head, hidden);
       for (let query = 0, row = 0; query < queries.length; query += 1, row += keys.length) {
         if (Number.isNaN(weights[row])) continue;
@@ -317,8 +392,12 @@ async function attentionWeights({ patterns, pattern, rests, rest, heads, queries
     }
     return sum / (chosen.length * queries.length);
   }
-  return { ofHead, ofLayer, ofHidden };
+  return { ofHead, meanOf, ofHidden };
 }
+
+/** Flat weights, [query key]. @type {(values: Float32Array | Float64Array, keys: number) => number[][]} */
+const rowsOf = (values, keys) =>
+  range(values.length / keys).map((query) => Array.from(values.subarray(query * keys, (query + 1) * keys)));
 
 /** Tells the page what the reader chose in a view: indices of layer, head or query. */
 function announce(stage, detail) {
@@ -327,8 +406,13 @@ function announce(stage, detail) {
 
 const MOST_LISTED_BELOW = 60;
 
-/** A token in a sentence: its position and its text, whose direction stays its own. */
-const named = (tokens, index) => `${index} “\u2068${tokens[index]}\u2069”`;
+/** @type {(one: Line, other: Line) => number} */
+const heaviestFirst = (one, other) => other.weight - one.weight;
+
+const isolated = (text) => `\u2068${text}\u2069`; // a right-to-left token leaves its surroundings alone
+
+/** A token in a sentence: its position and its text. */
+const named = (tokens, index) => `${index} “${isolated(tokens[index])}”`;
 
 const counting = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
@@ -348,24 +432,24 @@ function subjectOf({ side, index }, { queries, keys }) {
   return side === "query" ? `query ${named(queries, index)} gives` : `key ${named(keys, index)} gets`;
 }
 
-/** What it gives or gets: "61 % to 3 “old”", or "61 % of query 12 “anchor”". */
+/** What it gives or gets: "61 % to 3 “old”", or "61 % from query 12 “anchor”". */
 function objectOf(side, { query, key, weight }, { queries, keys }) {
-  return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `of query ${named(queries, query)}`}`;
+  return `${percent(weight)} ${side === "query" ? `to ${named(keys, key)}` : `from query ${named(queries, query)}`}`;
 }
 
 /** All that a pinned query gives and draws, also to tokens out of view: "Query 12 “anchor”: 61 % to 3 “old”, …". */
 function listedBelow(query, lines, described, { queries }) {
   const words = lines.slice(0, MOST_LISTED_BELOW).map(described);
   if (lines.length > words.length) words.push(`and ${counting(lines.length - words.length, "smaller weight")}`);
-  return `Query ${named(queries, query)}: ${words.join(", ") || "nothing so large"}.`;
+  return `Query ${named(queries, query)}: ${words.join(", ") || "no weight this large"}.`;
 }
 
 /** Sentences about the keys that are hidden, which had so much before, and the queries for which none is left. */
 function omissions(hidden, blank, had, { queries, keys }) {
   const out = range(keys.length).filter((key) => hidden[key]);
   return (
-    (out.length ? ` Left out, the softmax taken again: ${enumerated(out, keys, "key")}, with ${percent(had)} before.` : "") +
-    (blank.length ? ` Blank, with no key left: ${enumerated(blank, queries, "query")}.` : "")
+    (out.length ? ` Hidden: ${enumerated(out, keys, "key")}, with ${percent(had)} of the attention before the softmax was recomputed.` : "") +
+    (blank.length ? ` No key is left for ${enumerated(blank, queries, "query")}.` : "")
   );
 }
 
@@ -379,12 +463,18 @@ function tokenButton(token, index) {
  * Lets token buttons be pointed at, focused and pinned. `sides` holds lists of them by name; a place is {side, index}.
  * `lines(place)` is what the box at the pointer says, `show(place)` draws a place (null: the whole), and
  * `pinned(place)` hears what the user pinned by click or Enter, or unpinned. Arrow keys go along a side.
+ *
+ * @param {Stage} stage
+ * @param {Record<string, HTMLButtonElement[]>} sides
+ * @param {{lines(at: Place): string[], show(at: Place | null): void, pinned(at: Place | null): void}} listeners
  */
 function tokenPicker(stage, sides, { lines, show, pinned }) {
   const box = pointerBox(stage);
+  /** @type {Map<Element | null, Place>} */
   const places = new Map();
+  /** @type {Record<string, HTMLButtonElement>} */
   const stops = {}; // the button of each side that Tab reaches
-  let pin = null;
+  let pin = /** @type {Place | null} */ (null);
   for (const [side, buttons] of Object.entries(sides)) {
     buttons.forEach((button, index) => {
       places.set(button, { side, index });
@@ -392,7 +482,8 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
     });
     stop(side, buttons[0]);
   }
-  const placeOf = ({ target }) => places.get(target.closest("button"));
+  /** @type {(event: Event) => Place | undefined} */
+  const placeOf = ({ target }) => places.get(/** @type {Element} */ (target).closest("button"));
 
   function stop(side, button) {
     if (stops[side]) stops[side].tabIndex = -1;
@@ -426,9 +517,10 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
   stage.addEventListener("focusin", (event) => {
     const place = placeOf(event);
     if (!place) return;
-    stop(place.side, event.target);
-    if (!event.target.matches(":focus-visible")) return;
-    const { right, top } = event.target.getBoundingClientRect();
+    const button = sides[place.side][place.index];
+    stop(place.side, button);
+    if (!button.matches(":focus-visible")) return;
+    const { right, top } = button.getBoundingClientRect();
     show(place);
     box.show({ clientX: right, clientY: top }, lines(place));
   });
@@ -460,7 +552,7 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
   return {
     /** Pins a token without telling `pinned`; null unpins. */
     pin(side, index) {
-      pinTo(index === null ? null : places.get(sides[side][index]));
+      pinTo(index === null ? null : (places.get(sides[side][index]) ?? null));
     },
     get pinned() {
       return pin;
@@ -472,4 +564,4 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
 if (!document.getElementById("attnmech-style")) {
   document.head.append(make("style", { id: "attnmech-style", text: STYLE }));
 }
-window.attnmech.kit = { unpack, unpackTexts, patternsOf, plotlyOptions, percent, signed, MOST_ASPECT };
+window.attnmech.kit = { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT };

@@ -4,11 +4,16 @@
 
 const ONE_STEP = 600; // milliseconds within which steps of one control are one for the Back button
 
-const page = JSON.parse(document.getElementById("data").textContent);
+/** @type {(id: string) => Stage & PlotlyDrawn} */
+const element = (id) => /** @type {any} */ (document.getElementById(id));
+const allOf = (selector) => /** @type {HTMLElement[]} */ ([...document.querySelectorAll(selector)]);
+/** @type {PageData} */
+const page = JSON.parse(element("data").textContent);
 const { tokens, labels, choices, marks } = page;
 const names = Object.keys(choices);
 const optional = new Set(page.optional); // left out of the address where nothing was chosen
-const selectors = [...document.querySelectorAll("select[data-choice]")];
+const selectors = /** @type {HTMLSelectElement[]} */ (allOf("select[data-choice]"));
+const contents = /** @type {HTMLDetailsElement} */ (document.getElementById("contents"));
 const state = Object.fromEntries(names.map((name) => [name, 0])); // indices into choices
 let drawnFor = 0; // the window's width that the figures were made for
 let printing = false;
@@ -18,19 +23,18 @@ let lastStep = { what: "", at: -Infinity }; // of the reader, and when
 const inSight = new Set(); // the figures on the screen or near it
 const drawnWith = {}; // what each figure was last drawn with
 
-const element = (id) => document.getElementById(id);
 const chosenValue = (name) => choices[name][state[name]];
 const chosenHead = () => `L${chosenValue("layer")}H${chosenValue("head")}`;
 
 // ---- numbers and sentences of what is chosen --------------------------------------------------------------------
 
 await attnmech.script(page.scripts.attnmech);
-const { unpack, unpackTexts, patternsOf, plotlyOptions, percent, signed, MOST_ASPECT } = attnmech.kit;
+const { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT } = attnmech.kit;
 const plotlyArrives = attnmech.script(page.scripts.plotly);
 const heads = choices.head.length;
 const arrays = await unpackArrays(page.arrays);
 const patterns = patternsOf(arrays[page.pattern], heads);
-const rests = page.rest && patternsOf(arrays[page.rest], heads);
+const rest = page.rest ? patternsOf(arrays[page.rest], heads) : undefined;
 
 /** Every array by its name, as something with `slice(start, count)`. */
 async function unpackArrays(packed) {
@@ -45,7 +49,7 @@ function listed(values) {
   return { slice: (start, count) => values.slice(start, start + count) };
 }
 
-/** What an array gives for a choice, flat: its leading axes are choices, `shape` is the rest. */
+/** What an array gives for a choice, flat: its leading axes are choices, `shape` is the rest. @param {Column} column */
 function chosen({ array, over, shape, fixed }, at = state) {
   const made = fixed ? { ...at, ...fixed } : at;
   const index = over.reduce((before, name) => before * choices[name].length + made[name], 0);
@@ -71,7 +75,7 @@ function columnOf(column, less, kept) {
 }
 
 /** What stands in a slot, as attnmech/draw/chart.py says it. */
-function valueOf({ columns, less, where, equals }) {
+function inSlot({ columns, less, where, equals }) {
   const kept = where && chosen(where).map((code) => (equals === null ? !Number.isNaN(code) : code === equals));
   const found = columns.map((column) => columnOf(column, less, kept));
   return found.length === 1 ? found[0] : found[0].map((_, row) => found.map((values) => values[row]));
@@ -81,7 +85,7 @@ function filled({ figure, slots }) {
   const copy = structuredClone(figure);
   for (const slot of slots) {
     const last = slot.path.at(-1);
-    slot.path.slice(0, -1).reduce((place, step) => (place[step] ??= {}), copy)[last] = valueOf(slot);
+    slot.path.slice(0, -1).reduce((place, step) => (place[step] ??= {}), copy)[last] = inSlot(slot);
   }
   return copy;
 }
@@ -107,9 +111,7 @@ function draw(id) {
   element(id).style.minHeight = "";
   useTextColour(figure, ink);
   const isNew = !element(id).data;
-  const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
-  figure.layout.dragmode = byFinger ? false : "zoom";
-  Plotly.react(id, figure.data, figure.layout, plotlyOptions(byFinger));
+  drawPlotly(element(id), figure);
   element(id).picture = () => ({ name: `${chosenHead()}_${id.replaceAll("-", "_")}`, title: titleOf(id) });
   if (isNew && Object.keys(clicks).length) element(id).on("plotly_click", ({ points }) => click(clicks, points[0]));
 }
@@ -128,9 +130,9 @@ function click(clicks, point) {
 
 /** What a picture of the figure is called: the section's heading, and what is chosen. */
 function titleOf(id) {
-  const heading = element(id).closest("section").querySelector("h2").textContent;
+  const heading = element(id).closest("section")?.querySelector("h2")?.textContent;
   const others = page.figures[id].follows.filter((name) => !["layer", "head", "query"].includes(name));
-  const shown = (name) => selectors.find(({ id: own }) => own === name).selectedOptions[0].textContent;
+  const shown = (name) => selectors.find(({ id: own }) => own === name)?.selectedOptions[0].textContent;
   const words = others.map((name) => (name === "rank" ? `rank ${shown(name)}` : shown(name)));
   return [heading, chosenHead(), ...words].join(", ");
 }
@@ -189,10 +191,11 @@ async function drawOther(id) {
 async function drawPattern(id) {
   const stage = stageOf(id);
   const { layer, head } = state;
-  const shown = { layers: choices.layer, heads, queries: tokens, keys: tokens, special: page.special, patterns, rests };
+  const shown = { layers: choices.layer, heads, queries: tokens, keys: tokens, special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: false };
-  stage.control = await attnmech.views[page.views[id]](stage, { ...shown, ...options });
-  stage.control.choose(choiceForViews());
+  const control = await attnmech.views[page.views[id]](stage, { ...shown, ...options, pattern: patterns, rest });
+  stage.control = control;
+  control.choose(choiceForViews());
   stage.addEventListener("attnmech-choose", ({ detail }) => choose(detail));
 }
 
@@ -214,9 +217,9 @@ function shadeTokens(query) {
     const mark = { [query]: "self" }[key] ?? (key === 0 ? "first" : undefined);
     if (mark) Object.assign(chip.dataset, { mark, sign: marks[mark] });
     else for (const name of ["mark", "sign"]) delete chip.dataset[name];
-    chip.style.setProperty("--depth", Math.sqrt(probabilities[key])); // the root keeps small ones visible
+    chip.style.setProperty("--depth", String(Math.sqrt(probabilities[key]))); // the root keeps small ones visible
     chip.title = `token ${key}: attention ${percent(probabilities[key])}`;
-    chip.setAttribute("aria-pressed", key === state.query);
+    chip.setAttribute("aria-pressed", String(key === state.query));
     chip.tabIndex = key === state.query ? 0 : -1;
   });
   for (const id of ["row-finding", "reason"]) if (id in page.texts) element(id).textContent = textOf(id, { ...state, query });
@@ -252,13 +255,13 @@ function remember(how) {
 
 function show(changes) {
   drawnFor = innerWidth;
-  for (const select of selectors) select.selectedIndex = state[select.dataset.choice];
+  for (const select of selectors) select.selectedIndex = state[select.id];
   shadeTokens(state.query);
   drawInSight();
   for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
   for (const id of Object.keys(page.views)) element(id).control?.choose(choiceForViews(changes));
-  for (const code of document.querySelectorAll("[data-call]")) {
-    code.textContent = code.dataset.call.replace(/\{(\w+)\}/g, (all, name) => (names.includes(name) ? chosenValue(name) : all));
+  for (const code of allOf("[data-call]")) {
+    code.textContent = String(code.dataset.call).replace(/\{(\w+)\}/g, (all, name) => (names.includes(name) ? chosenValue(name) : all));
   }
 }
 
@@ -300,7 +303,7 @@ function setPrinting(now) {
   everywhere = true;
   show();
   everywhere = printing;
-  for (const id of Object.keys(page.views)) begin(id).then(() => element(id).control.print(printing));
+  for (const id of Object.keys(page.views)) begin(id).then(() => element(id).control?.print(printing));
 }
 
 /** Figures are drawn when they are near the screen, and only then: a page opens as fast as its first screen. */
@@ -322,7 +325,7 @@ const reader = new IntersectionObserver(
     for (const { target, isIntersecting } of entries) {
       if (!isIntersecting) continue;
       for (const other of document.querySelectorAll("nav a[aria-current]")) other.removeAttribute("aria-current");
-      document.querySelector(`a[data-section="${target.id.replace(/-section$/, "")}"]`).setAttribute("aria-current", "true");
+      document.querySelector(`a[data-section="${target.id.replace(/-section$/, "")}"]`)?.setAttribute("aria-current", "true");
     }
   },
   { rootMargin: "-30% 0px -60% 0px" },
@@ -334,16 +337,16 @@ function goToSection(event) {
   if (!name) return;
   event.preventDefault();
   element(`${name}-section`).scrollIntoView();
-  if (matchMedia("(max-width: 1100px)").matches) element("contents").open = false;
+  if (matchMedia("(max-width: 1100px)").matches) contents.open = false;
 }
 
 // ---- start ------------------------------------------------------------------------------------------------------
 
 for (const select of selectors) {
-  select.addEventListener("change", () => choose({ [select.dataset.choice]: select.selectedIndex }));
+  select.addEventListener("change", () => choose({ [select.id]: select.selectedIndex }));
 }
-for (const button of document.querySelectorAll("[data-control]")) {
-  const { control, step } = button.dataset;
+for (const button of allOf("[data-control]")) {
+  const { control = "", step } = button.dataset;
   button.addEventListener("click", () => choose({ [control]: state[control] + Number(step) }));
 }
 element("tokens").append(...chips);
@@ -356,10 +359,10 @@ addEventListener("resize", fitWindow);
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
 matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
-element("contents").addEventListener("click", goToSection);
-if (matchMedia("(max-width: 1100px)").matches) element("contents").open = false;
-for (const section of document.querySelectorAll("[id$='-section']")) reader.observe(section);
-for (const figure of document.querySelectorAll(".figure")) {
+contents.addEventListener("click", goToSection);
+if (matchMedia("(max-width: 1100px)").matches) contents.open = false;
+for (const section of allOf("[id$='-section']")) reader.observe(section);
+for (const figure of allOf(".figure")) {
   figure.style.minHeight = `${Math.min(page.figures[figure.id]?.figure.layout.height ?? 300, 800)}px`;
   watcher.observe(figure);
 }

@@ -85,7 +85,7 @@ def score_sections(view: ScoreView, call: str, shown: str, overview: str = "") -
             contents="Lines between tokens",
             heading="Lines between tokens",
             reading="Queries on the left, keys on the right; the stronger a line, the more attention. Point at a token "
-            "for its lines alone, click to keep them. Hiding a token takes the softmax again without it.",
+            "for its lines alone, click to keep them. When a token is hidden, the softmax is recomputed without it.",
             caveat="What remains when a token is hidden may be a small part of the head's attention: the sentence "
             "above the lines says how much the hidden one had.",
             figures={"sentence-view": OfPattern("sentence")},

@@ -56,7 +56,7 @@ def circuitsvis() -> Script:
 @cache
 def views() -> Script:
     """attnmech's own views."""
-    text = "\n".join(package_text(name).removeprefix('"use strict";\n') for name in VIEWS)
+    text = "\n".join(package_text(name) for name in VIEWS)
     style = json_for_script(package_text("view.css"))
     return Script("attnmech", f'(() => {{\n"use strict";\nconst STYLE = {style};\n{text}\n}})();\n')
 

@@ -1,5 +1,3 @@
-"use strict";
-
 // The sentence view (attnmech/draw/sentence.py): query tokens on the left, key tokens on the right, a line where one
 // looks at the other. The canvas covers what is in view, and only lines with an end there are drawn.
 
@@ -14,27 +12,29 @@
   const COLOURS = range(7).map((number) => `--head-${number}`); // view.css
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 
-  const heaviestFirst = (one, other) => other.weight - one.weight;
-
   views.sentence = async (stage, data) => {
     suitBackground(stage);
     const { queries, keys, special } = data;
     const weights = await attentionWeights(data);
     const state = { ...data.chosen, mode: ONE, hideFirst: false, hideSpecial: false, least: 0.02 };
+    /** @type {boolean[]} */
     let hidden = []; // of each key, whether it is left out
-    let shown = []; // [{head, weights}]: the heads whose lines are drawn; of their mean, head is null
-    let place = null; // the token whose lines alone are drawn
+    /** @type {{head: number | null, weights: Float32Array | Float64Array}[]} */
+    let shown = []; // the heads whose lines are drawn; of their mean, head is null
+    const off = new Set(); // heads that the reader switched off; they stay off in other layers
+    let place = /** @type {Place | null} */ (null); // the token whose lines alone are drawn
+    /** @type {Line[]} */
     let drawn = [];
-    let pens = []; // the colour and dashes of each head, or of the only lines
-    let waiting = false; // for the next frame
+    /** @type {{colour: string, dashes: number[]}[]} */
+    let pens = []; // of each head, or of the only lines
+    const redraw = inNextFrame(draw);
 
     // ---- elements ---------------------------------------------------------------------------------------------
 
-    const layer = selector("Layer", data.layers, state.layer, (index) => chosen({ layer: index }));
-    const head = selector("Head", range(data.heads), state.head, (index) => chosen({ head: index }));
-    const mode = selector("Lines of", MODES, state.mode, (index) => ((state.mode = index), update()));
-    const first = checkbox("hide the first token", false, (ticked) => ((state.hideFirst = ticked), update()));
-    const others = checkbox("hide special tokens", false, (ticked) => ((state.hideSpecial = ticked), update()));
+    const selectors = headSelectors(data, chosen);
+    const mode = selector("Lines of", MODES, state.mode, (index) => set({ mode: index }));
+    const first = checkbox("hide the first token", false, (ticked) => set({ hideFirst: ticked }));
+    const others = checkbox("hide special tokens", false, (ticked) => set({ hideSpecial: ticked }));
     const steps = { min: 0, max: LEAST.length - 1, step: 1, value: LEAST.indexOf(state.least) };
     const least = slider("Least weight shown", { ...steps, words: (at) => percent(LEAST[at]) }, (at) => {
       state.least = LEAST[at];
@@ -43,14 +43,17 @@
       redraw();
     });
     const controls = make("div", { className: "attnmech-controls" });
-    if (!data.embedded) controls.append(layer.element, head.element);
+    if (!data.embedded) controls.append(selectors.layer, selectors.head);
     if (data.heads > 1) controls.append(mode.element);
     controls.append(first.element);
     if (special.some(Boolean)) controls.append(others.element);
     controls.append(least.element);
 
     const finding = make("p", { className: "attnmech-finding" });
-    const legend = make("div", { className: "attnmech-sentence-legend" });
+    const opacities = make("span", {});
+    const switches = range(data.heads).map(headSwitch);
+    const heads = make("span", { role: "group", "aria-label": "heads" }, "Heads:", ...switches);
+    const legend = make("div", { className: "attnmech-sentence-legend" }, opacities, heads);
     const cut = make("p", { className: "attnmech-reading" });
     const list = make("p", { className: "attnmech-reading attnmech-list" });
     const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
@@ -67,9 +70,24 @@
       return make("div", { className, role: "group", "aria-label": `${name} tokens` }, ...buttons[name]);
     }
 
+    /** A button that switches a head's lines off and on again. */
+    function headSwitch(each) {
+      const button = make("button", { type: "button", "aria-pressed": "true", "aria-label": `head ${each}` });
+      button.addEventListener("click", () => {
+        if (!off.delete(each)) off.add(each);
+        button.setAttribute("aria-pressed", String(!off.has(each)));
+        update();
+      });
+      return button;
+    }
+
     const picker = tokenPicker(stage, buttons, {
       lines: listed,
-      show: (at) => ((place = at), shade(), redraw()),
+      show(at) {
+        place = at;
+        shade();
+        redraw();
+      },
       pinned(at) {
         tell();
         if (at?.side === "query") announce(stage, { query: at.index });
@@ -78,21 +96,27 @@
 
     // ---- what is chosen ---------------------------------------------------------------------------------------
 
-    function chosen(changes) {
+    const headsOn = () => (state.mode === ONE ? [state.head] : range(data.heads).filter((each) => !off.has(each)));
+
+    function set(changes) {
       Object.assign(state, changes);
       update();
+    }
+
+    function chosen(changes) {
+      set(changes);
       announce(stage, changes);
     }
 
     function update() {
       hidden = keys.map((_, key) => (state.hideFirst && key === 0) || (state.hideSpecial && special[key]));
-      const heads = state.mode === ALL ? range(data.heads) : [state.head];
+      const on = headsOn();
       shown =
-        state.mode === MEAN
-          ? [{ head: null, weights: weights.ofLayer(state.layer, hidden) }]
-          : heads.map((each) => ({ head: each, weights: weights.ofHead(state.layer, each, hidden) }));
-      head.element.hidden = state.mode !== ONE;
-      buttons.key.forEach((button, key) => button.classList.toggle("attnmech-sentence-hidden", hidden[key]));
+        state.mode === MEAN && on.length
+          ? [{ head: null, weights: weights.meanOf(state.layer, on, hidden) }]
+          : on.map((each) => ({ head: each, weights: weights.ofHead(state.layer, each, hidden) }));
+      selectors.head.hidden = state.mode !== ONE;
+      for (const [key, button] of buttons.key.entries()) button.classList.toggle("attnmech-sentence-hidden", hidden[key]);
       tell();
       shade();
       restyle();
@@ -100,8 +124,9 @@
 
     // ---- lines ------------------------------------------------------------------------------------------------
 
-    /** All lines of one token, the heaviest first. */
+    /** All lines of one token, the heaviest first. @param {Place} at */
     function linesOf({ side: end, index }) {
+      /** @type {Line[]} */
       const found = [];
       for (const { head: each, weights: values } of shown) {
         for (let other = 0; other < (end === "query" ? keys : queries).length; other += 1) {
@@ -117,6 +142,7 @@
 
     /** The lines of the least weight with an end among these rows, the heaviest first, and how many there are. */
     function linesBetween(from, to) {
+      /** @type {Line[]} */
       const found = [];
       for (const { head: each, weights: values } of shown) {
         for (let query = 0; query < queries.length; query += 1) {
@@ -129,23 +155,27 @@
         }
       }
       if (found.length <= MOST_LINES) return { lines: found.sort(heaviestFirst), found: found.length };
-      const lightest = Float64Array.from(found, ({ weight }) => weight).sort().at(-MOST_LINES);
+      const lightest = Float64Array.from(found, ({ weight }) => weight).sort()[found.length - MOST_LINES];
       const lines = found.filter(({ weight }) => weight >= lightest).sort(heaviestFirst).slice(0, MOST_LINES);
       return { lines, found: found.length };
     }
 
     /** How many lines have the least weight, what share of the attention they carry, and which queries have none. */
     function counted() {
-      const blank = queries.map(() => true);
+      const blank = queries.map(() => shown.length > 0);
       let [lines, sum, rows] = [0, 0, 0];
       for (const { weights: values } of shown) {
         for (let query = 0; query < queries.length; query += 1) {
           let some = false;
           for (let at = query * keys.length; at < (query + 1) * keys.length; at += 1) {
             if (values[at] > 0) some = true;
-            if (values[at] >= state.least) (lines += 1), (sum += values[at]);
+            if (!(values[at] >= state.least)) continue;
+            lines += 1;
+            sum += values[at];
           }
-          if (some) (rows += 1), (blank[query] = false);
+          if (!some) continue;
+          rows += 1;
+          blank[query] = false;
         }
       }
       return { lines, share: rows ? sum / rows : 0, blank: range(queries.length).filter((query) => blank[query]) };
@@ -172,22 +202,30 @@
       return listedBelow(at.index, drawnOf(at), (line) => described("query", line), data);
     }
 
+    /** The heads whose lines are drawn. */
+    function ofHeads() {
+      const [on, number] = [headsOn(), data.layers[state.layer]];
+      const mean = state.mode === MEAN ? "Mean of " : "";
+      if (state.mode !== ONE && on.length === data.heads) return `${mean ? "Mean of the" : "All"} ${data.heads} heads of layer ${number}`;
+      if (on.length > 3) return `${mean}${on.length} of the ${data.heads} heads of layer ${number}`;
+      return mean + joined(on.map((each) => `L${number}H${each}`));
+    }
+
     /** The sentence that the numbers support. */
     function tell() {
       const { lines, share, blank } = counted();
-      buttons.query.forEach((button) => button.classList.remove("attnmech-sentence-blank"));
+      for (const button of buttons.query) button.classList.remove("attnmech-sentence-blank");
       for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
-      const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
-      const left = hidden.some(Boolean) ? "of what is left" : "of the attention";
-      const number = data.layers[state.layer];
-      const all = `${data.heads} heads of layer ${number}`;
-      const heads = [`L${number}H${state.head}`, `All ${all}`, `Mean of the ${all}`][state.mode];
+      const had = weights.ofHidden(state.layer, headsOn(), hidden);
+      const left = hidden.some(Boolean) ? "of the remaining attention" : "of the attention";
       const pinned = picker.pinned;
       const what = pinned
         ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
-        : `${counting(lines, "line")} of at least ${percent(state.least)}, with ${percent(share)} ${left}`;
+        : `${counting(lines, "line")} of at least ${percent(state.least)}, carrying ${percent(share)} ${left}`;
       list.textContent = pinned?.side === "query" ? listOf(pinned) : "";
-      finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
+      finding.textContent = shown.length
+        ? `${ofHeads()}: ${what}.${omissions(hidden, blank, had, data)}`
+        : `All heads of layer ${data.layers[state.layer]} are switched off.`;
     }
 
     // ---- drawing ----------------------------------------------------------------------------------------------
@@ -198,30 +236,32 @@
       if (!place) return;
       const other = place.side === "query" ? "key" : "query";
       for (const line of drawnOf(place).reverse()) {
-        buttons[other][line[other]].style.setProperty("--depth", Math.sqrt(line.weight)); // that of the heaviest stays
+        buttons[other][line[other]].style.setProperty("--depth", String(Math.sqrt(line.weight))); // that of the heaviest stays
       }
     }
 
     /** Takes the colours of the surroundings, and says in the legend what they mean. */
     function restyle() {
+      const weightColour = colourOf(stage, "--weight");
       const colours = COLOURS.map((name) => colourOf(stage, name));
-      if (state.mode === ALL) {
-        pens = range(data.heads).map((each) => ({
-          colour: colours[each % colours.length],
-          dashes: DASHES[Math.floor(each / colours.length) % DASHES.length],
-        }));
-        legend.replaceChildren("Head:", ...pens.map((pen, each) => swatch(pen, 1, each)));
-      } else {
-        pens = [{ colour: colourOf(stage, "--weight"), dashes: [] }];
-        legend.replaceChildren("Opacity is the weight:", ...[0.1, 0.5, 1].map((weight) => swatch(pens[0], weight, `${100 * weight}\u00a0%`)));
+      pens = range(state.mode === ALL ? data.heads : 1).map((each) => ({
+        colour: state.mode === ALL ? colours[each % colours.length] : weightColour,
+        dashes: DASHES[Math.floor(each / colours.length) % DASHES.length],
+      }));
+      const weightsShown = [0.1, 0.5, 1].map((weight) => make("span", {}, swatch(pens[0], weight), ` ${100 * weight}\u00a0%`));
+      opacities.replaceChildren("Opacity is the weight:", ...weightsShown);
+      opacities.hidden = state.mode === ALL;
+      for (const [each, button] of switches.entries()) {
+        button.replaceChildren(...(state.mode === ALL ? [swatch(pens[each], 1)] : []), String(each));
       }
+      heads.hidden = state.mode === ONE;
       redraw();
     }
 
-    function swatch(pen, weight, label) {
+    function swatch(pen, weight) {
       const line = make("canvas", { "aria-hidden": "true" });
       stroke(sizeCanvas(line, 28, 10), pen, weight, [0, 5, 28, 5]);
-      return make("span", {}, line, ` ${label}`);
+      return line;
     }
 
     function stroke(context, { colour, dashes }, weight, [fromX, fromY, toX, toY]) {
@@ -235,7 +275,11 @@
       context.stroke();
     }
 
-    /** The part of a line across the canvas that is in view: dashes far outside take long to lay. */
+    /**
+     * The part of a line across the canvas that is in view: dashes far outside take long to lay.
+     *
+     * @returns {[number, number, number, number]}
+     */
     function withinHeight(fromY, toY, width, height) {
       const rise = toY - fromY || 1e-9;
       const [one, other] = [-ROW, height + ROW].map((y) => Math.min(1, Math.max(0, (y - fromY) / rise)));
@@ -248,33 +292,27 @@
       redraw();
     }
 
-    function redraw() {
-      if (waiting) return;
-      waiting = true;
-      requestAnimationFrame(() => ((waiting = false), draw()));
-    }
-
     function draw() {
       const [top, width] = [box.scrollTop, middle.clientWidth];
       const height = Math.min(box.clientHeight - heading.offsetHeight, middle.offsetHeight);
       const [from, to] = [Math.floor(top / ROW), Math.ceil((top + height) / ROW)];
-      const { lines, found } = place ? ofPlace() : linesBetween(from, to);
-      const apart = Math.min(3, (0.75 * ROW) / shown.length); // lines of several heads lie side by side
+      const { lines, found } = place ? ofPlace(place) : linesBetween(from, to);
+      const apart = Math.min(3, (0.75 * ROW) / pens.length); // lines of several heads lie side by side
       const context = sizeCanvas(canvas, width, height);
       canvas.style.top = `${top}px`;
       for (let at = lines.length - 1; at >= 0; at -= 1) {
         const { head: each, query, key, weight } = lines[at];
-        const number = state.mode === ALL ? each : 0;
-        const shift = 0.5 * ROW - top + (number - (shown.length - 1) / 2) * apart;
+        const number = state.mode === ALL ? Number(each) : 0;
+        const shift = 0.5 * ROW - top + (number - (pens.length - 1) / 2) * apart;
         const ends = withinHeight(query * ROW + shift, key * ROW + shift, width, height);
         stroke(context, pens[number], weight, ends);
       }
       drawn = lines;
-      cut.textContent = found > lines.length ? `Drawn: the heaviest ${lines.length} of ${found} lines in view.` : "";
+      cut.textContent = found > lines.length ? `Only the heaviest ${lines.length} of the ${found.toLocaleString("en")} lines in view are drawn.` : "";
     }
 
-    function ofPlace() {
-      const lines = drawnOf(place);
+    function ofPlace(at) {
+      const lines = drawnOf(at);
       return { lines, found: lines.length };
     }
 
@@ -284,10 +322,9 @@
     return {
       choose({ layer: toLayer = state.layer, head: toHead = state.head, query }) {
         Object.assign(state, { layer: toLayer, head: toHead });
-        layer.select.selectedIndex = toLayer;
-        head.select.selectedIndex = toHead;
+        selectors.show(state);
         if (query !== undefined) picker.pin("query", query);
-        if (Number.isInteger(query)) {
+        if (typeof query === "number") {
           const inView = box.scrollTop <= query * ROW && (query + 2) * ROW <= box.scrollTop + box.clientHeight;
           if (!inView) box.scrollTop = (query + 0.5) * ROW - box.clientHeight / 2;
         }
@@ -299,11 +336,7 @@
         draw();
       },
       /** The weights shown, [query key] by head; NaN in a row where no key is left. */
-      weights() {
-        return shown.map(({ weights: values }) =>
-          queries.map((_, query) => Array.from(values.subarray(query * keys.length, (query + 1) * keys.length))),
-        );
-      },
+      weights: () => shown.map(({ weights: values }) => rowsOf(values, keys.length)),
       /** The lines as last drawn, the heaviest first. */
       lines: () => drawn,
     };

@@ -12,9 +12,10 @@ from attnmech.errors import InputError
 
 READING: Final = (
     "A line goes from each query token, on the left, to the key tokens that it looks at, on the right; its opacity is "
-    "the weight. Point at a token for its lines alone; click it, or press Enter, to keep them, and Escape to let go. "
-    "A hidden token gets no lines: the softmax is taken again without it. "
-    "High attention does not say that a token matters for the output. "
+    "the weight. Point at a token to see its lines alone; click it or press Enter to keep them, and Escape to show all "
+    "again. Where the lines of several heads are shown, or their mean, a click on a head in the legend switches it "
+    "off, and on again. A hidden token has no lines: the softmax is recomputed without it. "
+    "High attention does not show that a token matters for the output. "
 )
 
 
@@ -29,7 +30,9 @@ def sentence_view(
     sums_to_one: bool = True,
     title: str = "Who looks at whom",
 ) -> View:
-    """Lines between two columns of tokens: of one head, of all heads of a layer, or of their mean.
+    """Lines between two columns of tokens: of one head, of the heads of a layer, or of their mean.
+
+    Of the heads of a layer, each can be switched off in the view; the mean is then that of the others.
 
     Without the hidden keys H the weights are a_ij / (Σ_{k∉H} a_ik + r_i), with r_i = 1 − Σ_k a_ik where
     `sums_to_one` is False: a sink stays in the softmax, and r_i is known to about 1e-6. Each head is normalised before

@@ -428,9 +428,9 @@ def test_inside_another_page_the_overview_says_what_was_chosen(opened: Any) -> N
         place.className = "attnmech";
         place.id = "inner";
         document.body.prepend(place);
-        const patterns = { of: (layer, head) => Float32Array.of(1, 0, layer / 4, 1 - layer / 4) };
+        const pattern = { of: (layer, head) => Float32Array.of(1, 0, layer / 4, 1 - layer / 4) };
         const [layers, queries] = [[3, 4], ["a", "b"]];
-        const data = { layers, heads: 3, queries, keys: queries, patterns, embedded: true, overview: true };
+        const data = { layers, heads: 3, queries, keys: queries, pattern, embedded: true, overview: true };
         place.control = await attnmech.views.model(place, { ...data, chosen: { layer: 1, head: 2 } });
     }""")
     assert opened.locator("#inner .attnmech-model-map, #inner select").count() == 0

@@ -90,7 +90,7 @@ def test_edges_are_the_weights_of_at_least_the_threshold(
         assert edges(page) == above(chosen, threshold)
         share = 100 * chosen[chosen >= threshold].sum() / COUNT
         count = len(above(chosen, threshold))
-        sentence = f"L{[2, 5][layer]}H{head}: {count} edges of at least {100 * threshold:.1f}\u00a0%, with "
+        sentence = f"L{[2, 5][layer]}H{head}: {count} edges of at least {100 * threshold:.1f}\u00a0%, carrying "
         assert finding(page).startswith(f"{sentence}{share:.1f}\u00a0% of the attention.")
 
 
@@ -129,8 +129,8 @@ def test_hiding_the_first_token_and_the_mean(shown: Callable[[View], Any]) -> No
     np.testing.assert_allclose(weights(page), left[0], rtol=1e-4)
     assert edges(page) == above(left[0], 0.1)
     assert all(key > 0 for _, key in edges(page))
-    assert "Left out, the softmax taken again: key 0 “" in finding(page)
-    assert "Blank, with no key left: query 0 “" in finding(page)
+    assert "Hidden: key 0 “" in finding(page)
+    assert "No key is left for query 0 “" in finding(page)
     choose(page, "Edges of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[1:], left[:, 1:].mean(axis=0), rtol=1e-4)
     assert edges(page) == above(left.mean(axis=0), 0.1)
@@ -159,7 +159,7 @@ def test_a_token_alone_by_pointer_and_keyboard(shown: Callable[[View], Any]) -> 
     assert rest == f"% to {top} “{visible_token(TOKENS[top])}”"
     received = box.index(f"key 3 “{visible_token(TOKENS[3])}” gets")
     most = int(pattern[0, 0, :, 3].argmax())
-    assert f"\u00a0% of query {most} “{visible_token(TOKENS[most])}”" in box[received + 1]
+    assert f"\u00a0% from query {most} “{visible_token(TOKENS[most])}”" in box[received + 1]
     page.hover(".attnmech-finding")
     assert edges(page) == whole
     page.focus(".attnmech-graph button >> nth=0")
@@ -195,6 +195,50 @@ def test_cross_attention_has_two_lines(shown: Callable[[View], Any]) -> None:
     assert edges(page) == {edge for edge in above(pattern[0, 0], 0.2) if edge[1] == 2}
     assert page.locator(".attnmech img, .attnmech a, .attnmech script, .attnmech b").count() == 0
     assert page.evaluate("window.owned") is None
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("keys", [None, [f"key{index}" for index in range(40)]], ids=["one line", "two lines"])
+def test_on_paper_every_token_and_arrow_is_within_its_width(
+    shown: Callable[[View], Any], keys: list[str] | None
+) -> None:
+    count = 40
+    scores = np.random.default_rng(4).normal(size=(1, 1, count, count)) * 3
+    pattern = (np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)).astype(np.float32)
+    page = shown(token_graph(pattern, [f" token{index}" for index in range(count)], layers=[0], keys=keys))
+    whole = above(pattern[0, 0], 0.1)
+    box, nodes = page.locator(".attnmech-graph-box"), page.locator(".attnmech-graph-box button")
+    line = nodes.last.bounding_box()["x"]
+    assert line > 1280  # on a screen the line scrolls
+    page.emulate_media(media="print")
+    page.wait_for_selector("html.printing")
+    paper = box.bounding_box()
+    assert paper["width"] <= 700
+    drawn = page.locator(".attnmech-graph-box :is(button, path)").all()
+    assert len(drawn) == nodes.count() + 2 * len(whole)
+    for each in drawn:
+        place = each.bounding_box()
+        assert paper["x"] <= place["x"] and place["x"] + place["width"] <= paper["x"] + paper["width"]
+        assert paper["y"] <= place["y"] and place["y"] + place["height"] <= paper["y"] + paper["height"]
+    ends = page.evaluate(
+        """() => {
+             const names = document.querySelector("[aria-label='key tokens']") ? "key tokens" : "tokens";
+             const nodes = document.querySelectorAll(`[aria-label='${names}'] button`);
+             const tips = [...document.querySelectorAll(".attnmech-graph-tip")];
+             return document.getElementById("figure-0").control.edges().toReversed().map(({ key }, at) => {
+               const [node, tip] = [nodes[key].getBoundingClientRect(), tips[at].getBoundingClientRect()];
+               const aside = Math.abs((tip.left + tip.right) / 2 - (node.left + node.right) / 2);
+               return [aside, Math.min(Math.abs(tip.bottom - node.top), Math.abs(tip.top - node.bottom))];
+             });
+           }"""
+    )
+    assert len(ends) == len(whole)
+    beside, apart = np.max(ends, axis=0)
+    assert beside < 9 and apart < 1  # a loop ends beside the middle
+    page.emulate_media(media="screen")
+    page.wait_for_selector("html:not(.printing)")
+    assert nodes.last.bounding_box()["x"] == line
+    assert edges(page) == whole
 
 
 @pytest.mark.browser

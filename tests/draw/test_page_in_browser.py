@@ -341,7 +341,7 @@ def test_back_goes_to_the_choice_before(opened: Any) -> None:
     assert traces(opened, "attention-map") == drawn
     opened.evaluate("history.back()")
     opened.wait_for_url("**#layer=2&head=2&rank=0&query=6")
-    opened.wait_for_function("document.querySelectorAll('#sentence-view [aria-pressed=true]').length === 0")
+    opened.wait_for_function("document.querySelectorAll('.attnmech-sentence-box [aria-pressed=true]').length === 0")
     opened.evaluate("history.back()")
     opened.wait_for_url("**#layer=2&head=0&rank=0&query=6")
     opened.wait_for_function("document.getElementById('head').value === '0'")

@@ -104,7 +104,7 @@ def test_lines_are_those_of_the_chosen_head(shown: Callable[[View], Any]) -> Non
         assert cells(page) == {(query, key) for query, key in np.argwhere(expected >= 0.02).tolist()}
         share = 100 * expected[expected >= 0.02].sum() / COUNT
         count = (expected >= 0.02).sum()
-        sentence = f"L{[2, 5][layer]}H{head}: {count} lines of at least 2.0\u00a0%, with {share:.1f}\u00a0% of"
+        sentence = f"L{[2, 5][layer]}H{head}: {count} lines of at least 2.0\u00a0%, carrying {share:.1f}\u00a0% of"
         assert finding(page).startswith(sentence)
     assert inked(page) > 1000
 
@@ -116,10 +116,10 @@ def test_hiding_the_first_token_normalises_again(shown: Callable[[View], Any]) -
     page.get_by_label("hide the first token").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0]), rtol=1e-4)
     assert {key for _, key in cells(page)} == set(range(1, COUNT))
-    assert "Left out, the softmax taken again: key 0 “" in finding(page)
-    assert f"”, with {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% before." in finding(page)
-    assert "of what is left." in finding(page)
-    assert finding(page).endswith(f"Blank, with no key left: query 0 “{visible_token(TOKENS[0])}”.")
+    assert "Hidden: key 0 “" in finding(page)
+    assert f"”, with {100 * pattern[0, 0, :, 0].mean():.1f}\u00a0% of the attention before" in finding(page)
+    assert "of the remaining attention." in finding(page)
+    assert finding(page).endswith(f"No key is left for query 0 “{visible_token(TOKENS[0])}”.")
     assert page.locator(".attnmech-sentence-blank").count() == page.locator(".attnmech-sentence-hidden").count() == 1
     page.get_by_label("hide special tokens").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0, 1, 4]), rtol=1e-4)
@@ -147,7 +147,7 @@ def test_a_sink_stays_in_the_softmax(shown: Callable[[View], Any]) -> None:
     page.get_by_label("hide the first token").check()
     np.testing.assert_allclose(weights(page), without(pattern[0, :1], [0], rest=True), rtol=2e-4)
     assert np.nansum(weights(page)[0], axis=-1).max() < 0.99
-    assert "Blank, with no key left: query 0" in finding(page)
+    assert "No key is left for query 0" in finding(page)
 
 
 @pytest.mark.browser
@@ -158,7 +158,8 @@ def test_all_heads_and_their_mean(shown: Callable[[View], Any]) -> None:
     choose(page, "Lines of", "all heads")
     np.testing.assert_allclose(weights(page), pattern[0], rtol=1e-4)
     assert {line["head"] for line in lines(page)} == set(range(HEADS))
-    assert page.locator(".attnmech-sentence-legend canvas").count() == HEADS
+    assert finding(page).startswith(f"All {HEADS} heads of layer 2: ")
+    assert page.locator(".attnmech-sentence-legend button canvas").count() == HEADS
     choose(page, "Lines of", "mean of the heads")
     np.testing.assert_allclose(weights(page)[0], pattern[0].mean(axis=0), rtol=1e-4)
     assert not page.locator(".attnmech-controls label >> nth=1").is_visible()
@@ -167,6 +168,44 @@ def test_all_heads_and_their_mean(shown: Callable[[View], Any]) -> None:
     assert np.isnan(each[1, 3]).all() and not np.isnan(each[0, 3]).any()
     np.testing.assert_allclose(weights(page)[0, 1:], np.nanmean(each[:, 1:], axis=0), rtol=1e-4)
     assert np.isnan(weights(page)[0, 0]).all()
+
+
+@pytest.mark.browser
+def test_heads_are_switched_off_and_on_in_the_legend(shown: Callable[[View], Any]) -> None:
+    pattern = causal()
+    page = shown(sentence_view(pattern, TOKENS, layers=[2, 5]))
+    heads = page.get_by_role("group", name="heads").get_by_role("button")
+    assert heads.count() == 0  # one head has its selector
+    choose(page, "Lines of", "all heads")
+    assert heads.count() == HEADS
+    heads.nth(1).click()
+    assert [head.get_attribute("aria-pressed") for head in heads.all()] == ["true", "false", "true"]
+    np.testing.assert_allclose(weights(page), pattern[0, [0, 2]], rtol=1e-4)
+    assert {line["head"] for line in lines(page)} == {0, 2}
+    count = (pattern[0, [0, 2]] >= 0.02).sum()
+    assert finding(page).startswith(f"L2H0 and L2H2: {count} lines of at least 2.0\u00a0%")
+    choose(page, "Layer", "5")
+    np.testing.assert_allclose(weights(page), pattern[1, [0, 2]], rtol=1e-4)
+    choose(page, "Lines of", "mean of the heads")
+    np.testing.assert_allclose(weights(page)[0], pattern[1, [0, 2]].mean(axis=0), rtol=1e-4)
+    assert finding(page).startswith("Mean of L5H0 and L5H2: ")
+    page.get_by_label("hide the first token").check()
+    had = 100 * pattern[1, [0, 2], :, 0].mean()
+    assert f", with {had:.1f}\u00a0% of the attention before" in finding(page)
+    page.get_by_label("hide the first token").uncheck()
+    heads.nth(0).focus()
+    page.keyboard.press("Space")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "head 0"
+    np.testing.assert_allclose(weights(page)[0], pattern[1, 2], rtol=1e-4)
+    assert finding(page).startswith("Mean of L5H2: ")
+    heads.nth(2).click()
+    assert finding(page) == "All heads of layer 5 are switched off."
+    assert lines(page) == [] and page.locator(".attnmech-sentence-blank").count() == 0
+    for head in heads.all():
+        head.press("Enter")
+    np.testing.assert_allclose(weights(page)[0], pattern[1].mean(axis=0), rtol=1e-4)
+    choose(page, "Lines of", "one head")
+    np.testing.assert_allclose(weights(page)[0], pattern[1, 0], rtol=1e-4)
 
 
 @pytest.mark.browser
@@ -212,11 +251,12 @@ def test_the_keyboard_goes_through_the_tokens(shown: Callable[[View], Any]) -> N
     assert page.is_visible(".attnmech-box")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    assert page.locator('[aria-pressed="true"]').inner_text().startswith("1")
+    pressed = page.locator('.attnmech-sentence-box [aria-pressed="true"]')
+    assert pressed.inner_text().startswith("1")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.parentElement.getAttribute('aria-label')") == "key tokens"
     page.keyboard.press("Escape")
-    assert page.locator('[aria-pressed="true"]').count() == 0
+    assert pressed.count() == 0
 
 
 @pytest.mark.browser
@@ -246,8 +286,8 @@ def test_in_a_page_with_its_own_selectors(shown: Callable[[View], Any]) -> None:
              const data = JSON.parse(document.getElementById("figure-0-data").textContent);
              const stage = document.createElement("div");
              document.body.append(stage);
-             const patterns = { of: (layer, head) => new Float32Array(count * count).fill((1 + layer + head) / 10) };
-             const control = await attnmech.views.sentence(stage, { ...data, patterns, embedded: true });
+             const pattern = { of: (layer, head) => new Float32Array(count * count).fill((1 + layer + head) / 10) };
+             const control = await attnmech.views.sentence(stage, { ...data, pattern, embedded: true });
              control.choose({ layer: 1, head: 2 });
              return [stage.querySelectorAll("select").length, control.weights()[0][3]];
            }""",
@@ -292,4 +332,4 @@ def test_a_thousand_tokens_fit_a_phone(shown: Callable[[View], Any]) -> None:
     page.get_by_label("Least weight shown").press("Home")
     assert len(lines(page)) == 600
     drawn = page.inner_text(".attnmech-sentence > .attnmech-reading:not(.attnmech-list)")
-    assert drawn.startswith("Drawn: the heaviest 600 of ")
+    assert drawn.startswith("Only the heaviest 600 of the ")
