@@ -558,7 +558,7 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
         (ask(heads=[5]), r"a list of \(layer, head\); got \[5\]"),
         (ask(heads=[(0, 5)]), r"`head` must be from 0 to 4 \(this model has 5 heads in each layer\); got 5"),
         (ask(heads=[(3, 0)]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
-        (ask(heads=[(1, 0)], layers=[0, 2]), "`heads` names layer 1, which `layers` leaves out"),
+        (ask(heads=[(1, 0)], layers=[0, 2]), "`heads` names layer 1, which is not in `layers`"),
         (ask(cells=[(7, 0)]), "`query` must be from 0 to 6; got 7"),
         (ask(cells=[(2, -1)]), "`key` must be from 0 to 6; got -1"),
         (ask(cells=[]), r"`cells` must be a list of \(query, key\); got an empty list"),

@@ -109,7 +109,7 @@ def test_what_cannot_be_asked() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("bert", "its head transforms the stream by a layer of its own before the unembedding"),
+        ("bert", "its head transforms the stream with its own layer before the unembedding"),
         ("bert_headless", "it was loaded without a head"),
         ("opt_post", "its stream is projected before the unembedding"),
         ("t5", "the norm above its stacks is not among its points, and tied heads scale it"),
@@ -119,7 +119,7 @@ def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reaso
     hooked = models.hooked(name)
     stack = "decoder" if name == "t5" else None
     inputs = models.inputs_of(name)
-    with pytest.raises(am.InputError, match=rf"not make logits by one norm and one matrix \({reason}\), so no head's"):
+    with pytest.raises(am.InputError, match=rf"compute logits with one norm and one matrix \({reason}\), so no head's"):
         am.residual_updates(hooked, inputs, answers=[5, 5, 5], stack=stack)
     assert am.residual_updates(hooked, inputs, stack=stack).magnitude.isfinite().any()
 

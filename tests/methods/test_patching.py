@@ -261,5 +261,5 @@ def test_prompts_that_are_no_pairs() -> None:
         am.patch(hooked, clean, ["the dog to the cabinet", "a a dog"], **options)
     with pytest.raises(am.InputError, match="got 2 clean and 1 corrupted"):
         am.patch(hooked, clean, ["the dog to the cabinet"], **options)
-    with pytest.raises(am.InputError, match="must have one length; pair 0 has 5 tokens, pair 1 has 2"):
+    with pytest.raises(am.InputError, match="must have the same length; pair 0 has 5 tokens, pair 1 has 2"):
         am.patch(hooked, clean, ["the dog to the cabinet", "a a"], at="resid_pre", **options)
