@@ -876,7 +876,7 @@ def test_gradients_under_interventions_against_finite_differences(name: str) -> 
         for point in ("q", "k"):
             with pytest.raises(am.InputError, match=f"gradients at '{point}' 1 would miss them"):
                 hooked.run(ids, points=[(point, 1)], gradients_of=measure)
-            said = f"a hook at '{point}' 1 makes its terms others"
+            said = f"a hook at '{point}' 1 changes its terms"
             with hooked.hooks({(point, 1): lambda x: x * 2}), pytest.raises(am.InputError, match=said):
                 hooked.run(ids)
     assert hooked.run(ids, points=[("q", 1)], gradients_of=measure).gradients is not None
@@ -946,7 +946,7 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
     ("intervention", "said"),
     [
         (Intervention.scale("position"), "no such term; they have query_key, key_bias, query_bias, constant"),
-        (Intervention.zero([(1, 0)], positions=[2, 7]), "the text has 7 positions, from 0 on"),
+        (Intervention.zero([(1, 0)], positions=[2, 7]), "the text has only 7 positions, counted from 0"),
         (Intervention.attend([(1, 0)], "first", positions=[9]), "first token only at positions 9: the text has 7 pos"),
         (Intervention.remove_keys([(1, 0)], [1], positions=[7]), "the text has 7 positions"),
         (Intervention.remove_keys([(1, 0)], [1, 7]), "keys 1, 7 removed .*: the text has 7 keys"),

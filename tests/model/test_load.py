@@ -109,10 +109,10 @@ def test_unknown_names_fail_in_one_line_without_a_network(monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
-    assert "holds no config.json" in message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
+    assert "has no config.json" in message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
     models.fresh("gpt2").config.save_pretrained(tmp_path)
     said = message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
-    assert "holds no weights: expected model.safetensors." in said
+    assert "has no weights: expected model.safetensors." in said
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     said = message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
-    assert "holds no weights" in said
+    assert "has no weights" in said
     assert "they may run code" in said
 
 

@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_refused_by_name() -> None:
     for given, message in bad:
         with pytest.raises(am.InputError, match=message):
             model.run(given)
-    with pytest.raises(am.InputError, match="bos is a matter of texts"):
+    with pytest.raises(am.InputError, match="bos is only for texts"):
         model.run(images(), bos=True)
     with pytest.raises(am.MissingPointError, match="an image has no tokens"):
         model.run(images(), points=["embed"])
