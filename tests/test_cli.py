@@ -169,7 +169,7 @@ def test_a_journal_of_something_else_stops_the_command(
     journal.write_text("of another run")
     for arguments, said in (
         (["focus", "--text", "Anna sang."], "holds an unfinished run that is to write"),
-        (["ablate", "--text", "Anna sang."], "is not a whole journal"),
+        (["ablate", "--text", "Anna sang."], "is not a valid journal"),
     ):
         assert run(monkeypatch, *arguments, "--out", str(table), "--overwrite") == 2
         assert said in " ".join(capsys.readouterr().err.split())
@@ -254,7 +254,7 @@ def test_ctrl_c(
     if command == "ablate":
         assert run(monkeypatch, *arguments) == 2
         said = " ".join(capsys.readouterr().err.split())
-        assert f"error: {out}.journal belongs to another run that is under way." in said
+        assert f"error: {out}.journal is in use by another run." in said
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130 and out.read_text() == "of an earlier run"
