@@ -82,7 +82,7 @@ def test_focus_of_a_text_and_of_a_corpus(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--out", "heads.txt"], "a table ends in .csv or .parquet; got heads.txt."),
+        (["--out", "heads.txt"], "a table's name must end in .csv or .parquet; got heads.txt."),
         (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
         (["--out", "/nowhere/heads.csv"], "there is no folder /nowhere."),
         (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
@@ -278,7 +278,7 @@ def test_sweeps_say_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     for arguments, said in (
-        (["--out", "heads.txt"], "a table ends in .csv or .parquet; got heads.txt."),
+        (["--out", "heads.txt"], "a table's name must end in .csv or .parquet; got heads.txt."),
         (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
         (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
         (["--text", "Anna sang.", "--metric", "accuracy", "--out", "/tmp/heads.csv"], "needs `answers`"),

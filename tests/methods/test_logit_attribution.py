@@ -92,7 +92,7 @@ def test_answers_by_their_text() -> None:
 
 def test_what_cannot_be_asked() -> None:
     model, text = am.load(), "Anna sang of shells."
-    with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Mind the leading"):
+    with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Check the leading"):
         am.residual_updates(model, text, answers="zebra crossing")
     with pytest.raises(am.InputError, match="one token for each of the 1 texts; got 2"):
         am.residual_updates(model, text, answers=[4, 5])
@@ -131,7 +131,7 @@ def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
         assert f" {unit} on average." in updates.lead
         assert am.ResidualUpdates.load(updates.save(tmp_path / f"{name}.safetensors")).logit_unit == unit
     plain = am.residual_updates(models.hooked("gemma2"), models.padded("gemma2"))
-    assert "Towards the answers" not in plain.lead
+    assert "towards the answers" not in plain.lead
     with pytest.raises(am.MissingPointError, match="ask for it"):
         _ = plain.logit_unit
 
@@ -140,7 +140,7 @@ def test_the_lead_names_the_head_that_writes_most() -> None:
     updates = am.residual_updates(models.hooked("gpt2"), models.padded("gpt2"), answers=[4, 5, 6])
     mean = updates.logits.mean(dim=-1)
     layer, head = divmod(int(mean.abs().argmax()), 5)
-    assert f"L{layer}H{head} writes most: {float(mean[layer, head]):+.2f} logits" in updates.lead
+    assert f"L{layer}H{head} writes most towards the answers: {float(mean[layer, head]):+.2f} logits" in updates.lead
 
 
 def test_a_head_that_somebody_has_changed_is_refused() -> None:

@@ -523,9 +523,9 @@ def test_a_corpus_is_the_texts_together(words: am.HookedModel, monkeypatch: pyte
         lambda: corpus.top_key,
         lambda: corpus.blocks.by_row("cancellation"),
     ):
-        with pytest.raises(am.MissingPointError, match="not of a corpus"):
+        with pytest.raises(am.MissingPointError, match="not for a corpus"):
             ask()
-    with pytest.raises(am.MissingPointError, match="not of a corpus"):
+    with pytest.raises(am.MissingPointError, match="not for a corpus"):
         corpus.where(rows=torch.ones(7, 9, dtype=torch.bool))
 
 

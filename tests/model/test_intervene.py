@@ -909,7 +909,7 @@ def stated(*shape: int) -> dict[int, Tensor]:
         ("gpt2", Intervention.zero([(3, 0)]), r"`layer` must be from 0 to 2 \(this model has 3 layers\); got 3"),
         ("gpt2", Intervention.zero([(0, 5)]), r"`head` must be from 0 to 4 .*; got 5"),
         ("gpt2", Intervention.stream("mlp_out", [3]), r"`layer` must be from 0 to 2"),
-        ("jamba", Intervention.zero([(0, 0)]), r"one of 1, 3 \(the layers of this model that have attention\); got 0"),
+        ("jamba", Intervention.zero([(0, 0)]), r"one of 1, 3 \(the layers of this model with attention\); got 0"),
         ("gpt2", Intervention.zero([(0, 0)], stack="encoder"), r"`stack` must be one of 'self' .*; got 'encoder'"),
         ("t5", Intervention.zero([(0, 0)]), r"`stack` must be one of 'encoder', 'decoder', 'cross' on this model"),
         ("t5", Intervention.attend("all", "self", stack="cross"), "in cross-attention no key is the token itself"),

@@ -130,7 +130,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     del weights["transformer.h.1.attn.c_attn.bias"], weights["transformer.h.1.ln_2.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     said = message_of(lambda: am.load(tmp_path), am.WeightsError)
-    assert "lacks 2 of the weights of GPT2LMHeadModel, among them transformer.h.1.attn.c_attn.bias" in said
+    assert "lacks 2 of the weights of GPT2LMHeadModel, including transformer.h.1.attn.c_attn.bias" in said
 
 
 def test_a_checkpoint_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused() -> None:
     words = ("[PAD]", "[UNK]", "[BOS]", *(f"w{n}" for n in range(60)))
     large = models.tokenizer(words=words)
     said = message_of(lambda: am.load(models.fresh("gpt2"), tokenizer=large), am.InputError)
-    assert said.startswith("the tokenizer has 63 tokens, the model's embedding 53 rows")
+    assert said.startswith("the tokenizer has 63 tokens, but the model's embedding has 53 rows")
 
 
 def test_the_callers_tokenizer_is_not_changed() -> None:
