@@ -62,7 +62,7 @@ class Applied:
         chosen = value if len(value) == 1 else value[self.source]
         if len(chosen) not in (1, texts):
             raise InputError(
-                f"{self.intervention}: its values are for {len(value)} texts, but {texts} run; give values for each or "
+                f"{self.intervention}: it is made for {len(value)} texts, but {texts} run; give values for each or "
                 "for one."
             )
         return chosen

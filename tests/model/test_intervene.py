@@ -947,10 +947,13 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
     [
         (Intervention.scale("position"), "no such term; they have query_key, key_bias, query_bias, constant"),
         (Intervention.zero([(1, 0)], positions=[2, 7]), "the text has only 7 positions, counted from 0"),
-        (Intervention.attend([(1, 0)], "first", positions=[9]), "first token only at positions 9: the text has 7 pos"),
-        (Intervention.remove_keys([(1, 0)], [1], positions=[7]), "the text has 7 positions"),
-        (Intervention.remove_keys([(1, 0)], [1, 7]), "keys 1, 7 removed .*: the text has 7 keys"),
-        (Intervention.zero_values([(1, 0)], [8]), "the text has 7 keys"),
+        (
+            Intervention.attend([(1, 0)], "first", positions=[9]),
+            "first token only at positions 9: the text has only 7 pos",
+        ),
+        (Intervention.remove_keys([(1, 0)], [1], positions=[7]), "the text has only 7 positions"),
+        (Intervention.remove_keys([(1, 0)], [1, 7]), "keys 1, 7 removed .*: the text has only 7 keys"),
+        (Intervention.zero_values([(1, 0)], [8]), "the text has only 7 keys"),
         (
             Intervention.zero_values([(1, 0)], torch.ones(3, 6, dtype=torch.bool)),
             "mask is for 6 keys, but the text has 7",
@@ -966,7 +969,7 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
         (Intervention.replace_values([(1, 0)], "first", stated(1, 2, 5, 4)), "values are for 2 positions, but .* 7"),
         (Intervention.stream("resid_pre", [1], stated(1, 5, 20)), "values are for 5 positions, but the text has 7"),
         (Intervention.stream("attn_out", [1], stated(4, 1, 20)), "made for 4 texts, but 3 run"),
-        (Intervention.stream("attn_out", [1], positions=[7]), "the text has 7 positions"),
+        (Intervention.stream("attn_out", [1], positions=[7]), "the text has only 7 positions"),
     ],
 )
 def test_refused_in_a_run(intervention: Intervention, said: str) -> None:
