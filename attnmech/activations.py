@@ -1,4 +1,4 @@
-"""What comes out of a run: the activations asked for."""
+"""What comes out of a run: the captured activations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Activations:
-    """The points that a run was asked for, by name and layer.
+    """The points captured by a run, by name and layer.
 
     >>> acts["pattern", 3].shape          # doctest: +SKIP
     torch.Size([1, 8, 57, 57])
@@ -31,9 +31,9 @@ class Activations:
     batch: Batch
     values: Mapping[PointKey, Tensor]
     gradients: "Activations | None" = None
-    """The gradient at every captured point, where `gradients_of` was given."""
+    """The gradient at every captured point, if `gradients_of` was given."""
     unchecked: tuple[str, ...] = ()
-    """What this run could not compare (`attnmech.model.running`), each with the reason: an edit of `result`, say."""
+    """What this run could not check (`attnmech.model.running`), each with the reason: an edit of `result`, say."""
 
     def __getitem__(self, name: PointName) -> Shaped[Tensor, "..."]:
         key = parse(name)
@@ -44,7 +44,7 @@ class Activations:
             return torch.stack([self.values[key[0], layer] for layer in layers])
         held = ", ".join(self.summary()) or "none"
         raise MissingPointError(
-            f"this run did not capture {name!r}; it holds: {held}. Ask for it: model.run(..., points=[{name!r}])."
+            f"this run did not capture {name!r}; it holds: {held}. Capture it with model.run(..., points=[{name!r}])."
         )
 
     def __contains__(self, name: object) -> bool:
@@ -74,7 +74,7 @@ class Activations:
         text: int = 0,
         view: str | None = None,
     ) -> "View":
-        """A captured point as something to look at, in a notebook or, by `.to_html(path)`, as a page of its own.
+        """A view of a captured point, for a notebook or, with `.to_html(path)`, as a page of its own.
 
         >>> acts.show("pattern")                                            # doctest: +SKIP
         >>> acts.show("pattern", layer=3)                                   # doctest: +SKIP
@@ -84,22 +84,22 @@ class Activations:
         |---|---|
         | `pattern` | every layer: "model"; one layer: "attention_heads"; one head: "attention_pattern" |
         | `pattern` too large for CircuitsVis, or across two texts | "model" |
-        | `pattern` with `query` | "colored_tokens_multi"; of one head "colored_tokens" |
-        | `scores` of a layer | the same; above and below zero in two colours |
-        | `logits` | the text by how much each token was expected |
-        | the others | the text by one activation at a time |
+        | `pattern` with `query` | "colored_tokens_multi"; for one head "colored_tokens" |
+        | `scores` of a layer | the same, with two colours for above and below zero |
+        | `logits` | the text, coloured by the probability of each token |
+        | the others | the text, coloured by one activation at a time |
 
         Args:
             name: the point.
-            layer: one layer; all that were captured if left out.
-            head: one head; all if left out.
-            query: the token whose row is shown, counted without padding.
+            layer: one layer; by default all that were captured.
+            head: one head; by default all.
+            query: the token whose row is shown, not counting padding.
             text: which text of the batch.
-            view: attention otherwise: "model", "sentence", "token_graph", "attention_heads", "attention_pattern",
-                "colored_tokens" (without `head` their mean) or "colored_tokens_multi".
+            view: another view of attention: "model", "sentence", "token_graph", "attention_heads",
+                "attention_pattern", "colored_tokens" (the heads' mean without `head`) or "colored_tokens_multi".
 
         Raises:
-            InputError: a selection that there is not, or more numbers than a page can hold; says what to choose.
+            InputError: an invalid selection, or more numbers than a page can hold; says what to choose.
             MissingPointError: the run did not capture the point.
 
         """
@@ -108,7 +108,7 @@ class Activations:
         return show(self, name, layer=layer, head=head, query=query, text=text, view=view)
 
     def summary(self) -> list[str]:
-        """One entry a point: its name with the layers captured."""
+        """One entry per point: its name and the layers captured."""
         layers: dict[str, list[int]] = {}
         for point, layer in self.values:
             layers.setdefault(point, [])

@@ -1,4 +1,4 @@
-"""What a caller's argument must be: each function returns it, or raises `InputError` with its name and what came.
+"""Is a caller's argument valid? Each function returns it, or raises `InputError` with its name and what arrived.
 
 >>> whole_number("steps", 3, least=1), finite_number("memory", 0.5, above=0.0)
 (3, 0.5)
@@ -16,11 +16,11 @@ from torch import Tensor
 from .errors import InputError, integer
 
 _LONGEST: Final = 80
-"""A value takes at most so many characters of a message."""
+"""The most characters that a value takes in a message."""
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False, and nothing that merely counts as such.
+    """True or False, not merely something truthy.
 
     >>> flag("truncate", True)
     True
@@ -31,7 +31,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def optional_flag(name: str, value: object) -> bool | None:
-    """True, False, or None, which leaves the choice open.
+    """True, False, or None for the default.
 
     >>> optional_flag("bos", None)
     """
@@ -41,7 +41,7 @@ def optional_flag(name: str, value: object) -> bool | None:
 
 
 def whole_number(name: str, value: object, *, least: int = 0, most: int | None = None, about: str = "") -> int:
-    """A whole number in a range, of any integer type; `about` says what the upper end is.
+    """A whole number in a range, of any integer type; `about` explains the upper end.
 
     >>> whole_number("count", 7, most=7)
     7
@@ -58,7 +58,7 @@ def whole_number(name: str, value: object, *, least: int = 0, most: int | None =
 
 
 def member(name: str, value: object, known: Sequence[int], about: str) -> int:
-    """A whole number among some, such as a layer among those that were measured; `about` says which these are.
+    """One of the `known` whole numbers, such as a layer that was measured; `about` says which these are.
 
     >>> member("layer", 3, (0, 3), "the layers measured")
     3
@@ -73,7 +73,7 @@ def member(name: str, value: object, known: Sequence[int], about: str) -> int:
 
 
 def pairs_of(name: str, value: Any, wanted: str) -> list[tuple[int, int]]:
-    """Pairs of whole numbers in their order, each once; `wanted` says which pairs these are.
+    """Pairs of whole numbers, in order and without duplicates; `wanted` says which pairs these are.
 
     >>> pairs_of("heads", [(3, 1), (0, 2), (3, 1)], "a list of (layer, head)")
     [(3, 1), (0, 2)]
@@ -86,7 +86,7 @@ def pairs_of(name: str, value: Any, wanted: str) -> list[tuple[int, int]]:
 
 
 def option(name: str, value: object, known: Iterable[str]) -> str:
-    """A string among some.
+    """One of the `known` strings.
 
     >>> option("side", "query", ("query", "target"))
     'query'
@@ -98,7 +98,7 @@ def option(name: str, value: object, known: Iterable[str]) -> str:
 
 
 def finite_number(name: str, value: object, *, above: float = -math.inf, below: float = math.inf) -> float:
-    """A finite number between two bounds, which are left out.
+    """A finite number strictly between two bounds.
 
     >>> finite_number("level", 0.95, above=0.0, below=1.0)
     0.95
@@ -116,7 +116,7 @@ def finite_number(name: str, value: object, *, above: float = -math.inf, below: 
 
 
 def listed(name: str, value: Any, wanted: str) -> list[Any]:
-    """The items of a list or another iterable, which a string is not; `wanted` says of what.
+    """The items of a list or another iterable, but not of a string; `wanted` says what they are.
 
     >>> listed("layers", (0, 2), "a list of ints")
     [0, 2]
@@ -137,7 +137,7 @@ def strings(name: str, value: Any) -> list[str]:
     """
     found = listed(name, value, "a list of strings")
     for each in found:
-        string(name, each, "hold strings alone")
+        string(name, each, "hold only strings")
     return found
 
 
@@ -153,7 +153,7 @@ def string(name: str, value: object, wanted: str = "be a string") -> str:
 
 
 def dense(name: str, value: Tensor) -> Tensor:
-    """A tensor whose numbers can be read one by one: neither sparse, nested nor quantised, nor without data (meta).
+    """A tensor whose numbers can be read one by one: not sparse, nested, quantised, or on the meta device.
 
     >>> dense("token ids", torch.tensor([5, 7]))
     tensor([5, 7])
@@ -168,7 +168,7 @@ def dense(name: str, value: Tensor) -> Tensor:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: in one short line, a tensor or an array by its type and shape.
+    """A value as a message shows it: on one short line, a tensor or an array by its type and shape.
 
     >>> shown("yes"), shown(torch.zeros(2, 3))
     ("'yes'", 'a Tensor of torch.float32 [2, 3]')
@@ -177,6 +177,6 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} of {value.dtype} [{', '.join(map(str, value.shape))}]"
     try:
         line = " ".join(repr(value).split())
-    except Exception:  # repr is anybody's code
+    except Exception:  # repr may run any code
         return f"a {type(value).__name__}"
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}… ({type(value).__name__})"

@@ -1,4 +1,4 @@
-"""What goes into a run: a batch of tokens, with what a reader needs to know of them."""
+"""What goes into a run: a batch of tokens, with what is needed to read the results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,9 +9,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids of equal length with what a reader needs to know of them.
+    """Sequences of token ids of equal length, with what is needed to read the results.
 
-    Of images the positions are the class token and the patches, and the ids their numbers.
+    For images, the positions are the class token and the patches, and the ids are their numbers.
     """
 
     ids: Int[Tensor, "batch position"]
@@ -20,33 +20,33 @@ class Batch:
     tokens: tuple[tuple[str, ...], ...]
     """Each token as text, padding included."""
     bos: bool | None
-    """Whether every sequence begins with a token that the tokenizer puts there; None without a tokenizer."""
+    """Whether every sequence begins with a token that the tokenizer adds; None without a tokenizer."""
     target: "Batch | None" = None
-    """What the decoder of an encoder-decoder model is given."""
+    """The decoder's input in an encoder-decoder model."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
-    """Further inputs of the model, such as token types, or the pixel values of images."""
+    """Further inputs to the model, such as token types, or the pixel values of images."""
     answers: Int[Tensor, " batch"] | None = None
-    """The token that each text should go on with, where a metric was given some; and what it stands against."""
+    """The token that should follow each text, if a metric has answers; `against` is what it is compared with."""
     against: Int[Tensor, " batch"] | None = None
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
-    """The text of any token ids; None where positions are no tokens, as of images."""
+    """The text of any token ids; None where positions are not tokens, as in images."""
 
     def queries(self, stack: str = "") -> "Batch":
-        """The tokens that look, in one stack of the model."""
+        """The query tokens of one of the model's stacks."""
         return self.target if stack in ("decoder", "cross") and self.target is not None else self
 
     def keys(self, stack: str = "") -> "Batch":
-        """The tokens that are looked at."""
+        """The key tokens of one of the model's stacks."""
         return self.target if stack == "decoder" and self.target is not None else self
 
     def beginning(self, length: int) -> "Batch":
-        """The first tokens of every text; what the decoder is given stays whole."""
+        """The first tokens of every text; the decoder's input stays whole."""
         return self.part(0, length)
 
     def part(self, start: int, length: int) -> "Batch":
-        """So many tokens of every text from `start` on; a first token that the tokenizer put there stays in front."""
+        """`length` tokens of every text, from `start` on; a first token that the tokenizer added stays in front."""
         first = 1 if self.bos and start > 0 else 0
         start = max(start, first)
         places = [*range(first), *range(start, min(start + length - first, self.ids.shape[1]))]
@@ -59,9 +59,9 @@ class Batch:
         )
 
     def texts(self, chosen: Int[Tensor, " text"]) -> "Batch":
-        """Some of the texts, any of them several times."""
+        """Some of the texts; one may be chosen several times."""
         chosen = chosen.to(self.ids.device)
-        # Further inputs of one row are those of every text.
+        # Extra inputs with a single row are shared by all texts.
         extra = {name: value[chosen] if len(value) == len(self.ids) else value for name, value in self.extra.items()}
         return replace(
             self,
@@ -74,7 +74,7 @@ class Batch:
 
     @property
     def lengths(self) -> Int[Tensor, " batch"]:
-        """Number of real tokens of every sequence."""
+        """The number of real tokens in each sequence."""
         return self.mask.sum(dim=1)
 
     @property

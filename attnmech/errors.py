@@ -1,7 +1,7 @@
-"""What attnmech raises when something that a user gave cannot be used.
+"""What does attnmech raise when it cannot use what a user gave it?
 
-Every message says what was expected, what came, and what to try; `AttnmechError` catches them all.
-The classes derive from the built-in that a caller would expect (`ValueError`, `FileNotFoundError`, ...).
+Every message says what was expected, what arrived, and what to try; `AttnmechError` catches them all.
+Each class derives from the built-in that a caller would expect (`ValueError`, `FileNotFoundError`, ...).
 """
 
 import operator
@@ -13,19 +13,19 @@ class AttnmechError(Exception):
 
 
 class InputError(AttnmechError, ValueError):
-    """A text, a token id, a layer, a head or an option is outside what the model or the call can take."""
+    """A text, a token id, a layer, a head or an option that the model or the call cannot take."""
 
 
 class ModelNotFoundError(AttnmechError, FileNotFoundError):
-    """A model's name or folder leads to no weights."""
+    """No weights at a model's name or folder."""
 
 
 class UnsupportedModelError(AttnmechError, TypeError):
-    """The model has no attention, or attention of a kind that attnmech cannot state exactly."""
+    """The model has no attention, or a kind that attnmech cannot express exactly."""
 
 
 class WeightsError(AttnmechError, ValueError):
-    """The weights cannot be used: not finite, missing, or in a precision that this device lacks."""
+    """The weights cannot be used: not finite, missing, or in a precision that this device does not support."""
 
 
 class MissingPointError(AttnmechError, KeyError):
@@ -44,11 +44,11 @@ class CertificateError(AttnmechError, RuntimeError):
 
 
 class OutputError(AttnmechError, OSError):
-    """A result cannot be written where it was asked to go."""
+    """A result cannot be written to the given path."""
 
 
 class JournalError(AttnmechError, ValueError):
-    """A journal that a run cannot resume from: that of another run or of one under way, or no whole journal."""
+    """A journal that a run cannot resume from: another run's, one in use, or a damaged one."""
 
 
 class ReducerError(AttnmechError, ValueError):
@@ -56,7 +56,7 @@ class ReducerError(AttnmechError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line; with the second where the first only announces it.
+    """Another library's error message in one line; the first line, with the second if the first ends in a colon.
 
     >>> first_line(ValueError("Bad field:\\n  too small"))
     'Bad field: too small'
@@ -73,12 +73,12 @@ def integer(value: Any) -> int:
     >>> integer(3)
     3
     """
-    # Of torch's bools Python thinks that they are ints, as of its own; numpy's are none.
+    # Python's and torch's bools pass as ints; numpy's do not.
     if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
         raise TypeError(f"expected an int; got {value!r}")
     try:
         return operator.index(value)
-    except RuntimeError as error:  # torch's, of a tensor without data
+    except RuntimeError as error:  # torch's, for a tensor without data
         raise TypeError(str(error)) from error
 
 

@@ -1,6 +1,6 @@
-"""Whether the fields of a dataclass hold what they are annotated with, axes of one name being of one length.
+"""Do the fields of a dataclass match their annotations, with axes of the same name of the same length?
 
-What is read from a file is anybody's: here it is checked once, so that no method meets half a result later.
+A file can hold anything: it is checked here once, so that no method meets half a result later.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from torch import Tensor
 from .arguments import shown
 
 _PLAIN: Final[Mapping[Any, type | tuple[type, ...]]] = {float: (float, int), int: int, bool: bool, str: str}
-"""The types that JSON has; a whole number will do as a float."""
+"""JSON's types; a whole number passes as a float."""
 
 
 def check_fields(thing: Any, lengths: Mapping[str, int]) -> None:
-    """Raises `ValueError` naming the first field that is not what its annotation says, of `thing` and what it holds.
+    """Raises `ValueError` naming the first field, in `thing` or in what it holds, that does not fit its annotation.
 
-    `lengths` are those of axes that labels give, such as the layers; all axes of one name must agree in length.
+    `lengths` are those of labelled axes, such as the layers; all axes of the same name must agree in length.
 
     >>> @dataclasses.dataclass
     ... class Found:
@@ -44,7 +44,7 @@ def check_entries(name: str, entries: Mapping[str, Any], hints: Mapping[str, Any
 
 
 def _check(pairs: Mapping[str, tuple[Any, Any]], lengths: Mapping[str, int]) -> None:
-    """Compares values with their annotations; in one context, so that axes of one name must agree."""
+    """Compares values with their annotations, in one context, so that axes of the same name must agree."""
     with jaxtyped("context"):
         for axis, length in lengths.items():
             of_axis: Any = Shaped[Tensor, f" {axis}"]
@@ -57,7 +57,7 @@ def _check(pairs: Mapping[str, tuple[Any, Any]], lengths: Mapping[str, int]) -> 
 
 
 def check_rows(name: str, rows: Sequence[Sequence[str]], count: int, length: int | None = None) -> None:
-    """Raises `ValueError` where there are not `count` rows, or one is not of the length.
+    """Raises `ValueError` unless there are `count` rows, each of the given length.
 
     >>> check_rows("tokens", (("Anna", " sang"),), count=1, length=2)
     """
@@ -69,7 +69,7 @@ def check_rows(name: str, rows: Sequence[Sequence[str]], count: int, length: int
 
 
 def check_layers(layers: Sequence[int], count: int) -> None:
-    """Raises `ValueError` where layers are none of the first `count`, or named twice.
+    """Raises `ValueError` if layers are not among the first `count`, or are repeated.
 
     >>> check_layers((0, 3), 4)
     """

@@ -1,4 +1,4 @@
-"""Which paths can be had, and how files are written: whole or not at all."""
+"""How are files written? Whole or not at all, at a path that has been checked."""
 
 import errno
 import hashlib
@@ -16,16 +16,16 @@ from safetensors import SafetensorError
 from .errors import AttnmechError, InputError, OutputError, first_line
 
 _HOST: Final = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-"""This machine, in a draft's name: on a shared disk a process id says nothing of another machine's processes."""
+"""This machine, in a draft's name: on a shared disk, process ids are only unique within one machine."""
 
 _NUMBERS: Final = itertools.count()
-"""Sets the drafts of one process apart."""
+"""Tells the drafts of one process apart."""
 
 
 def path_of(given: str | Path, error: type[AttnmechError] = InputError) -> Path:
-    """A path as a `Path`; `error` for what no file system takes or this user may not look at, such as a NUL in it.
+    """A path as a `Path`; raises `error` if no file system takes it (a NUL, say) or this user may not access it.
 
-    Whether there is a file is for the caller to ask.
+    The caller checks whether the file exists.
 
     >>> path_of("report.html")
     PosixPath('report.html')
@@ -47,16 +47,16 @@ def path_of(given: str | Path, error: type[AttnmechError] = InputError) -> Path:
 
 
 class writing:
-    """Writes a file whole or not at all: a draft beside it takes its place when the block ends well.
+    """Writes a file whole or not at all: a draft next to it replaces it if the block succeeds.
 
     >>> with writing(Path("report.html")) as draft:      # doctest: +SKIP
     ...     draft.write_text("...")
 
-    A symbolic link stays a link: the file that it leads to is written. A file that is replaced keeps its permissions.
-    Blocks can be nested; nothing is replaced until the innermost has ended well.
+    A symbolic link stays a link: its target is written. A replaced file keeps its permissions. Blocks can be nested;
+    nothing is replaced until the innermost succeeds.
 
-    Raises `OutputError` where no file can be written (a folder, a device, a pipe, a file without write permission) and
-    for what goes wrong while writing, such as a full disk. The file is then what it was before.
+    Raises `OutputError` if the path is not writable (a folder, a device, a pipe, a file without write permission) or
+    writing fails, for example on a full disk. The old file is then left as it was.
     """
 
     def __init__(self, target: Path) -> None:
@@ -70,7 +70,7 @@ class writing:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
             if kind is None:
-                # safetensors makes its files unreadable for others.
+                # safetensors makes its files unreadable by other users.
                 self._draft.chmod(self._mode)
                 self._draft.replace(self._target)
         except OSError as failed:
@@ -88,7 +88,7 @@ def check_writable(target: Path) -> None:
 
 
 def _checked(target: Path) -> tuple[Path, int]:
-    """The file that a path leads to, and the permissions that it has or would be given."""
+    """The file that a path resolves to, and the permissions that it has or would be given."""
     path_of(target, OutputError)
     try:
         held = _stat(target)
@@ -129,12 +129,12 @@ def _cannot_write(target: Path, error: BaseException) -> OutputError:
 
 
 def _draft_of(target: Path) -> Path:
-    """A name beside a file that no other writer uses."""
+    """A name next to the file that no other writer uses."""
     return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}-{next(_NUMBERS)}.part")
 
 
 def _remove_abandoned_drafts(target: Path) -> None:
-    """Removes the drafts of a file that killed processes of this machine left."""
+    """Removes the drafts of a file that killed processes on this machine left behind."""
     ours = re.compile(rf"\.{re.escape(target.name)}\.{_HOST}-(\d+)-\d+\.part")
     with suppress(OSError):  # in a folder that cannot be listed they stay
         for draft in target.parent.iterdir():
@@ -143,7 +143,7 @@ def _remove_abandoned_drafts(target: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process of this machine is still there."""
+    """Whether a process on this machine is still running."""
     if os.name != "posix":  # where signal 0 would end it
         return True
     try:

@@ -1,12 +1,12 @@
-"""What to change in a run: an intervention is a plain value that says where, which heads, and what.
+"""What to change in a run: an intervention is a plain value that says where, in which heads, and what.
 
 >>> print(Intervention.zero([(3, 5)]))
 z of L3H5 becomes 0
 >>> print(Intervention.scale("position"))
 position in the scores of all heads is dropped
 
-It touches nothing by itself: `model.intervene(...)` puts it in force for a `with` block, and sweeps such as
-`am.ablate_heads` run many of them at once.
+On its own it changes nothing: `model.intervene(...)` applies it within a `with` block, and sweeps such as
+`am.ablate_heads` run many interventions at once.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ EDITS: Final[Mapping[str, tuple[Edit, ...]]] = {
     "attn_out": ("zero", "replace"),
     "mlp_out": ("zero", "replace"),
 }
-"""What can be done at which point."""
+"""The edits that each point allows."""
 
 HEAD_POINTS: Final = ("z", "pattern", "scores", "v")
 """The points that have a head axis; at the others an intervention touches whole layers."""
@@ -56,11 +56,11 @@ HEAD_POINTS: Final = ("z", "pattern", "scores", "v")
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """Tensors that an intervention puts in, by layer, with what they are: "mean over 12 texts".
+    """Tensors that an intervention puts in, by layer, with a description such as "mean over 12 texts".
 
     At z and v a tensor is `[#batch #position head d_head]`, at pattern `[#batch head query key]`, at points of the
-    stream `[#batch #position d_model]`; a `#` axis may be 1. For v, `kv_head` will do as well: heads that share keys
-    are then given the same. Two are equal where their tensors are, to the bit, and what they are said to be.
+    stream `[#batch #position d_model]`; a `#` axis may be 1. v also takes a `kv_head` axis: heads that share keys then
+    get the same values. Two `Values` are equal if their descriptions are, and their tensors bit for bit.
     """
 
     by_layer: Mapping[int, Tensor]
@@ -81,7 +81,7 @@ class Values:
                     f"{'' if value.is_complex() else ' with NaN or infinity in it'}."
                 )
             if not value.numel():
-                raise InputError(f"the values of layer {layer} must hold a number; got a tensor {list(value.shape)}.")
+                raise InputError(f"the values of layer {layer} must not be empty; got a tensor {list(value.shape)}.")
 
     @cached_property
     def digest(self) -> str:
@@ -104,28 +104,28 @@ class Values:
 
 @dataclass(frozen=True)
 class Intervention:
-    """One change of a run: at a point, in some heads, an edit. Make it with the class methods.
+    """One change to a run: an edit at a point, in some heads. Make it with the class methods.
 
-    Interventions compare, print and hash as values, `save` and `load` them as files, and several act together where
-    they are given together: `model.intervene(one, other)`.
+    Interventions compare, print and hash as values, and `save` and `load` as files; several given together act
+    together: `model.intervene(one, other)`.
     """
 
     point: str
     edit: Edit
     heads: tuple[Head, ...] | Literal["all"] = "all"
     layers: tuple[int, ...] | None = None
-    """At points without a head axis: which layers; None is all."""
+    """At points without a head axis: which layers; None for all."""
     positions: tuple[int, ...] | None = None
-    """Which rows (queries) of each text, as a run counts them: padding on the left counts too; None is all."""
+    """Which rows (queries) of each text, as a run counts them: left padding counts too; None for all."""
     keys: tuple[int, ...] | Literal["first", "special"] | Values | None = None
-    """At edits of single keys: which; `Values` hold a mask `[batch key]`."""
+    """For edits of single keys: which keys; `Values` hold a mask `[batch key]`."""
     term: str | None = None
-    """At scores: the term of the ledger that is scaled."""
+    """At scores: the term of the ledger to scale."""
     factor: float = 0.0
-    """At scores: by what it is multiplied."""
+    """At scores: the factor."""
     values: Values | None = None
     stack: str = ""
-    """The stack that is meant, of a model with several."""
+    """Which stack, in a model with several."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -148,7 +148,7 @@ class Intervention:
             )
 
     def _check_types(self) -> None:
-        """Puts numbers of other types into ours; raises `InputError` for what no field may hold, whatever the edit."""
+        """Converts numbers to Python's types; raises `InputError` for what a field may not hold, whatever the edit."""
         for name in ("point", "edit", "stack"):
             string(name, getattr(self, name))
         found: dict[str, Any] = {name: _numbers(name, getattr(self, name)) for name in ("layers", "positions")}
@@ -185,7 +185,7 @@ class Intervention:
         positions: Sequence[int] | None = None,
         stack: str = "",
     ) -> Self:
-        """z, or the pattern, of the heads becomes what is given: a mean, or that of another run.
+        """Replaces z, or the pattern, of the heads by given values: a mean, or that of another run.
 
         >>> acts = model.run(other, points=["z"])                                       # doctest: +SKIP
         >>> Intervention.replace([(3, 5)], {3: acts["z", 3]})                            # doctest: +SKIP
@@ -204,15 +204,15 @@ class Intervention:
         positions: Sequence[int] | None = None,
         stack: str = "",
     ) -> Self:
-        """The pattern becomes uniform over the visible keys, or puts all on the token itself or on the first token.
+        """The pattern becomes uniform over the visible keys, or puts all mass on the token itself or the first token.
 
-        Keys that are removed are not visible; the first token is attended to also where the mask hides it.
+        Removed keys are not visible; the first token is attended to even where the mask hides it.
         """
         return cls("pattern", to, checked_heads(heads), positions=_numbers("positions", positions), stack=_stack(stack))
 
     @classmethod
     def remove_keys(cls, heads: Heads, keys: Keys, *, positions: Sequence[int] | None = None, stack: str = "") -> Self:
-        """The keys are hidden from the heads: the softmax is taken again without them.
+        """Hides the keys from the heads: the softmax is recomputed without them.
 
         A row that sees no other key attends to nothing.
         """
@@ -223,10 +223,10 @@ class Intervention:
 
     @classmethod
     def scale(cls, term: str, factor: float = 0.0, heads: Heads = "all", *, stack: str = "") -> Self:
-        """A term of the score ledger is multiplied inside the softmax, by 0 if it is to be dropped.
+        """Multiplies a term of the score ledger by `factor`, before the softmax; 0 drops it.
 
-        `term` is a name of `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant" or
-        "position". A soft cap acts on what comes out.
+        `term` is a name in `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant" or
+        "position". A soft cap acts on the result.
 
         >>> print(Intervention.scale("key_bias", 0.5, [(0, 1)]))
         key_bias in the scores of L0H1 is multiplied by 0.5
@@ -238,14 +238,14 @@ class Intervention:
 
     @classmethod
     def zero_values(cls, heads: Heads, keys: Keys, *, stack: str = "") -> Self:
-        """The values of the keys become 0, for these heads alone: they attend as before and read nothing there."""
+        """Sets the values of the keys to 0 for these heads alone: they attend as before and read nothing there."""
         return cls("v", "zero", checked_heads(heads), keys=_keys(keys), stack=_stack(stack))
 
     @classmethod
     def replace_values(
         cls, heads: Heads, keys: Keys, values: Values | Mapping[int, Tensor], *, stack: str = ""
     ) -> Self:
-        """The values of the keys become what is given, `[#batch #key head d_head]`, for these heads alone."""
+        """Replaces the values of the keys by `values`, `[#batch #key head d_head]`, for these heads alone."""
         return cls("v", "replace", checked_heads(heads), keys=_keys(keys), values=_values(values), stack=_stack(stack))
 
     @classmethod
@@ -258,18 +258,18 @@ class Intervention:
         positions: Sequence[int] | None = None,
         stack: str = "",
     ) -> Self:
-        """The stream as it enters the layers, or what their attention or MLP adds, becomes what is given, or 0."""
+        """Replaces the stream as it enters the layers, or what their attention or MLP adds, by `values`, or by 0."""
         return cls(
             point, "zero" if values is None else "replace", (), layers=_numbers("layers", layers),
             positions=_numbers("positions", positions), values=None if values is None else _values(values),
             stack=_stack(stack),
         )  # fmt: skip
 
-    # -- what it says of itself ----------------------------------------------------------------------------
+    # -- how it describes itself ---------------------------------------------------------------------------
 
     @property
     def touches(self) -> tuple[int, ...] | None:
-        """The layers that it acts in; None is all of them."""
+        """The layers that it acts in; None for all of them."""
         if self.point not in HEAD_POINTS:
             return self.layers
         return None if self.heads == "all" else tuple(sorted({layer for layer, _ in self.heads}))
@@ -325,17 +325,17 @@ class Intervention:
         try:
             tensors, facts = read_tensors(source)
             if facts.pop("kind") != cls.__name__:
-                raise ValueError("it is a file of another kind")
+                raise ValueError("it is another kind of file")
             values = {int(name.split()[1]): value for name, value in tensors.items() if name.startswith("values")}
             if "keys 0" in tensors:
                 facts["keys"] = Values({0: tensors["keys 0"]}, facts["keys"])
             facts["values"] = Values(values, facts["values"]) if values else None
             return cls(**{name: _frozen(value) for name, value in facts.items()})
         except Exception as error:
-            raise InputError(f"{source} holds no intervention ({error}).") from error
+            raise InputError(f"{source} does not hold an intervention ({error}).") from error
 
     def facts(self) -> dict[str, Any]:
-        """All of it but its tensors, as JSON values."""
+        """Everything but the tensors, as JSON values."""
         return {
             "point": self.point,
             "edit": self.edit,
@@ -351,13 +351,13 @@ class Intervention:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it, tensors included: the same change, the same digest."""
+        """SHA-256 of everything, tensors included: the same change has the same digest."""
         tensors = [each.digest for each in (self.values, self.keys) if isinstance(each, Values)]
         return hashlib.sha256(json.dumps([self.facts(), tensors], sort_keys=True).encode()).hexdigest()
 
 
 def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
-    """A selection of heads as a value, in order and each once; `InputError` for what is none."""
+    """A selection of heads, sorted and without duplicates; `InputError` for anything else."""
     if isinstance(heads, str) and heads == "all":
         return "all"
     found = pairs_of("heads", heads, '"all" or a list of (layer, head)')
@@ -367,7 +367,7 @@ def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
 
 
 def _numbers(name: str, numbers: Any) -> tuple[int, ...] | None:
-    """Numbers from 0 on, in order and each once."""
+    """Whole numbers of 0 or more, sorted and without duplicates."""
     if numbers is None:
         return None
     try:
@@ -375,7 +375,7 @@ def _numbers(name: str, numbers: Any) -> tuple[int, ...] | None:
         if not found or min(found) < 0:
             raise ValueError
     except (TypeError, ValueError):
-        raise InputError(f"`{name}` must be a list of numbers from 0 on; got {shown(numbers)}.") from None
+        raise InputError(f"`{name}` must be a list of whole numbers, 0 or more; got {shown(numbers)}.") from None
     return tuple(sorted(found))
 
 
@@ -413,7 +413,7 @@ def _is_layer(given: object) -> bool:
 
 
 def _kind(given: object) -> str:
-    """What came, said shortly: tensors are long."""
+    """What was given, briefly: tensors are long."""
     if isinstance(given, Mapping):
         return "{" + ", ".join(f"{key!r}: {type(value).__name__}" for key, value in given.items()) + "}"
     return type(given).__name__

@@ -1,6 +1,6 @@
-"""The named activation points: what each is called, what shape it has, and what it means on every model.
+"""What is each activation point called, what is its shape, and what does it mean on every model?
 
-One table is the home of these names; `parse` also understands the names that TransformerLens uses.
+One table holds all names; `parse` also understands TransformerLens's.
 
 >>> parse("blocks.3.attn.hook_pattern")
 ('pattern', 3)
@@ -24,7 +24,7 @@ PointName: TypeAlias = str | tuple[str, int]
 """How a user names a point: "pattern" (every layer), ("pattern", 3), or "blocks.3.attn.hook_pattern"."""
 
 PointKey: TypeAlias = tuple[str, int | None]
-"""How attnmech names a point: the name and the layer; None for the points that stand outside the layers."""
+"""How attnmech names a point: the name and the layer; None for points outside the layers."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ POINTS: Final = {
 }
 
 STACKS: Final = ("encoder", "decoder", "cross")
-"""The labels of stacks, where a model has several; where it has one, that may be called "self"."""
+"""The labels of stacks in a model with several; a single stack may be called "self"."""
 
 _OUTSIDE_LAYERS = {point.lens_name: point.name for point in POINTS.values() if not point.per_layer}
 _IN_LAYER = {point.lens_name.removeprefix(_BLOCK): point.name for point in POINTS.values() if point.per_layer}
@@ -127,9 +127,9 @@ def lens_name(key: PointKey) -> str:
 
 
 def parse(name: PointName) -> PointKey:
-    """A user's name for a point as (name, layer); layer None stands for all layers, or for none.
+    """A user's name for a point as (name, layer); layer None means all layers, or a point outside them.
 
-    Raises `InputError` for a name that is not in the table, with the nearest one that is.
+    Raises `InputError` for a name that is not in the table, suggesting the closest one.
     """
     if isinstance(name, tuple):
         if len(name) != 2 or not isinstance(name[0], str) or isinstance(name[1], bool):
@@ -144,7 +144,7 @@ def parse(name: PointName) -> PointKey:
         except TypeError:
             raise InputError(f"the layer of point {base!r} must be an int; got {layer!r}.") from None
         if not point.per_layer:
-            raise InputError(f"point {base!r} stands outside the layers: ask for {base!r} alone; got {name!r}.")
+            raise InputError(f"point {base!r} has no layer: ask for {base!r} alone; got {name!r}.")
         return full_name(stack, base), layer
     if not isinstance(name, str):
         raise InputError(f'a point is a name or a pair (name, layer), such as ("pattern", 3); got {name!r}.')

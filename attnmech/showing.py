@@ -1,4 +1,4 @@
-"""What `Activations.show` shows: which view suits which point, and the numbers that it takes."""
+"""What does `Activations.show` show? The view that suits each point, and the numbers it takes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, runtime_checkable
@@ -33,12 +33,12 @@ OWN_VIEWS: Final[dict[str, Callable[..., View]]] = {
 """attnmech's own views of attention, which take the patterns of several layers and heads."""
 
 VIEWS: Final = (*OWN_VIEWS, "attention_heads", "attention_pattern", "colored_tokens", "colored_tokens_multi")
-"""What attention can be shown as."""
+"""The views of attention."""
 
 
 @runtime_checkable
 class Captured(Protocol):
-    """What a run holds, as far as views need it: `Activations`."""
+    """What views need of a run's result (`Activations`)."""
 
     @property
     def batch(self) -> Batch: ...
@@ -65,13 +65,13 @@ def show(
         activations[name]  # says what the run holds
     if layer is not None and layer not in captured and point_of(full).per_layer:
         held = ", ".join(map(str, captured)) or "none"
-        raise MissingPointError(f"this run holds {full!r} of the layers: {held}; `layer` is {layer!r}.")
+        raise MissingPointError(f"this run captured {full!r} in layers: {held}; `layer` is {layer!r}.")
     index_of("text", text, len(activations.batch.ids))
     axes = point_of(full).axes
     if axes[-2:] == ("query", "key"):
         return _attention(activations, full, captured if layer is None else [layer], head, query, text, view, layer)
     if view is not None or query is not None:
-        raise InputError(f"`view` and `query` are for attention; {full!r} has the axes [{' '.join(axes)}].")
+        raise InputError(f"`view` and `query` are for attention; {full!r} has axes [{' '.join(axes)}].")
     if axes[-1] == "vocab":
         return _predictions(activations, text)
     return _by_token(activations, full, captured if layer is None else [layer], head, text)
@@ -153,11 +153,11 @@ def _predictions(activations: Captured, text: int) -> View:
     rows = _Rows(batch, text)
     texts_of = batch.texts_of
     if texts_of is None:
-        raise InputError("the logits of this run are of no tokens, so there is no text to show.")
+        raise InputError("this run's logits are not over tokens, so there is no text to show.")
     logits = activations["logits"]
     if logits.ndim != 3 or logits.shape[1] != len(batch.tokens[text]):
         raise InputError(
-            f"logits must stand at every token to be shown; this model's have the shape {tuple(logits.shape)}."
+            f"to be shown, logits must have one row per token; this model's have the shape {tuple(logits.shape)}."
         )
     return token_log_probs(
         logits[text][rows.real],
@@ -169,7 +169,7 @@ def _predictions(activations: Captured, text: int) -> View:
 
 
 def _by_token(activations: Captured, name: str, layers: list[int], head: int | None, text: int) -> View:
-    """Points that have a vector a token, or one a head and token."""
+    """Points with one vector per token, or per head and token."""
     rows = _Rows(activations.batch.queries(split_stack(name)[0]), text)
     axes = point_of(name).axes
     if not layers:
@@ -182,12 +182,12 @@ def _by_token(activations: Captured, name: str, layers: list[int], head: int | N
             index_of("head", head, values.shape[1])
             values, labels = values[:, [head]], [str(head)]
     elif len(axes) == 4:
-        raise InputError(f"{name!r} has a vector a {axes[2]}: give `layer`, one of {', '.join(map(str, layers))}.")
+        raise InputError(f"{name!r} has one vector per {axes[2]}: give `layer`, one of {', '.join(map(str, layers))}.")
     else:
         values = np.stack([_numbers(activations[name, at])[text][rows.real] for at in layers], axis=1)
         first, labels = "layer", [str(at) for at in layers]
     if head is not None and len(axes) != 4:
-        raise InputError(f"`head` is for points that have one; {name!r} has the axes [{' '.join(axes)}].")
+        raise InputError(f"`head` is for points with a head axis; {name!r} has axes [{' '.join(axes)}].")
     seconds = [str(number) for number in range(values.shape[2])]
     return text_neuron_activations(
         [values],
@@ -223,7 +223,7 @@ def _real(activations: Captured, name: str, layers: list[int], queries: _Rows, k
 
 
 def _hidden(values: np.ndarray, name: str) -> np.ndarray:
-    """Cells that the mask hides: of scores the lowest finite number, of patterns those that no head gives anything."""
+    """Cells that the mask hides: in scores, the lowest finite number; in patterns, cells that are 0 in every head."""
     if split_stack(name)[1] == "scores":
         return np.asarray(values <= np.finfo(np.float16).min)
     return np.broadcast_to((values == 0).all(axis=0), values.shape)

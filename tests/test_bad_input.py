@@ -119,7 +119,7 @@ RUN: list[Case] = [
     (lambda: demo.run(TEXT, ["q"], gradients_of=3), am.InputError, "gradients_of must be a function"),
     (lambda: demo.run(TEXT, ["q"], gradients_of=lambda: 1), am.InputError, "gradients_of must be a function"),
     (lambda: demo.run(TEXT, ["q"], gradients_of=lambda logits: 3), am.InputError, "gradients_of must return a tensor"),
-    (lambda: demo.hooks([1]).__enter__(), am.InputError, "hooks are functions by point"),
+    (lambda: demo.hooks([1]).__enter__(), am.InputError, "hooks must map points to functions"),
     (lambda: demo.hooks({"pattern": 5}).__enter__(), am.InputError, "must be a function of the value; got 5"),
     (lambda: within({("z", 1): lambda z: z.to("meta")}), am.InputError, "returns must hold numbers"),
     (lambda: within({("z", 1): lambda z: z.to_sparse()}), am.InputError, "got a sparse one"),
@@ -150,7 +150,11 @@ SELECTIONS: list[Case] = [
         am.InputError,
         '`heads` must be "a',
     ),
-    (lambda: am.Intervention.zero([(-1, 0)], positions=5), am.InputError, "`positions` must be a list of numbers"),
+    (
+        lambda: am.Intervention.zero([(-1, 0)], positions=5),
+        am.InputError,
+        "`positions` must be a list of whole numbers, 0 or more",
+    ),
     (lambda: am.Intervention.zero([(0, 1)], stack=[1]), am.InputError, "`stack` must be a string; got [1]."),
     (lambda: am.Intervention("z", "zero", 5), am.InputError, '`heads` must be "all"'),
     (lambda: am.Intervention(["z"], "zero"), am.InputError, "`point` must be a string; got ['z']."),
@@ -168,7 +172,7 @@ SELECTIONS: list[Case] = [
     (lambda: am.Values({1: SPARSE}), am.InputError, "the values of layer 1 must be a dense tensor; got a sparse one."),
     (lambda: am.Values({1: torch.tensor([NAN])}), am.InputError, "with NaN or infinity in it"),
     (lambda: am.Values({1: torch.zeros(1, dtype=torch.cfloat)}), am.InputError, "must be finite real numbers"),
-    (lambda: am.Values({1: torch.zeros(1, 0, 8, 24)}), am.InputError, "must hold a number"),
+    (lambda: am.Values({1: torch.zeros(1, 0, 8, 24)}), am.InputError, "must not be empty"),
     (lambda: am.Values({True: torch.zeros(1)}), am.InputError, "values must be tensors by layer"),
     (lambda: am.Values({-1: torch.zeros(1)}), am.InputError, "values must be tensors by layer"),
 ]
@@ -209,7 +213,7 @@ METHODS: list[Case] = [
     (lambda: swept(per_position=1), am.InputError, "`per_position` must be True or False; got 1."),
     (lambda: swept(method="resample", seed="x"), am.InputError, "`seed` must be a whole number"),
     (lambda: swept(seed=2**64), am.InputError, "`seed` must be a whole number"),
-    (lambda: swept(answers=5.0, metric="accuracy"), am.InputError, "`answers` must be a token for each text"),
+    (lambda: swept(answers=5.0, metric="accuracy"), am.InputError, "`answers` must be one token per text"),
     (lambda: swept(answers=torch.ones(2, device="meta"), metric="accuracy"), am.InputError, "`answers` must hold num"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2).to_sparse()), am.InputError, "got a sparse one"),
     (lambda: swept(metric=lambda logits, batch: torch.ones(2, device="meta")), am.InputError, "meta device"),
@@ -220,7 +224,7 @@ METHODS: list[Case] = [
         am.InputError,
         "its values must be [batch position head=8 d_head=24]; those for layer 0 are [3]",
     ),
-    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), {})]), am.InputError, "`pairs` must be a list of two heads each"),
+    (lambda: am.ablate_pairs(demo, TEXT, [((0, 1), {})]), am.InputError, "`pairs` must be a list of pairs of heads"),
     (lambda: am.ablate_pairs(demo, TEXT, [((0, 1, 2), (1, 2))]), am.InputError, "`pairs` must be"),
     (lambda: swept(am.prune_heads, random=NAN), am.InputError, "`random` must be a whole number, 0 or more"),
     (
@@ -286,7 +290,7 @@ DRAWN: list[Case] = [
         )
         for view in (draw.model_view, draw.sentence_view, draw.token_graph)
     ),
-    (lambda: draw.model_view(pattern, [1] * 4, layers=range(4)), am.InputError, "`tokens` must hold strings alone"),
+    (lambda: draw.model_view(pattern, [1] * 4, layers=range(4)), am.InputError, "`tokens` must hold only strings"),
     (lambda: draw.model_view(pattern, tokens, layers=4), am.InputError, "`layers` must be a list of ints; got 4."),
     (lambda: draw.model_view(pattern, tokens, layers=[0, 1, 2, NAN]), am.InputError, "`layers` must be a whole number"),
     (lambda: draw.model_view(pattern, tokens, layers=range(4), sums_to_one="no"), am.InputError, "`sums_to_one` must"),
@@ -300,7 +304,7 @@ DRAWN: list[Case] = [
     (
         lambda: draw.colored_tokens_multi(pattern[0, 0], tokens, labels=[1] * 4),
         am.InputError,
-        "`labels` must hold strings alone",
+        "`labels` must hold only strings",
     ),
     (lambda: log_probs(ids=5), am.InputError, "`ids` must be a list of token ids; got 5."),
     (lambda: log_probs(top=1.5), am.InputError, "`top` must be a whole number, 1 to"),
@@ -470,10 +474,14 @@ def test_what_damaged_results_say(tmp_path: Path) -> None:
     said([1], tensors, "is not a result that attnmech saved")
     said(header | {"kind": 5}, tensors, "is not a result that attnmech saved (`kind` must be a string; got 5.)")
     said(header | {"kind": "PairEffects"}, tensors, "holds a PairEffects; load it with PairEffects.load.")
-    said(put(header, ("facts", "layers"), DELETED), tensors, "holds no whole HeadEffects: no 'layers'. Save the result")
-    said(put(header, ("facts", "layers"), [0, 9]), tensors, "holds no whole HeadEffects: 9 is not in range")
+    said(
+        put(header, ("facts", "layers"), DELETED),
+        tensors,
+        "does not hold a valid HeadEffects: no 'layers'. Save the result",
+    )
+    said(put(header, ("facts", "layers"), [0, 9]), tensors, "does not hold a valid HeadEffects: 9 is not in range")
     said(put(header, ("facts", "tokens"), [["a"]]), tensors, "text=1; got a Tensor of torch.float64 [2]")
-    said(header, {"before": tensors["before"]}, "holds no whole HeadEffects: no 'after'")
+    said(header, {"before": tensors["before"]}, "does not hold a valid HeadEffects: no 'after'")
     said(header, tensors | {"swept": torch.zeros(3, 8)}, "`swept` must be Float[Tensor, 'layer place']")
     path.write_bytes(path.read_bytes()[:100])
     refused(lambda: am.HeadEffects.load(path), am.InputError, "is not a result that attnmech saved")
@@ -561,13 +569,13 @@ def test_captures_over_the_budget_are_refused_before_the_pass(monkeypatch: pytes
     refused(
         lambda: demo.run(long, points=["pattern"]),
         am.InputError,
-        "would take 8.0 GiB ('pattern' alone 8.0); at most 4 GiB is kept. Ask for fewer layers (layers=[0]) or a "
-        "shorter text, or reduce the values as they go by: am.stream(model, inputs, [reducer]).",
+        "would take 8.0 GiB ('pattern' alone 8.0); the limit is 4 GiB. Choose fewer layers (layers=[0]) or a "
+        "shorter text, or reduce the values during the run: am.stream(model, inputs, [reducer]).",
     )
     refused(
         lambda: demo.run(long[:, :5000], points=["pattern"], gradients_of=torch.sum),
         am.InputError,
-        "the values asked for with their gradients would take 6.0 GiB",
+        "the requested values with their gradients would take 6.0 GiB",
     )
     monkeypatch.setattr(model_points, "MAX_BYTES", 0)
     assert demo.run(ids).logits.shape == (1, 3, demo.n_vocab)

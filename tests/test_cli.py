@@ -82,7 +82,7 @@ def test_focus_of_a_text_and_of_a_corpus(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--out", "heads.txt"], "a table ends in .csv or .parquet; got heads.txt."),
+        (["--out", "heads.txt"], "a table's name must end in .csv or .parquet; got heads.txt."),
         (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
         (["--out", "/nowhere/heads.csv"], "there is no folder /nowhere."),
         (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
@@ -169,7 +169,7 @@ def test_a_journal_of_something_else_stops_the_command(
     journal.write_text("of another run")
     for arguments, said in (
         (["focus", "--text", "Anna sang."], "holds an unfinished run that is to write"),
-        (["ablate", "--text", "Anna sang."], "is not a whole journal"),
+        (["ablate", "--text", "Anna sang."], "is not a valid journal"),
     ):
         assert run(monkeypatch, *arguments, "--out", str(table), "--overwrite") == 2
         assert said in " ".join(capsys.readouterr().err.split())
@@ -254,7 +254,7 @@ def test_ctrl_c(
     if command == "ablate":
         assert run(monkeypatch, *arguments) == 2
         said = " ".join(capsys.readouterr().err.split())
-        assert f"error: {out}.journal belongs to another run that is under way." in said
+        assert f"error: {out}.journal is in use by another run." in said
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130 and out.read_text() == "of an earlier run"
@@ -278,7 +278,7 @@ def test_sweeps_say_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     for arguments, said in (
-        (["--out", "heads.txt"], "a table ends in .csv or .parquet; got heads.txt."),
+        (["--out", "heads.txt"], "a table's name must end in .csv or .parquet; got heads.txt."),
         (["--file", "/nowhere/corpus.txt"], "there is no file /nowhere/corpus.txt."),
         (["--text", "a", "--file", "b"], "give either --text or --file, not both."),
         (["--text", "Anna sang.", "--metric", "accuracy", "--out", "/tmp/heads.csv"], "needs `answers`"),

@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         header = json.dumps({"kind": "Intervention", **facts, **wrong})
         save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": header})
     for path in (text, foreign, other, *(broken.with_suffix(f".{number}") for number in range(3))):
-        with pytest.raises(am.InputError, match=f"{path.name} holds no intervention"):
+        with pytest.raises(am.InputError, match=f"{path.name} does not hold an intervention"):
             Intervention.load(path)
 
 
@@ -193,14 +193,17 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     "None": (lambda: Intervention.zero(None), r"a list of \(layer, head\); got None"),
     "negative positions": (
         lambda: Intervention.zero("all", positions=[-1]),
-        r"`positions` must be .* 0 on; got \[-1\]",
+        r"`positions` must be .* 0 or more; got \[-1\]",
     ),
     "a position alone": (
         lambda: Intervention.zero("all", positions=3),
-        "`positions` must be a list of numbers .*; got 3",
+        "`positions` must be a list of whole numbers, 0 or more; got 3",
     ),
     "no positions": (lambda: Intervention.zero("all", positions=[]), r"`positions` must be .*; got \[\]"),
-    "a layer alone": (lambda: Intervention.stream("mlp_out", 1), "`layers` must be a list of numbers from 0 on; got 1"),
+    "a layer alone": (
+        lambda: Intervention.stream("mlp_out", 1),
+        "`layers` must be a list of whole numbers, 0 or more; got 1",
+    ),
     "unknown keys": (
         lambda: Intervention.remove_keys("all", "last"),
         r'`keys` must be "first", "special", .*; got .last.',
@@ -208,9 +211,12 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     "no keys": (lambda: Intervention.remove_keys("all", None), '`keys` must be "first", "special", .*; got None'),
     "empty keys": (
         lambda: Intervention.remove_keys("all", []),
-        r"`keys` must be a list of numbers from 0 on; got \[\]",
+        r"`keys` must be a list of whole numbers, 0 or more; got \[\]",
     ),
-    "a key alone": (lambda: Intervention.zero_values("all", 0), "`keys` must be a list of numbers from 0 on; got 0"),
+    "a key alone": (
+        lambda: Intervention.zero_values("all", 0),
+        "`keys` must be a list of whole numbers, 0 or more; got 0",
+    ),
     "half a mask": (
         lambda: Intervention.zero_values("all", torch.zeros(2, 3)),
         r"a mask \[batch key\]; got torch.float32 \[2, 3\]",

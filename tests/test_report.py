@@ -235,7 +235,7 @@ def test_there_is_no_page_under_what_changes_the_scores() -> None:
         model.hooks({("scores", 1): lambda scores: scores * 0.5}),
         model.intervene(am.Intervention.remove_keys([(1, 2)], "first")),
     ):
-        said = r"layer 1, head \d: the terms of its scores differ .* Is a hook active .* q, k or the scores"
+        said = r"layer 1, head \d: the terms of its scores differ .* Does an active hook .* q, k or the scores"
         with edit, pytest.raises(am.ExactnessError, match=said):
             am.report(model, ids)
 

@@ -134,7 +134,7 @@ def test_a_chosen_head_keeps_its_number(acts: am.Activations) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("pattern", {"layer": 9}, r"holds 'pattern' of the layers: 0, 1, 2, 3; `layer` is 9"),
+        ("pattern", {"layer": 9}, r"captured 'pattern' in layers: 0, 1, 2, 3; `layer` is 9"),
         ("pattern", {"layer": 1, "head": 8}, "`head` must be from 0 to 7; got 8"),
         ("pattern", {"layer": 1, "query": 99}, "`query` must be from 0 to"),
         ("pattern", {"text": 2}, "`text` must be from 0 to 1; got 2"),
@@ -144,9 +144,9 @@ def test_a_chosen_head_keeps_its_number(acts: am.Activations) -> None:
         ("pattern", {"layer": 1, "view": "colored_tokens"}, "shows one row: give `query`, from 0 to"),
         ("scores", {"layer": 1, "view": "sentence"}, 'ask for "pattern"'),
         ("scores", {}, 'ask for "pattern", or choose a layer'),
-        ("z", {}, "'z' has a vector a head: give `layer`, one of 0, 1, 2, 3"),
+        ("z", {}, "'z' has one vector per head: give `layer`, one of 0, 1, 2, 3"),
         ("z", {"layer": 1, "query": 2}, "`view` and `query` are for attention"),
-        ("resid_post", {"layer": 1, "head": 2}, "`head` is for points that have one"),
+        ("resid_post", {"layer": 1, "head": 2}, "`head` is for points with a head axis"),
         ("q", {}, "this run did not capture 'q'"),
         ("pattern", {"query": 2}, "shows one layer: give `layer`"),
     ],

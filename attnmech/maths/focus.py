@@ -1,4 +1,4 @@
-"""Where the rows of a block look: indicators, masses, distances, and what each key receives (formulas §1 and §3).
+"""Where do the rows of a block look? Indicators, masses, distances, and what each key receives (formulas §1 and §3).
 
 All functions take a block of rows after its softmax (`Attention`); row r of the block is token `rows[r]` of its text.
 """
@@ -17,17 +17,17 @@ STATISTICS: Final = (
     "self_mass", "first_mass", "previous_mass", "last_mass",
     "concentration", "entropy", "normalised_entropy", "distance",
 )  # fmt: skip
-"""What is measured of every row, in the order of the axis `statistic`."""
+"""What is measured on every row, in the order of the axis `statistic`."""
 
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What the mask alone says of a block's rows: the same for all heads, and for all layers with one mask."""
+    """What follows from the mask alone for a block's rows: the same for all heads and all layers with that mask."""
 
     first: Int[Tensor, " batch"]
     """Where each text begins."""
     count: Int[Tensor, "batch row"]
-    """How many keys a row may look at."""
+    """How many keys a row can see."""
     valid: Bool[Tensor, "statistic batch row"]
     """Which rows each statistic is defined on; none at padding."""
 
@@ -42,9 +42,9 @@ def row_facts(
 ) -> RowFacts:
     """The facts of one block.
 
-    A row has a choice where it sees two keys or more; without one, the indicators, the concentration, the normalised
-    entropy and the distance are not defined on it. The mass on a place is defined where the row sees that place, the
-    mass on the last k keys where it sees others too, "elsewhere" where there is an elsewhere.
+    A row has a choice if it sees two or more keys; without one, the indicators, the concentration, the normalised
+    entropy and the distance are undefined. The mass on a place is defined if the row sees that place, the mass on the
+    last k keys if it sees others too, "elsewhere" if it sees any other key.
 
     `aligned` says that queries and keys are the same tokens; in cross-attention there is no self, previous or
     distance.
@@ -88,10 +88,10 @@ def row_facts(
 def row_statistics(
     attention: Attention, rows: range, facts: RowFacts, last: int
 ) -> Float[Tensor, "statistic batch head row"]:
-    """Every statistic of every row, 0 where it is not defined.
+    """Every statistic of every row, 0 where it is undefined.
 
-    The highest key is the row's own token, the first, the one before, or elsewhere; where two keys are equally
-    high it is none of these but tied.
+    The highest key is the row's own token, the first, the one before, or elsewhere; if the two highest keys are equal,
+    it counts only as tied.
 
         mass on a place   p_ij                      concentration        p(1) − p(2), the two highest
         entropy           −Σ_j p_ij ln p_ij, nats    normalised entropy   entropy / ln(number of keys seen)
@@ -148,7 +148,7 @@ def received_by_key(
 def uniform_attention(
     visible: Bool[Tensor, "batch 1 row key"], classes: Bool[Tensor, "batch class row"]
 ) -> tuple[Float[Tensor, "batch class key"], Float[Tensor, "batch class key"]]:
-    """What each key would receive if every row looked at all its keys alike; and how many rows see it."""
+    """What each key would receive if every row attended uniformly to its visible keys; and how many rows see it."""
     seen = visible[:, 0].double()
     weights = classes.double()
     share = weights / seen.sum(dim=-1).clamp_min(1)[:, None]
@@ -160,8 +160,8 @@ def received_by_distance(
 ) -> Float[Tensor, "batch head class distance"]:
     """Σ p_ij over the pairs at each distance |i − j|, by the class of the row; distances from 0 to the last row.
 
-    The rows are laid out one behind the other with as many zeros before each as the block has rows. Read with a
-    stride of one more than their length, row r is shifted by r places, so that its pairs at one distance stand in one
+    The rows are laid out one after another, each preceded by as many zeros as the block has rows. Read with a stride
+    one greater than their length, row r is shifted by r places, so that pairs at the same distance are in the same
     column: the sum over a block is a matrix product, as in `received_by_key`.
     """
     pattern = attention.pattern

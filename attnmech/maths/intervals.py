@@ -1,4 +1,4 @@
-"""What may be said of a mean over few texts, and of the largest of many means (formulas §7).
+"""What can be said about a mean over few texts, and about the largest of many means (formulas §7)?
 
 Pointwise intervals are t intervals over texts; simultaneous ones hold for all quantities together, by the bootstrap of
 the largest studentised deviation (max-T: Romano & Wolf 2005; Chernozhukov et al. 2013).
@@ -21,12 +21,12 @@ from ..arguments import finite_number
 
 LEVEL: Final = 0.95
 LEAST_TEXTS: Final = 5
-"""Of fewer texts there is no interval."""
+"""The fewest texts that give an interval."""
 REPLICATES: Final = 2000
 """Bootstrap replicates behind a simultaneous interval."""
 
 _NUMBERS_AT_ONCE: Final = 2**22
-"""About how many weights of texts are held at once."""
+"""Roughly how many weights of texts are held at once."""
 _NO_SPREAD: Final = 1e-12
 """Deviations below this share of the mean are rounding."""
 _RARE: Final = 1e-3
@@ -38,10 +38,10 @@ Interval = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class TextMeans:
-    """Means R = Σ_t y_t / Σ_t n_t of many quantities over one set of texts, with what may be said of them.
+    """Means R = Σ_t y_t / Σ_t n_t of many quantities over the same texts, with their intervals.
 
-    y_t is what a text adds up, and n_t how much of it there is, such as the number of its rows: a mean of one value a
-    text has n_t = 1. A text of which both are 0 says nothing of that quantity.
+    y_t is a text's sum, and n_t its size, such as its number of rows: a mean of one value per text has n_t = 1. A text
+    for which both are 0 does not count for that quantity.
 
     >>> found = TextMeans.of_values(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.0, 1.0, -1.0, 0.5, 0.0, -0.5]]))
     >>> found.mean.tolist(), [[round(each, 3) for each in end.tolist()] for end in found.interval()]
@@ -55,7 +55,7 @@ class TextMeans:
 
     @classmethod
     def of_values(cls, values: Float[Tensor, "*place text"]) -> Self:
-        """Means of one value a text; NaN where a text has none."""
+        """Means of one value per text; NaN where a text has none."""
         return cls.of_ratio(values, torch.ones_like(values))
 
     @classmethod
@@ -68,17 +68,17 @@ class TextMeans:
 
     @cached_property
     def mean(self) -> Float[Tensor, "*place"]:
-        """R; NaN where no text says anything."""
+        """R; NaN if no text counts."""
         return self.above.sum(dim=-1) / self.below.sum(dim=-1)
 
     @cached_property
     def _there(self) -> Bool[Tensor, "*place text"]:
-        """Whether a text says anything of a quantity."""
+        """Whether a text counts for a quantity."""
         return (self.below != 0) | (self.above != 0)
 
     @cached_property
     def texts(self) -> Int[Tensor, "*place"]:
-        """How many texts each mean is over."""
+        """The number of texts behind each mean."""
         return self._there.sum(dim=-1)
 
     @cached_property
@@ -88,7 +88,7 @@ class TextMeans:
 
     @cached_property
     def _left_out(self) -> Float[Tensor, "*place text"]:
-        """(y_t − R n_t) / (Σ n − n_t): by how much R falls where a text is left out."""
+        """(y_t − R n_t) / (Σ n − n_t): how much R falls when a text is left out."""
         others = self.below.sum(dim=-1, keepdim=True) - self.below
         return torch.where(self._there, self._deviations / others, 0.0)
 
@@ -98,25 +98,25 @@ class TextMeans:
 
     @cached_property
     def effective_texts(self) -> Float[Tensor, "*place"]:
-        """(Σ n_t)² / Σ n_t²: so many texts of one length would weigh as these do (Kish 1965)."""
+        """(Σ n_t)² / Σ n_t²: the number of equally long texts that would weigh the same (Kish 1965)."""
         return self.below.sum(dim=-1) ** 2 / (self.below**2).sum(dim=-1)
 
     @cached_property
     def standard_error(self) -> Float[Tensor, "*place"]:
-        """By the jackknife of the linearised ratio; of texts of one length, the standard deviation over √texts.
+        """By the jackknife of the linearised ratio; for equally long texts, the standard deviation over √texts.
 
-        √((n − 1)/n · Σ_t ((y_t − R n_t) / (Σn − n_t))²). NaN of fewer than two texts.
+        √((n − 1)/n · Σ_t ((y_t − R n_t) / (Σn − n_t))²). NaN for fewer than two texts.
         """
         squares = (self._left_out**2).sum(dim=-1) * (self.texts - 1) / self.texts
         return squares.sqrt().masked_fill(self.texts < 2, torch.nan)
 
     @cached_property
     def varies(self) -> Bool[Tensor, "*place"]:
-        """Whether the texts differ at all, in what is said of each."""
+        """Whether the texts differ at all, for each quantity."""
         return self.standard_error > _NO_SPREAD * self.mean.abs()
 
     def interval(self, level: float = LEVEL) -> Interval:
-        """Low and high end of the t interval of each mean by itself; NaN under five texts.
+        """Low and high end of the pointwise t interval of each mean; NaN under five texts.
 
         R ± t_df · standard error, with df = (effective number of texts) − 1.
         """
@@ -128,12 +128,12 @@ class TextMeans:
         return torch.from_numpy(np.asarray(student_t.ppf((1 + level) / 2, freedom.numpy()))) * self.standard_error
 
     def simultaneous(self, level: float = LEVEL) -> Interval:
-        """Low and high end of intervals that hold for all quantities together, so for whichever is picked of them.
+        """Low and high end of intervals that hold for all quantities together, so also for one picked among them.
 
-        R ± c · standard error, where c is exceeded by max |R* − R| / SE* in 1 − `level` of the replicates that draw
-        as many texts anew. A quantity that is the same on nearly all texts (`tied`) has replicates without any spread;
-        it stands apart, with a t interval at (1 − level) / quantities. Of one that is the same on all n texts only
-        the sign is known: there is an interval where chance gives one sign to n texts less often than that.
+        R ± c · standard error, where max |R* − R| / SE* exceeds c in 1 − `level` of the replicates, each of which draws
+        as many texts again. A quantity that is the same on nearly all texts (`tied`) has replicates without spread; it
+        is treated apart, with a t interval at (1 − level) / quantities. For one that is the same on all n texts, only
+        the sign is known: it has an interval if chance gives the same sign to n texts less often than that.
         """
         low, high = self.interval(level)
         several = (self.texts >= LEAST_TEXTS).sum()
@@ -142,7 +142,7 @@ class TextMeans:
         place = math.ceil((1 - (1 - level) * (1 - float(apart.sum()) / max(int(several), 1))) * (REPLICATES + 1)) - 1
         half = (self._largest[place] if place < REPLICATES else torch.inf) * self._linear_error
         half = torch.where(apart, self._half(1 - float(each)), half)
-        # At least as wide as the interval of each alone, which texts of other lengths may make the wider one.
+        # At least as wide as the pointwise interval, which may be wider if texts differ in length.
         half = torch.maximum(half, (high - low) / 2)
         certain = 2.0 ** (1 - self.texts.double()) <= each
         half = torch.where(self.varies, half, torch.where(certain, 0.0, torch.nan))
@@ -151,7 +151,7 @@ class TextMeans:
 
     @cached_property
     def tied(self) -> Bool[Tensor, "*place"]:
-        """Whether a quantity is the same on so many texts that replicates of these alone are no rarity."""
+        """Whether a quantity is the same on so many texts that replicates of only these are not rare."""
         ratio = torch.where(self.below != 0, self.above / self.below, torch.nan)
         size = ratio.abs().nan_to_num(0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         ordered = (ratio / size).sort(dim=-1).values
@@ -163,13 +163,13 @@ class TextMeans:
 
     @cached_property
     def _linear_error(self) -> Float[Tensor, "*place"]:
-        """The standard error of the linearised ratio, without regard to how much one text weighs."""
+        """The standard error of the linearised ratio, ignoring how much each text weighs."""
         squares = (self._deviations**2).sum(dim=-1) * self.texts / (self.texts - 1)
         return squares.sqrt() / self.below.sum(dim=-1).abs()
 
     @cached_property
     def _largest(self) -> Float[Tensor, " replicate"]:
-        """max |R* − R| / SE* over the quantities, replicate by replicate, in order; NaN where none has an interval."""
+        """max |R* − R| / SE* over the quantities, for each replicate, sorted; NaN if none has an interval."""
         known = self.varies & ~self.tied & (self.texts >= LEAST_TEXTS)
         if not known.any():
             return torch.full((REPLICATES,), torch.nan, dtype=torch.float64)
@@ -184,21 +184,21 @@ class TextMeans:
 
     @cached_property
     def clear(self) -> Bool[Tensor, "*place"]:
-        """Whether a mean can be told from 0 as one of all of these: its simultaneous 95 % interval leaves 0 out."""
+        """Whether a mean differs from 0 among all of these: its simultaneous 95 % interval excludes 0."""
         low, high = self.simultaneous()
         return (low > 0) | (high < 0)
 
     @cached_property
     def one_text(self) -> Bool[Tensor, "*place"]:
-        """Whether one text carries more than half of Σ|y_t|: no interval covers what sits in few texts."""
+        """Whether one text carries more than half of Σ|y_t|: intervals undercover means that rest on few texts."""
         size = self.above.abs()
         return (self.texts > 1) & (size.amax(dim=-1) > size.sum(dim=-1) / 2)
 
     def texts_needed(self, at: tuple[int, ...]) -> int | None:
-        """About how many texts would make an effect of this size and spread clear, in half of all cases.
+        """Roughly how many texts would make an effect of this size and spread clear in half of all cases.
 
-        The least n with |R| ≥ t · SD / √n, t of (1 − 0.05 / 2m) with 0.632 n − 1 degrees of freedom: what max-T asks
-        of m normal effects, as a resampled text repeats. None where that cannot be told.
+        The least n with |R| ≥ t · SD / √n, t of (1 − 0.05 / 2m) with 0.632 n − 1 degrees of freedom: what max-T
+        requires of m normal effects, as resampled texts repeat. None if that is unknown.
         """
         size, error = float(self.mean[at].abs()), float(self.standard_error[at])
         if not (size > 0 and error > 0):
@@ -211,15 +211,15 @@ class TextMeans:
 
 
 def checked_level(level: Any) -> float:
-    """The share of cases in which an interval is to cover."""
+    """The nominal coverage of an interval."""
     return finite_number("level", level, above=0.0, below=1.0)
 
 
 def difference(one: TextMeans, other: TextMeans) -> TextMeans:
     """The difference D of two means over the same texts.
 
-    Where both are over as many rows, Σ (y_t − y'_t) / Σ n_t. Else a mean of one value a text, the jackknife's
-    pseudo-values D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), moved so that their mean is D.
+    If both have the same number of rows, Σ (y_t − y'_t) / Σ n_t. Else a mean of one value per text, the jackknife's
+    pseudo-values D + (n − 1) · (e_t / (Σn − n_t) − e'_t / (Σn' − n'_t)), shifted so that their mean is D.
     """
     if torch.equal(one.below, other.below):
         return TextMeans(one.above - other.above, one.below)
@@ -236,7 +236,7 @@ def _studentised(
     below: Float[Tensor, "quantity text"] | None,
     drawn: Float[Tensor, "text replicate"],
 ) -> Float[Tensor, "quantity replicate"]:
-    """|R* − R| / SE* of every quantity in every replicate; infinite where its texts do not differ."""
+    """|R* − R| / SE* of every quantity in every replicate; infinite if its texts do not differ."""
     sums, squares = deviations @ drawn, deviations**2 @ drawn
     if below is None:
         total = texts = torch.full((1, 1), float(len(drawn)), dtype=torch.float64)
@@ -247,15 +247,15 @@ def _studentised(
         moved = sums / total
         squares = squares - 2 * moved * ((deviations * below) @ drawn) + moved**2 * (below**2 @ drawn)
     error = (squares.clamp_min(0.0) * texts / (texts - 1)).sqrt() / total.abs()
-    # What a replicate of one text, drawn again and again, leaves of the squares is rounding.
+    # In a replicate of a single text, drawn again and again, the squares are only rounding.
     nothing = error <= 1e-7 * (deviations**2).mean(dim=-1, keepdim=True).sqrt() * texts / total.abs()
     return torch.where(nothing | ~torch.isfinite(error), torch.inf, (moved / error).abs())
 
 
 def resampled(texts: int, replicates: int, seed: int = 0) -> Float[Tensor, "text replicate"]:
-    """How often each of some texts is drawn in each replicate, which draws as many as there are with replacement.
+    """How often each text is drawn in each replicate, which draws as many texts as there are, with replacement.
 
-    The bits are Philox-4×64's (Salmon et al. 2011), so no version of numpy draws others.
+    The bits are Philox-4×64's (Salmon et al. 2011), so every version of numpy draws the same.
 
     >>> resampled(4, 3).sum(dim=0).tolist()
     [4.0, 4.0, 4.0]

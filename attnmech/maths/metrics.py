@@ -32,7 +32,7 @@ def divergence(logits: Float[Tensor, "row vocab"], clean: Float[Tensor, "row voc
 def logit_difference(
     logits: Float[Tensor, "row vocab"], answer: Int[Tensor, " row"], against: Int[Tensor, " row"]
 ) -> Float[Tensor, " row"]:
-    """logit(answer) − logit(against): the logarithm of by how much likelier the answer is."""
+    """logit(answer) − logit(against): the log of how many times likelier the answer is."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return (wide.gather(1, answer[:, None]) - wide.gather(1, against[:, None]))[:, 0]
 
@@ -40,7 +40,7 @@ def logit_difference(
 def accuracy(
     logits: Float[Tensor, "row vocab"], answer: Int[Tensor, " row"], against: Int[Tensor, " row"] | None = None
 ) -> Float[Tensor, " row"]:
-    """1 where the answer is above what it stands against, or above every other token; else 0, ties too."""
+    """1 where the answer's logit is above that of `against`, or of every other token; else 0, also for ties."""
     right = logits.gather(1, answer[:, None])
     if against is not None:
         others = logits.gather(1, against[:, None])

@@ -15,10 +15,11 @@ VERDICTS: Final[Mapping[Verdict, str]] = {
     "active": "it attends, writes much, and taking that away changes the metric",
     "unused": "it attends and writes much, but taking that away changes nothing",
     "subtle": "it attends and writes little, but taking that away changes the metric",
-    "undecided": "it attends; on these texts the change can be told neither from none nor from one that counts",
+    "undecided": "it attends; these texts do not show whether the change is small enough to ignore or large enough to "
+    "matter",
     "not attending": "its mean attention to the sink is low",
 }
-"""Each verdict, with what it says of a head."""
+"""Each verdict, and what it says about a head."""
 
 
 def verdict_of(
@@ -48,7 +49,7 @@ def verdict_of(
         return "not attending"
     inside = -delta <= low and high <= delta
     outside = low > delta or high < -delta
-    # Numbers that are NaN are neither inside nor outside.
+    # NaN is neither inside nor outside.
     if math.isnan(sink_mass) or math.isnan(value_ratio) or not (inside or outside):
         return "undecided"
     writes = value_ratio >= least_ratio
@@ -60,7 +61,7 @@ def verdict_of(
 def most_attended(
     received: Float[Tensor, "batch head key"], real: Bool[Tensor, "batch key"]
 ) -> Int[Tensor, "batch head"]:
-    """The real key that gets most from the other rows of its text; of equal ones, one of them."""
+    """The real key that receives most from the other rows of its text; of equal ones, any."""
     return received.masked_fill(~real[:, None], -1.0).argmax(dim=-1)
 
 
@@ -69,7 +70,7 @@ def sink_mass(
     sink: Bool[Tensor, "batch _ key"],
     others: Bool[Tensor, "batch _ key"],
 ) -> Float[Tensor, "batch head"]:
-    """Σ_i p_i,sink / (number of rows i), over the rows that are no sink; `received` is Σ_i p_ij over these rows."""
+    """Σ_i p_i,sink / (number of rows i), over the rows outside the sink; `received` is Σ_i p_ij over these rows."""
     return received.masked_fill(~sink, 0.0).sum(dim=-1) / others.sum(dim=-1)
 
 
@@ -81,7 +82,7 @@ def value_ratio(
 ) -> Float[Tensor, "batch head"]:
     """‖v_sink W_O‖ / median_j ‖v_j W_O‖, with `written` = ‖v W_O‖ of every key; 0 where the sink writes nothing.
 
-    Of several sink tokens the mean is taken, weighted by the attention that each receives.
+    Several sink tokens are averaged, weighted by the attention that each receives.
     """
     share = received.masked_fill(~sink, 0.0)
     total = share.sum(dim=-1, keepdim=True)

@@ -1,10 +1,10 @@
-"""How far two computations of the same quantity may lie apart, by precision.
+"""How far apart may two computations of the same quantity be, by precision?
 
-Rounding errors are measured against what is added up, never against another entry of a tensor: a sum may be tiny by
-cancellation, and a head may be tiny beside another. With ε = 2u the distance from 1 to the next number,
+Rounding errors are measured against the terms of a sum, never against another entry of a tensor: a sum may be tiny by
+cancellation, and a head may be tiny next to another. With ε = 2u the distance from 1 to the next number,
 
 - a sum of up to three values is off by 2u Σ|t| at most (Higham 2002, §4.2): two computations lie 2ε Σ|t| apart;
-- a dot product of n terms is off by n u Σ|t| at most, and since roundings are as good as independent by about
+- a dot product of n terms is off by n u Σ|t| at most, and since roundings are nearly independent by about
   √n u Σ|t| (Higham and Mary 2019): two computations lie (2 + √n) ε Σ|t| apart. Σ|t| ≤ ‖x‖ ‖w‖ for x·w. It is taken in
   float32 at least, whatever the model's precision;
 - a value that a model takes through a few steps (a bias, a rotation, a norm) is rounded to the model's precision in

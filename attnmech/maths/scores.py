@@ -1,10 +1,10 @@
-"""The attention score as an exact sum of terms (formulas §1; cf. the figures of "Attention Focus Plots").
+"""Which terms add up exactly to an attention score (formulas §1; cf. the figures of "Attention Focus Plots")?
 
 score_ij = scale · (R_i q_i)·(R_j k_j) + position_ij + mask_ij,   q_i = x_i W_Q + b_Q,   k_j = x_j W_K + b_K
 
-with R the rotation of rotary models (none elsewhere). Where the model normalises queries and keys (qk-norm), the
-norm's multipliers are frozen at their values and stand with R; the bias terms then depend on query and key. Where
-it caps scores softly at c, what the cap changes is a term of its own. Multiplied out:
+with R the rotation in rotary models (none elsewhere). If the model normalises queries and keys (qk-norm), the norm's
+multipliers are frozen at their values and included in R; the bias terms then depend on query and key. If it soft-caps
+scores at c, the change made by the cap is a separate term. Multiplied out:
 
 | term         | formula                           | depends on            |
 |--------------|-----------------------------------|-----------------------|
@@ -33,10 +33,10 @@ Rotation = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """One layer's queries and keys, each as what comes from the input and what comes from a bias.
+    """One layer's queries and keys, each split into what comes from the input and what comes from a bias.
 
-    All that the terms need. Parts are rotated
-    where the model rotates. A bias part without rotation is the same at every position: `[head d_head]`.
+    Everything that the terms need. Parts are rotated if the model rotates. A bias part without rotation is the same at
+    every position: `[head d_head]`.
     """
 
     query_from_input: Float[Tensor, "batch head query d_head"]
@@ -48,7 +48,7 @@ class ScoreParts:
     visible: Bool[Tensor, "batch 1 query key"]
     softcap: float | None = None
     sink: Float[Tensor, " head"] | None = None
-    """One more logit in the normaliser of each row; None where the model has none."""
+    """An extra logit in the softmax denominator of each row; None if the model has none."""
 
     def names(self) -> tuple[str, ...]:
         """The terms that these scores have, in the order of the table."""
@@ -64,7 +64,7 @@ class ScoreParts:
         return tuple(name for name, present in has.items() if present)
 
     def names_along_row(self) -> tuple[str, ...]:
-        """The terms that differ between the keys of a row, and so survive the softmax.
+        """The terms that differ between the keys of a row, and therefore survive the softmax.
 
         Without rotation `query_bias` and `constant` are the same for every key.
         """
@@ -77,7 +77,7 @@ class ScoreParts:
         return tuple(name for name in self.names_along_row() if not self.differs_by_query(name))
 
     def differs_by_query(self, name: str) -> bool:
-        """Whether a term differs between the queries of one key."""
+        """Whether a term differs between queries for the same key."""
         if name == "position":
             return self.position is not None and self.position.shape[2] > 1
         if name in ("key_bias", "constant"):
@@ -155,8 +155,8 @@ def score_parts(
 ) -> ScoreParts:
     """Splits q and k of one layer into input and bias parts.
 
-    With `shift` (the β of the norm that made x) the part of x that is the same everywhere counts as bias:
-    q = (x − β) W_Q + (β W_Q + b_Q), and k alike. `key_x` is what the keys are made of, where that is not x.
+    With `shift` (the β of the norm that made x), the part of x that is the same everywhere counts as bias:
+    q = (x − β) W_Q + (β W_Q + b_Q), and likewise k. `key_x` is the input of the keys, if that is not x.
     """
     group = W_Q.shape[0] // W_K.shape[0]
     query, query_bias = _split(x, W_Q, b_Q, shift)
@@ -173,7 +173,7 @@ def score_parts(
 def _as_scored(
     from_input: Tensor, from_bias: Tensor | None, rotate: Rotation | None, norm: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Input and bias part after the norm's multipliers and the rotation; the bias at every position if need be."""
+    """Input and bias parts after the norm's multipliers and the rotation; the bias at every position if needed."""
     if from_bias is not None and (rotate is not None or norm is not None):
         batch, _, positions, _ = from_input.shape
         from_bias = repeat(from_bias, "head d_head -> batch head position d_head", batch=batch, position=positions)
@@ -207,7 +207,7 @@ def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]
 
 @dataclass(frozen=True)
 class Rounded:
-    """How large the queries or keys of a layer are, and how far rounding may move each of their entries."""
+    """How large a layer's queries or keys are, and how far rounding may move each of their entries."""
 
     norm: Float[Tensor, "*places"]
     """‖|part from the input| + |part from the bias|‖, of what enters the score."""
@@ -220,10 +220,10 @@ class Rounded:
 
 
 def product_error(query: Rounded, key: Rounded, scale: float, d_head: int) -> Float[Tensor, "*places"]:
-    """By how much rounding alone may part two computations of scale · q·k.
+    """How far apart rounding alone may put two computations of scale · q·k.
 
-    scale · (δq ‖k‖ + ‖q‖ δk + (2 + √d) ε ‖q‖ ‖k‖): the errors of a head's d entries are as good as independent, so that
-    Σ_d δq_d k_d is about δq ‖k‖. Nothing in it is another head's or another row's.
+    scale · (δq ‖k‖ + ‖q‖ δk + (2 + √d) ε ‖q‖ ‖k‖): the errors of a head's d entries are nearly independent, so that
+    Σ_d δq_d k_d is about δq ‖k‖. No other head or row enters it.
     """
     by_product = product_rounding(key.norm.dtype, d_head) * query.norm
     return abs(scale) * ((query.error + by_product) * key.norm + query.norm * key.error)
@@ -238,10 +238,10 @@ def score_rounding(
     score: Float[Tensor, "batch head query key"],
     position: Float[Tensor, "#batch #head #query key"] | None = None,
 ) -> Float[Tensor, "batch head query key"]:
-    """By how much rounding alone may part a score and the sum of its terms.
+    """How far apart rounding alone may put a score and the sum of its terms.
 
-    `product_error` + 4ε (|position| + |score|); the score is the model's, and this ε that of its precision, with its
-    smallest step.
+    `product_error` + 4ε (|position| + |score|); the score is the model's, and this ε belongs to its precision, with
+    its smallest step.
     """
     products = product_error(
         query.at(lambda value: value[..., None]), key.at(lambda value: value[..., None, :]), scale, d_head
@@ -256,7 +256,7 @@ def rank_keys(
 ) -> Int[Tensor, "*axes query rank"]:
     """The keys of each row from the highest score down; −1 where the row sees fewer keys.
 
-    Of equal scores the earlier key comes first.
+    Among equal scores, the earlier key comes first.
     """
     order = scores.masked_fill(~visible, -torch.inf).sort(dim=-1, descending=True, stable=True).indices[..., :ranks]
     seen = visible.sum(dim=-1, keepdim=True)
@@ -268,11 +268,11 @@ def term_shares(
     visible: Bool[Tensor, "*axes query key"],
     keys: Int[Tensor, "*axes query rank"],
 ) -> dict[str, Float[Tensor, "*axes query rank"]]:
-    """What each term contributes to the score of a key, beyond its least value in the row (figure 2).
+    """What each term contributes to the score of a key, above its minimum in the row (figure 2).
 
     share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), the minimum over the visible keys of the row: a
     constant per row does not change the softmax, so it must not change the share. NaN where the row sees
-    one key only, or no term exceeds its minimum, or `keys` is −1.
+    only one key, or no term exceeds its minimum, or `keys` is −1.
     """
     shifted = {}
     for name, term in terms.items():

@@ -1,4 +1,4 @@
-"""The softmax of a block of rows, and what is read off it: the two highest keys, the entropy."""
+"""What is the softmax of a block of rows, and what follows from it: the two highest keys, the entropy?"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,15 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _DEAL = 32
-"""How many keys of a row come into each column in the search for the highest."""
+"""How many keys of a row go into each column in the search for the highest."""
 
 
 def softmax_of(
     scores: Float[Tensor, "batch head row key"], sink: Float[Tensor, " head"] | None = None
 ) -> Float[Tensor, "batch head row key"]:
-    """softmax_j(score_ij) in float32 or, of float64 scores, in float64.
+    """softmax_j(score_ij) in float32 or, for float64 scores, in float64.
 
-    A sink (gpt-oss) is one more logit in the normaliser, so that a row sums to 1 − its mass.
+    A sink (gpt-oss) is an extra logit in the denominator, so that a row sums to 1 − its mass.
     """
     return softmax_with_sink(scores, sink)[0]
 
@@ -25,7 +25,7 @@ def softmax_of(
 def softmax_with_sink(
     scores: Float[Tensor, "batch head row key"], sink: Float[Tensor, " head"] | None
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None]:
-    """`softmax_of`, and the mass of the sink; None where there is none."""
+    """`softmax_of`, and the mass of the sink; None without a sink."""
     precise = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if sink is None:
         return torch.softmax(precise, dim=-1), None
@@ -36,12 +36,12 @@ def softmax_with_sink(
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of a block of rows; what several observers ask of it is computed once."""
+    """The attention of a block of rows; what several observers need is computed once."""
 
     pattern: Float[Tensor, "batch head row key"]
     """The probabilities, in float32 at least."""
     scores: Float[Tensor, "batch head row key"] | None
-    """What they are the softmax of; None where somebody has set them."""
+    """The scores whose softmax they are; None if an edit has set the probabilities."""
 
     @cached_property
     def top(self) -> "Top":
@@ -50,7 +50,7 @@ class Attention:
 
     @cached_property
     def entropy(self) -> Float[Tensor, "batch head row"]:
-        """−Σ_j p_ij ln p_ij in nats; with a sink, of the keys' part alone.
+        """−Σ_j p_ij ln p_ij in nats; with a sink, over the keys only.
 
         ln p_ij = s_ij − s_im + ln p_im, with m the row's highest key. Without this shift by s_im the sums of a long
         row would cancel.
@@ -65,17 +65,17 @@ class Attention:
 
 @dataclass(frozen=True)
 class Top:
-    """The two highest of each row; they are equal where the highest is tied."""
+    """The two highest values of each row; they are equal if the highest is tied."""
 
     key: Int[Tensor, "*places"]
-    """Where the highest stands; of equal ones, one of them."""
+    """The index of the highest; of equal ones, any."""
     first: Float[Tensor, "*places"]
     second: Float[Tensor, "*places"]
     """0 in a row of one key."""
 
 
 def top_two(values: Float[Tensor, "*places key"]) -> Top:
-    """The highest and the second highest of each row, in one reading of it.
+    """The highest and the second highest of each row, in one pass over it.
 
     The keys are dealt to columns, the largest of each column is found, then the best two of these, then the best two
     of the winning column: a `topk` over all keys takes ten times as long.

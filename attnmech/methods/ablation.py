@@ -1,4 +1,4 @@
-"""Does a head matter? Each is ablated alone, and a metric measured before and after (formulas §5)."""
+"""Does a head matter? Ablate each head alone and compare a metric before and after (formulas §5)."""
 
 from collections.abc import Iterable
 from typing import Unpack
@@ -31,33 +31,33 @@ def ablate_heads(
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> HeadEffects:
-    """By how much a metric changes when each head, alone, is ablated.
+    """How much a metric changes when each head is ablated alone.
 
     >>> import attnmech as am
     >>> effects = am.ablate_heads(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."])
     >>> effects.effect.shape                 # metric after minus before, mean over texts
     torch.Size([4, 8])
 
-    `method` says what becomes of the head's z: 0; its mean over the texts in `reference` (or what
-    `am.mean_z` found of them), pooled over their tokens or `per_position`; or what it is in another of the inputs,
-    drawn by `seed` ("resample"; with `draws`, what is measured of a text is the mean over so many others, and
-    `HeadEffects.draw_spread` says how much the choice of them matters).
+    `method` says what replaces the head's z: 0 ("zero"); its mean over the texts in `reference` (or what `am.mean_z`
+    returned for them), pooled over their tokens or `per_position` ("mean"); or its z on another of the inputs, drawn
+    by `seed` ("resample"; each text is then averaged over `draws` others, and `HeadEffects.draw_spread` says how much
+    their choice matters).
 
     `metric`: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
-    "logit_difference" and "accuracy" of `answers`, a token for each text, `against` another, at the last token; or a
+    "logit_difference" and "accuracy" at the last token, of `answers` (one token per text) `against` another; or a
     function `(logits, batch) -> [text]`.
 
-    `later="recompute"` gives the total effect. `later="frozen"` gives the direct effect: all that other heads and
-    MLPs write, in this layer and in later ones, is held at its clean value, so that only what the head itself writes is
-    missing from the last stream (norms are taken anew). Total less direct is what later layers make of it.
+    `later="recompute"` gives the total effect. `later="frozen"` gives the direct effect: what all other heads and MLPs
+    write, in this layer and in later ones, is held at its clean value, so that only what the head itself writes is
+    missing from the last stream (norms are recomputed). Total minus direct is the effect through later layers.
     `shifts=True` also measures how far the patterns of all heads move (`HeadEffects.shift`).
 
-    `memory` is by how many GB the sweep may grow. With `journal`, a path, `ablate_heads` resumes if interrupted: the
-    same call goes on from what the file holds, and removes it at the end. Ctrl-C raises `KeyboardInterrupt`; with
-    `partial` it returns what is done (`HeadEffects.complete` is then False).
+    `memory` is how many GB the sweep may use on top of the model. With `journal`, a path, `ablate_heads` resumes if
+    interrupted: the same call continues from what the file holds, and removes it at the end. Ctrl-C raises
+    `KeyboardInterrupt`; with `partial` it returns what is done (`HeadEffects.complete` is then False).
 
-    Raises `InputError` for heads, metrics, answers or references that cannot be, `JournalError` for the journal of
-    another sweep (with other code of the metric or of a hook, too) or of one under way in another process.
+    Raises `InputError` for invalid heads, metrics, answers or references, `JournalError` for the journal of another
+    sweep (or if the code of the metric or of a hook has changed) or of one that another process is running.
     Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample).
     """
     require_model(model)

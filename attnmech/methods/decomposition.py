@@ -1,6 +1,6 @@
 """Why does a head look there? Its attention scores as an exact sum of terms.
 
-The equations stand in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
+The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
 """
 
 import math
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger")
 
 MAX_TERM_BYTES: Final = 2 * 2**30
-"""A term larger than this is not made at once."""
+"""The largest term made in one piece."""
 
 
 def decompose_scores(
@@ -55,8 +55,8 @@ def decompose_scores(
 
     score_ij = query_key + key_bias + query_bias + constant + position + mask (equations in
     `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the model's own position tensors;
-    none is a remainder. Their sum is compared with the scores that the model really used, over every visible
-    pair of real tokens: where they differ by more than rounding explains of what is summed in that cell
+    none is a remainder. Their sum is compared with the scores that the model actually used, over every visible pair
+    of real tokens. If they differ by more than the rounding of that cell's sum explains
     (`attnmech.maths.scores.score_rounding`), `ExactnessError` is raised and nothing is returned. `CertificateError` is
     raised for a model whose certificate does not prove `attn_in` and `scores`.
 
@@ -66,10 +66,10 @@ def decompose_scores(
     torch.Size([1, 4, 8, 1, 6])
     >>> split.contrast(query=5, key_a=2, key_b=0).explain(layer=1, head=3)     # doctest: +SKIP
 
-    `stack` says which attention of a model with several is meant: "encoder", "decoder" or "cross".
+    `stack` chooses the attention in a model with several: "encoder", "decoder" or "cross".
     `fold_norm` counts the shift β of the norm before attention as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
-    What is kept of each layer are its queries and keys, and of all layers with one mask what is visible; the
-    terms are made when asked for.
+    The result keeps each layer's queries and keys, and one tensor of visible keys for all layers with the same mask;
+    terms are computed on demand.
     """
     require_model(model)
     flag("fold_norm", fold_norm)
@@ -102,7 +102,7 @@ def decompose_scores(
 
 
 class _Ledgers:
-    """Makes the ledger of every layer chosen and holds it against the scores, as the model goes through them."""
+    """Makes the ledger of each chosen layer and compares it with the scores as the model runs."""
 
     def __init__(self, model: HookedModel, stack: Stack, layers: list[int], fold_norm: bool) -> None:
         self.model, self.stack, self.layers, self.fold_norm = model, stack, layers, fold_norm
@@ -121,7 +121,7 @@ class _Ledgers:
         self.audits[layer].add(block)
 
     def _visible_of(self, block: RowBlock) -> Tensor:
-        # Layers with one mask share one tensor of what is visible.
+        # Layers with the same mask share one tensor of visible keys.
         for mask, visible in self._visible:
             if mask is block.mask:
                 return visible
@@ -133,18 +133,18 @@ class _Ledgers:
 class ScoreDecomposition(Result):
     """Attention scores as a sum of terms, with the proof that they add up.
 
-    Scores are in the units of the softmax's input (natural logarithm of odds).
+    Scores are in the units of the softmax's input (natural log-odds).
     """
 
     SUBTRACT = 'subtract a term of texts of one length: one.terms["query_key"] - other.terms["query_key"]'
 
     layers: tuple[int, ...]
-    """The layers decomposed, in the order of the axis `layer` of what has a query or key axis.
+    """The layers decomposed, in the order of the axis `layer` of tensors with a query or key axis.
 
-    What has neither has a row for every layer of the model, NaN where it was not decomposed.
+    Tensors with neither have one row for every layer of the model, NaN where it was not decomposed.
     """
     parts: tuple[ScoreParts, ...]
-    """What the terms are made of, layer by layer."""
+    """What the terms are computed from, layer by layer."""
     residual: Float[Tensor, "layer head"]
     """Largest |Σ terms − score| over visible pairs of real tokens, in units of the score."""
     largest: Float[Tensor, "layer head"]
@@ -152,9 +152,9 @@ class ScoreDecomposition(Result):
     real: Bool[Tensor, "batch position"]
     """True at real tokens, False at padding."""
     tokens: tuple[tuple[str, ...], ...]
-    """The tokens that look, as text."""
+    """The query tokens, as text."""
     key_tokens: tuple[tuple[str, ...], ...]
-    """The tokens that are looked at: the same, but in cross-attention."""
+    """The key tokens, as text: the same, except in cross-attention."""
     provenance: Provenance
 
     @property
@@ -181,22 +181,22 @@ class ScoreDecomposition(Result):
 
     @property
     def terms(self) -> "Terms":
-        """Each term by name, made when asked for; terms that the model has not are absent keys."""
+        """Each term by name, computed on demand; terms that the model does not have are absent keys."""
         return Terms(self)
 
     @property
     def sink(self) -> Float[Tensor, "layer head"] | None:
-        """The logit of each head's sink, one more in the normaliser of every row (gpt-oss); None without sinks."""
+        """Each head's sink logit, an extra term in the softmax denominator of every row (gpt-oss); None without."""
         sinks = [parts.sink for parts in self.parts if parts.sink is not None]
         return by_layer(torch.stack(sinks), self.layers, len(self.residual)) if sinks else None
 
     @property
     def visible(self) -> Bool[Tensor, "batch layer 1 query key"]:
-        """Which keys each real token may look at; nothing at padding."""
+        """Which keys each real token can see; False at padding."""
         return torch.stack([_seen(parts, self.real) for parts in self.parts], dim=1)
 
     def select(self, layers: int | Iterable[int]) -> "ScoreDecomposition":
-        """The same for some of its layers."""
+        """The same decomposition for some of its layers."""
         try:
             given: list[Any] = [integer(layers)]
         except TypeError:
@@ -217,7 +217,7 @@ class ScoreDecomposition(Result):
         """What each term contributes to the `rank`-th highest key of each row (0 = the highest): figure 2.
 
         share = (t_ij − min_j t_ij) / Σ_terms (t_ij − min_j t_ij), over the terms that survive the softmax.
-        NaN where the row has no such key, or sees one key only (row 0 of a causal model).
+        NaN where the row has no such key, or sees only one key (row 0 of a causal model).
         """
         length = len(self.key_tokens[0])
         rank = index_of("rank", rank, length, "0 is the highest score")
@@ -233,14 +233,14 @@ class ScoreDecomposition(Result):
     def contrast(self, query: int, key_a: int, key_b: int) -> "Contrast":
         """Why each head prefers one key to another: term by term, score(query, key_a) − score(query, key_b).
 
-        The exponential of the sum is by how much more likely `key_a` is than `key_b`.
+        The exponential of the sum is the ratio of the attention to `key_a` and to `key_b`.
         """
         queries, keys = self.real.shape[1], len(self.key_tokens[0])
         query = index_of("query", query, queries)
         key_a, key_b = index_of("key_a", key_a, keys), index_of("key_b", key_b, keys)
         both = self.visible[:, :, 0, query, [key_a, key_b]].all(dim=-1)
         if not both.any():
-            raise InputError(f"token {query} cannot see both key {key_a} and key {key_b}; choose keys it may look at.")
+            raise InputError(f"token {query} cannot see both key {key_a} and key {key_b}; choose keys it can see.")
         rows = slice(query, query + 1)
         batch = self.real.shape[0]
         differences: dict[str, list[Tensor]] = {}
@@ -265,7 +265,7 @@ class ScoreDecomposition(Result):
         return Contrast(query, key_a, key_b, self.layers, values, places)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head: layer, head, residual, largest_score, and the mean share of each term in each row's
+        """One row per head: layer, head, residual, largest_score, and the mean share of each term in each row's
         highest score (row 0 left out).
         """
         shares = self.shares(0)
@@ -288,17 +288,15 @@ class ScoreDecomposition(Result):
     ) -> "ScoreView":
         """The numbers of figures 1 to 3 for one text, as arrays for drawing.
 
-        `pattern` is the attention of the pass itself, over the text's real tokens, in the layers decomposed. Without
-        it the softmax of the scores is shown, which the model used where no hook changed its pattern.
+        `pattern` is the attention of the run itself, over the text's real tokens, in the layers decomposed. Without
+        it, the softmax of the scores is shown, which is what the model used unless a hook changed the pattern.
         """
         from ..draw.view import ScoreView
 
         ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
         if self.tokens != self.key_tokens:
-            raise InputError(
-                "figures 1 to 3 show a text that looks at itself; this is cross-attention. Use .to_frame()."
-            )
+            raise InputError("figures 1 to 3 show self-attention; this is cross-attention. Use .to_frame().")
         here = self.real[sequence].nonzero()[:, 0]
         length = len(here)
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
@@ -340,8 +338,8 @@ class ScoreDecomposition(Result):
             return ()
         edits = ", ".join(self.provenance.edits)
         return (
-            f"Hooks were in force ({edits}). The attention shown is the softmax of these scores: where a hook changed "
-            "the pattern, the model used another.",
+            f"Hooks were active ({edits}). The attention shown is the softmax of these scores; where a hook changed "
+            "the pattern, the model used a different one.",
         )
 
     def plot(
@@ -356,12 +354,12 @@ class ScoreDecomposition(Result):
         measure: str = "score",
         against: str = "zero",
     ) -> "go.Figure":
-        """Figure 1 (`attention_map`), 2 (`score_shares`) or 3 (`key_terms`) of one head; never shown, returned.
+        """Figure 1 (`attention_map`), 2 (`score_shares`) or 3 (`key_terms`) of one head; returned, not shown.
 
-        Or `row_ledger`: the sum of one row, that of the text's token number `query` (else the last), padding not
-        counted. `measure` is what the cells of figure 1 show: "score", "relative" (minus the highest of the row) or
-        "probability". `against` is what a row's terms are drawn against: "zero", the row's "mean", or the
-        "runner_up", the key of the second highest probability.
+        Or `row_ledger`: the sum for one row, that of token `query` of the text (by default the last), not counting
+        padding. `measure` is what the cells of figure 1 show: "score", "relative" (minus the row's highest) or
+        "probability". `against` is the baseline of a row's terms: "zero", the row's "mean", or the "runner_up", the
+        key with the second highest probability.
         """
         from ..draw import scores as draw
 
@@ -389,7 +387,7 @@ class ScoreDecomposition(Result):
         return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank)
 
     def to_html(self, path: str | Path, *, sequence: int = 0) -> Path:
-        """Writes figures 1 to 3 for every head of one text as one offline page."""
+        """Writes figures 1 to 3 for every head on one text as one offline page."""
         from ..draw.page import render_page
         from ..draw.view import TableRow
 
@@ -416,13 +414,13 @@ class ScoreDecomposition(Result):
         shown: str = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")',
         overview: str = "",
     ) -> "list[Section]":
-        """Figures 1 to 3 of a text as a page shows them, which lets its reader choose a layer and a head."""
+        """Figures 1 to 3 of a text, for a page whose reader chooses a layer and a head."""
         from ..draw.score_sections import score_sections
 
         return score_sections(view, call, shown, overview)
 
     def _repr_html_(self) -> str:
-        """All heads as maps and the table; the table alone of two texts or of more than a view can hold."""
+        """All heads as maps, and the table; only the table for cross-attention or more than a view can hold."""
         from ..draw.all_heads import model_view
         from ..draw.figure_page import in_notebook_output
         from ..draw.section import Section
@@ -462,7 +460,7 @@ _PART_TENSORS: Final = (
 
 class Terms(Mapping[str, Tensor]):
     """The terms of a decomposition by name: `[batch layer head query key]`, length 1 along axes where a term
-    does not change. Made when asked for.
+    does not change. Computed on demand.
     """
 
     def __init__(self, split: ScoreDecomposition) -> None:
@@ -483,7 +481,7 @@ class Terms(Mapping[str, Tensor]):
         if size > MAX_TERM_BYTES:
             raise InputError(
                 f"the term {name!r} of {len(split.parts)} layers takes {size / 2**30:.1f} GiB; at most "
-                f"{MAX_TERM_BYTES / 2**30:.0f} GiB is made at once. Ask for fewer: decompose_scores(..., layers=[0]), "
+                f"{MAX_TERM_BYTES / 2**30:.0f} GiB is made at once. Choose fewer: decompose_scores(..., layers=[0]), "
                 "or .select(layers=[0]).terms[...]."
             )
         return torch.stack([parts.term(name) for parts in split.parts], dim=1)
@@ -494,7 +492,7 @@ class Terms(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Shares(Mapping[str, Tensor]):
-    """The shares of one rank: by term, `[batch layer head query]`, from 0 to 1, together 1; NaN where undefined."""
+    """The shares at one rank: by term, `[batch layer head query]`, from 0 to 1, summing to 1; NaN where undefined."""
 
     rank: int
     layers: tuple[int, ...]
@@ -555,7 +553,7 @@ class Contrast(Mapping[str, Tensor]):
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a sequence and head: sequence, layer, head, a column a term, and total."""
+        """One row per sequence and head: sequence, layer, head, one column per term, and total."""
         batch, _, heads = self.total.shape
         rows = [
             {"sequence": n, "layer": layer, "head": head}
@@ -579,7 +577,7 @@ class Contrast(Mapping[str, Tensor]):
 
 
 def _require_term(name: object, terms: Collection[str]) -> None:
-    """Raises `MissingPointError`, which is a `KeyError`, for a term that there is not."""
+    """Raises `MissingPointError`, a `KeyError`, for an unknown term."""
     if not isinstance(name, str) or name not in terms:
         raise MissingPointError(f"these scores have no term {shown(name)}; they have {', '.join(terms)}.")
 
@@ -606,8 +604,8 @@ def _notes(parts: ScoreParts) -> tuple[str, ...]:
     notes = []
     if parts.position is None:
         notes.append(
-            "This model's scores have no position term: what it knows of position is in the stream, or turns its "
-            "queries and keys (rotary), and so is part of query_key."
+            "This model's scores have no position term: its position information is in the stream, or rotates queries "
+            "and keys (rotary), and so is part of query_key."
         )
     if parts.query_from_bias is None:
         notes.append("This model's queries have no bias, so its scores have no key_bias term.")

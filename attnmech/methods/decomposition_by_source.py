@@ -1,6 +1,6 @@
-"""Why does a head look there? Its query-key scores, split exactly over pairs of upstream writers.
+"""Which writers make a head look there? Its query-key scores, split exactly over pairs of upstream writers.
 
-The equations stand in `attnmech.maths.sources`; the term that is split is `query_key` of `am.decompose_scores`.
+The equations are in `attnmech.maths.sources`; the term split is `query_key` of `am.decompose_scores`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ from ..runs.layers import count_layers
 from ..runs.sources import SourceParts, SourceWalk
 
 MAX_BYTES: Final = 2 * 2**30
-"""A result larger than this is not made."""
+"""The largest result allowed."""
 
 
 def decompose_by_source(
@@ -38,19 +38,18 @@ def decompose_by_source(
     heads: Heads = "all",
     bos: bool | None = None,
 ) -> "SourceDecomposition":
-    """Says which upstream writers make a head look where it looks: on the query's side, and on the key's.
+    """Says which upstream writers make a head look where it looks, on the query side and on the key side.
 
     query_key_ij = Σ_s Σ_t scale · q_s(i)·k_t(j), over all pairs of writers s of the stream at the query and t of the
     stream at the key (equations in `attnmech.maths.sources`). Writers are the embeddings of token, position and token
-    type, every head below, every b_O, every MLP, and the shift β of every norm on the way. Norms are frozen at the
-    values that they had, those of queries and keys (qk-norm) too; in post-norm models each writer goes through every
-    norm that came after it.
+    type, every head in earlier layers, every b_O, every MLP, and the shift β of every norm on the way. Norms are frozen
+    at the scales of this run, those of queries and keys (qk-norm) included; in post-norm models each writer goes
+    through every norm that comes after it.
 
-    `cells` are pairs (query, key), the same for all texts and heads; without them, the highest key of each row. For
-    each cell the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores that
-    the model used: where they differ by more than rounding explains of what is summed there, `ExactnessError` is
-    raised.
-    `UnsupportedModelError` is raised for a model whose stream has writers that no point holds.
+    `cells` are pairs (query, key), the same for all texts and heads; by default, the highest key of each row. For each
+    cell the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores that the
+    model used; if they differ by more than the rounding of that sum explains, `ExactnessError` is raised.
+    `UnsupportedModelError` is raised for a model whose stream has writers that no point captures.
 
     >>> import attnmech as am
     >>> why = am.decompose_by_source(am.load(), "Anna sang of shells.", layers=[2])
@@ -58,7 +57,7 @@ def decompose_by_source(
     torch.Size([23, 23])
     >>> print(why.explain(layer=2, head=6, query=4))     # doctest: +SKIP
 
-    What is kept of a cell is what each writer puts into its query and key; the matrix of pairs is made when asked for.
+    The result keeps what each writer adds to each cell's query and key; the matrix of pairs is computed on demand.
     """
     require_model(model)
     stack = _stack_of(model)
@@ -90,16 +89,16 @@ def decompose_by_source(
     )
 
 
-# -- what is asked for ---------------------------------------------------------------------------------------
+# -- arguments -----------------------------------------------------------------------------------------------
 
 
 def _stack_of(model: HookedModel) -> Stack:
-    """The one stack of a model whose stream is a sum that points hold; `UnsupportedModelError` says why it is not."""
+    """The one stack of a model whose stream is a sum of captured points; else `UnsupportedModelError`, with why not."""
     if reason := why_no_sum(model):
         raise UnsupportedModelError(
             f"expected a model whose stream is a sum of embeddings, heads and MLPs; {model.name} "
-            f"({model.architecture.name}) is not split over writers: {reason}. am.decompose_scores gives the terms of "
-            "its scores."
+            f"({model.architecture.name}) cannot be split over writers: {reason}. Use am.decompose_scores for the "
+            "terms of its scores."
         )
     return model.stack()
 
@@ -143,8 +142,8 @@ def _check_size(
     size = entry * sum(len(heads) * most_writers(stack, layer) for layer, heads in chosen.items())
     if size > MAX_BYTES:
         raise InputError(
-            f"what every writer puts into {cells} cells of {sum(map(len, chosen.values()))} heads takes about "
-            f"{size / 2**30:.1f} GiB; at most {MAX_BYTES / 2**30:.0f} GiB is made. Ask for fewer: layers=[3], "
+            f"what every writer adds to {cells} cells of {sum(map(len, chosen.values()))} heads takes about "
+            f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer: layers=[3], "
             "heads=[(3, 1)], cells=[(7, 2)], or fewer texts."
         )
 
@@ -155,7 +154,7 @@ def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[Sour
     seen = torch.stack([(part.key_at >= 0).any(dim=1).any(dim=0) for part in layers]).any(dim=0)
     for (query, key), visible in zip(places, seen.tolist(), strict=True):
         if not visible:
-            raise InputError(f"token {query} cannot see key {key} in any text; choose a key it may look at.")
+            raise InputError(f"token {query} cannot see key {key} in any text; choose a key it can see.")
 
 
 # -- the result ----------------------------------------------------------------------------------------------
@@ -165,16 +164,16 @@ def _require_visible(places: list[tuple[int, int]] | None, layers: Iterable[Sour
 class SourceDecomposition(Result):
     """The query_key part of attention scores as a sum over pairs of writers, with the proof that it adds up.
 
-    What a pair puts into a score says little by itself: the softmax takes no notice of what all keys of a row have in
-    common. So what it puts in beyond its mean over the keys that the row sees is given as well, the contrast
-    c_st = scale · q_s(i)·(k_t(j) − mean_j' k_t(j')). Together with the contrasts of the score's other terms they add up
-    to ln(p_ij / the geometric mean of the row's p). They are signed: writers may work against each other.
+    What a pair adds to a score says little on its own: the softmax ignores what all keys of a row have in common. So
+    the result also gives the contrast, what the pair adds beyond its mean over the keys that the row sees:
+    c_st = scale · q_s(i)·(k_t(j) − mean_j' k_t(j')). Together with the contrasts of the score's other terms, these add
+    up to ln(p_ij / the geometric mean of the row's p). They are signed: writers may work against each other.
     """
 
     SUBTRACT = "subtract the matrices of a head: one.matrix(layer, head) - other.matrix(layer, head)"
 
     parts: tuple[SourceParts, ...]
-    """What the matrices are made of, layer by layer."""
+    """What the matrices are computed from, layer by layer."""
     residual: Float[Tensor, "layer head"]
     """Largest |Σ pairs − query_key| over the cells, in units of the score; NaN for heads that were not chosen."""
     tokens: tuple[tuple[str, ...], ...]
@@ -200,14 +199,14 @@ class SourceDecomposition(Result):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The writers below the deepest of the layers; `sources_of` says which are below another."""
+        """The writers upstream of the deepest layer decomposed; `sources_of` gives those of another layer."""
         return max(self.parts, key=lambda part: part.layer).sources
 
     def sources_of(self, layer: int) -> tuple[str, ...]:
-        """The writers below one layer: the names of both axes of its matrices.
+        """The writers upstream of one layer: the labels of both axes of its matrices.
 
-        "L1H4" is a head, "L1 b_O" the bias of its layer's W_O, "L1 MLP" an MLP, "norm shift" the β of the norm that
-        makes the layer's `attn_in`, and other norms have their place in the name.
+        "L1H4" is a head, "L1 b_O" the output bias of its layer, "L1 MLP" an MLP, "norm shift" the β of the norm that
+        gives the layer's `attn_in`; the shifts of other norms are named after their place.
         """
         return self._part(layer).sources
 
@@ -221,11 +220,11 @@ class SourceDecomposition(Result):
         sequence: int = 0,
         contrast: bool = False,
     ) -> Float[Tensor, "source_q source_k"]:
-        """What each pair of writers puts into the score of a cell, or on average over the cells.
+        """What each pair of writers adds to the score of a cell, or on average over the cells.
 
         With `query`, the cell of that query (and `key`) in one text; without, the mean over all cells of all texts
-        whose row sees more than one key. It adds up to `query_key` of the ledger or, with `contrast`, to what that is
-        beyond its mean over the keys that the row sees.
+        whose row sees more than one key. It sums to `query_key` of the ledger or, with `contrast`, to its excess over
+        the mean over the keys that the row sees.
         """
         part, place = self._head(layer, head)
         flag("contrast", contrast)
@@ -234,18 +233,18 @@ class SourceDecomposition(Result):
         return part.pairs(place, self._cell(part, place, query, key, sequence), contrast=contrast)
 
     def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
-        """One line: how far the key stands out from the others, and which pairs of writers make it so.
+        """One line: how far the key's score exceeds the others, and which pairs of writers make it so.
 
-        All numbers are against the mean over the keys that the row sees. A share is a pair's part in the whole of
-        query_key there; as contributions are signed, it may exceed 100 %. No shares are given where query_key as a
-        whole speaks against the key.
+        All numbers are relative to the mean over the keys that the row sees. A share is a pair's part of the total
+        query_key there; as contributions are signed, it may exceed 100 %. No shares are given if the total query_key
+        is not positive.
         """
         part, place = self._head(layer, head)
         here = self._cell(part, place, query, key, sequence)
         words, seen = self.tokens[sequence], int(part.keys_seen[here])
         where = f"L{layer}H{head} at {query} “{visible_token(words[query])}”"
         if seen == 1:
-            return f"{where} sees one key only, so it has no choice"
+            return f"{where} sees only one key, so it has no choice"
         found = int(part.key_at[:, place][here])
         looks = "looks most at" if self.provenance.options["cells"] is None else "and"
         pairs = part.pairs(place, here, contrast=True)
@@ -261,15 +260,15 @@ class SourceDecomposition(Result):
         if pairs.numel() > len(named):
             named.append(f"{pairs.numel() - len(named)} other pairs {signed(rest, '.2f')}")
         preference = float(part.preference[:, place][here])
-        others = "; most of the score is of the other terms" if abs(preference) > 2 * abs(total) else ""
+        others = "; most of the score is from the other terms" if abs(preference) > 2 * abs(total) else ""
         return (
             f"{where} {looks} {found} “{visible_token(words[found])}”: score {signed(preference, '.2f')} against the "
             f"mean of the {seen} keys it sees, of which query_key {signed(total, '.2f')}: {', '.join(named)}{others}"
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head and pair of writers: layer, head, source_q, source_k, query_key, contrast; means over the cells
-        whose row sees more than one key.
+        """One row per head and pair of writers: layer, head, source_q, source_k, query_key, contrast; means over the
+        cells whose row sees more than one key.
         """
         frames = []
         for part in self.parts:
@@ -310,7 +309,7 @@ class SourceDecomposition(Result):
     def _cell(
         self, part: SourceParts, place: int, query: int, key: int | None, sequence: int
     ) -> Bool[Tensor, "batch cell"]:
-        """True at the one cell meant."""
+        """True at the one cell selected."""
         length = len(self.tokens[0])
         query = index_of("query", query, length)
         sequence = index_of("sequence", sequence, len(self.tokens), f"{len(self.tokens)} texts were run")
@@ -325,7 +324,7 @@ class SourceDecomposition(Result):
         if there == 0:
             wanted = f"({query}, {key})" if key is not None else f"({query}, ...)"
             raise InputError(
-                f"this result holds no cell {wanted} in text {sequence}. Ask for one that the head may look at: "
+                f"this result has no cell {wanted} in text {sequence}. Choose a key that the query can see: "
                 f"am.decompose_by_source(..., cells=[{wanted}])."
             )
         here = torch.zeros_like(part.keys_seen, dtype=torch.bool)
@@ -334,4 +333,4 @@ class SourceDecomposition(Result):
 
 
 _NAMED: Final = 3
-"""How many pairs of writers a line of explanation names."""
+"""How many pairs of writers `explain` names."""

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from ..draw.view import FocusView
 
 TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
-"""What a key may be, in the order of the axis `type`."""
+"""The types of key, in the order of the axis `type`."""
 
 FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration"}
-"""Figures 4, 5 and 6, with the statistic that each shows."""
+"""Figures 4, 5 and 6, and the statistic that each shows."""
 
 SINK_RATE: Final = 0.3
 """ε of Sink_k^ε: above this mean attention a key counts as a sink of a head in a text (Gu et al. 2024)."""
@@ -66,22 +66,21 @@ def attention_focus(
     last: int = 8,
     **corpus: Any,
 ) -> "AttentionFocus":
-    """How often each head looks at the token itself, the first, the one before; how strongly, sharply, and far.
+    """How often each head attends to the token itself, the first, the one before; how strongly, sharply, and far.
 
     >>> import attnmech as am
     >>> focus = am.attention_focus(am.load(), "Anna sang of shells.")
     >>> focus.first_top.shape
     torch.Size([4, 8])
 
-    A row has a choice where it sees two keys or more. `self_top`, `first_top`, `previous_top` and `elsewhere_top` are
-    the shares of such rows whose highest key is the token itself, the first, the one before, or another; rows whose
-    two highest keys are equal count as `tied_top` and as none of these. Each has rows of its own on which it is
-    defined, they overlap (the previous token of row 1 is the first), and row 0, which has no choice in a causal model,
-    is left out: see `AttentionFocus.where`. `last` is the number of keys, the token itself and those just before, whose
-    mass is `last_mass`.
+    A row has a choice if it sees two or more keys. `self_top`, `first_top`, `previous_top` and `elsewhere_top` are the
+    shares of such rows whose highest key is the token itself, the first, the one before, or another; rows whose two
+    highest keys are equal count only as `tied_top`. Each statistic is defined on its own rows, the categories overlap
+    (the previous token of row 1 is the first), and row 0, which has no choice in a causal model, is left out: see
+    `AttentionFocus.where`. `last_mass` is the mass on the last `last` keys: the token itself and those just before it.
 
-    One forward pass; no [query key] array of the whole text is made. Of an iterator of texts (a corpus) only
-    sums are kept; `truncate`, `shard`, `journal` and `progress` are those of `am.stream`.
+    One forward pass; no [query key] array of the whole text is made. For an iterator of texts (a corpus) only sums
+    are kept; `truncate`, `shard`, `journal` and `progress` are those of `am.stream`.
     """
     result: AttentionFocus
     (result,) = stream(model, inputs, [FocusReducer(last)], layers=layers, stack=stack, bos=bos, **corpus)
@@ -90,16 +89,16 @@ def attention_focus(
 
 @dataclass(frozen=True)
 class FocusReducer(Reducer):
-    """Adds up where rows look, block by block."""
+    """Sums the statistics of the rows, block by block."""
 
     last: int = 8
 
     def __post_init__(self) -> None:
-        # As an int: the journal of a corpus knows the reducer by how its options are written.
+        # As an int: the journal of a corpus identifies the reducer by the text of its options.
         object.__setattr__(self, "last", whole_number("last", self.last, least=1))
 
     def start(self, run: Run) -> State:
-        """Sums of every statistic by text, and what each key and distance receives."""
+        """Sums of each statistic per text, and what each key and distance receives."""
         queries, keys = run.batch.queries(run.stack.label), run.batch.keys(run.stack.label)
         layers, heads = run.n_layers, run.n_heads
         texts, rows = queries.ids.shape
@@ -125,7 +124,7 @@ class FocusReducer(Reducer):
         return {name: value.to(device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Every statistic of the block's rows, and what its keys receive."""
+        """Adds each statistic of the block's rows, and what its keys receive."""
         layer, rows = block.index, slice(block.rows.start, block.rows.stop)
         classes = state["classes"][:, :, rows]
         aligned = block.stack != "cross"
@@ -156,7 +155,7 @@ class FocusReducer(Reducer):
             state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
 
     def close(self, state: State, run: Run) -> State:
-        """Sums over the batch's texts, those of the statistics by text."""
+        """Sums over the batch's texts; the statistics stay separate per text."""
         kinds = torch.nn.functional.one_hot(state["types"], len(TOKEN_TYPES)).double()
         received, seen = state["received"].double(), state["seen"].sum(dim=2)
         rate = received.sum(dim=3) / seen.clamp_min(1)[:, :, None]
@@ -178,7 +177,7 @@ class FocusReducer(Reducer):
         return closed(sums | kept, run)
 
     def merge(self, one: State, other: State) -> State:
-        """Sums of both; positions and distances reach as far as the longer text."""
+        """The sum of both; positions and distances extend to the longer text."""
         return added(one, other)
 
     def finish(self, state: State, source: Source) -> "AttentionFocus":
@@ -187,7 +186,7 @@ class FocusReducer(Reducer):
 
 
 def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
-    """The place in `TOKEN_TYPES` of each token."""
+    """The index in `TOKEN_TYPES` of each token."""
     types = [
         [
             TOKEN_TYPES.index("special" if token in batch.special else _type_of(text))
@@ -213,7 +212,7 @@ def _type_of(token: str) -> str:
 
 
 def _uniform(mask: MaskRule, classes: Bool[Tensor, "batch class row"]) -> tuple[Tensor, Tensor]:
-    """`uniform_attention` of all rows, some at a time."""
+    """`uniform_attention` of all rows, in chunks."""
     parts = [range(start, min(mask.queries, start + 256)) for start in range(0, mask.queries, 256)]
     found = [uniform_attention(mask.visible(rows), classes[:, :, rows.start : rows.stop]) for rows in parts]
     uniform, seen = (torch.stack(each).sum(dim=0) for each in zip(*found, strict=True))
@@ -229,9 +228,9 @@ def _collapse_class(bos_mass: float, entropy: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class AttentionFocus(RowMeans):
-    """Where the heads of a model look, over the rows of some texts.
+    """Where a model's heads attend, averaged over the rows of the texts.
 
-    Shares and masses are from 0 to 1, entropy is in nats, distance in tokens. What is not defined on any row is NaN.
+    Shares and masses are from 0 to 1, entropy is in nats, distance in tokens. NaN where no row defines a statistic.
     """
 
     STATISTICS = STATISTICS
@@ -259,7 +258,7 @@ class AttentionFocus(RowMeans):
 
     @classmethod
     def reducer(cls, *, last: int = 8) -> FocusReducer:
-        """What makes an `AttentionFocus` in `am.stream`."""
+        """The reducer that computes an `AttentionFocus` in `am.stream`."""
         return FocusReducer(last)
 
     # -- what a head's rows do, on average --------------------------------------------------------------------
@@ -281,7 +280,7 @@ class AttentionFocus(RowMeans):
 
     @property
     def elsewhere_top(self) -> Float[Tensor, "layer head"]:
-        """Share of rows whose highest key is none of these three, of the rows that see such a key."""
+        """Share of rows whose highest key is another, among the rows that see another key."""
         return self.mean("elsewhere_top")
 
     @property
@@ -306,7 +305,7 @@ class AttentionFocus(RowMeans):
 
     @property
     def last_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean probability of the last `last` keys together, on rows that see more than these."""
+        """Mean total probability of the last `last` keys, on rows that see more keys than these."""
         return self.mean("last_mass")
 
     @property
@@ -321,7 +320,7 @@ class AttentionFocus(RowMeans):
 
     @property
     def normalised_entropy(self) -> Float[Tensor, "layer head"]:
-        """Mean of entropy / ln(number of keys seen): 1 where all keys get the same."""
+        """Mean of entropy / ln(number of keys seen): 1 where attention is uniform."""
         return self.mean("normalised_entropy")
 
     @property
@@ -349,16 +348,16 @@ class AttentionFocus(RowMeans):
 
     @property
     def received_by_type(self) -> Float[Tensor, "layer head type"]:
-        """The share of attention that goes to each of `TOKEN_TYPES`; `expected_by_type` is what chance would give."""
+        """The share of attention that goes to each of `TOKEN_TYPES`; `expected_by_type` is the chance level."""
         return self._by_layer(self._sums("by_type") / self._sums("uniform_by_type").sum(dim=-1)[:, None, None])
 
     @property
     def expected_by_type(self) -> Float[Tensor, "layer type"]:
-        """The same if every row looked at all its keys alike."""
+        """The same if every row attended uniformly to its visible keys."""
         sums = self._sums("uniform_by_type")
         return self._by_layer(sums / sums.sum(dim=-1, keepdim=True))
 
-    # -- sinks and collapse: of all rows, as they are published -----------------------------------------------
+    # -- sinks and collapse: over all rows, as published ------------------------------------------------------
 
     @property
     def sink_rate(self) -> Float[Tensor, "layer head position"]:
@@ -373,7 +372,7 @@ class AttentionFocus(RowMeans):
 
     @property
     def bos_mass(self) -> Float[Tensor, "layer head"]:
-        """(1/T) Σ_i p_i0 over all rows, the first with its 1 among them."""
+        """(1/T) Σ_i p_i0 over all rows, including the first row's 1."""
         return self._over_all_rows("first_mass")
 
     @property
@@ -394,14 +393,14 @@ class AttentionFocus(RowMeans):
         return self._by_layer(self.state["sums"][STATISTICS.index(statistic)].sum(dim=(0, -1)) / rows)
 
     def _all_rows(self, name: str) -> Tensor:
-        return self._kept(name, "it is defined on all rows, and here some were chosen")
+        return self._kept(name, "it is defined over all rows, but this result has only selected ones")
 
     # -- figures ----------------------------------------------------------------------------------------------
 
     def plot(self, figure: str = "first_focus", *, layer: int | None = None, head: int | None = None) -> "go.Figure":
-        """Figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); never shown, returned.
+        """Figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); returned, not shown.
 
-        With `layer` and `head` that head's point is ringed. Of a difference, its statistic as a map of layers × heads.
+        `layer` and `head` ring that head's point. For a difference: its statistic as a map of layers × heads.
         """
         from ..draw.focus import rank_lines_of
 
@@ -416,7 +415,7 @@ class AttentionFocus(RowMeans):
         from ..draw.view import FOCUS_NUMBERS, FocusView
 
         if self.parts is not None:
-            raise InputError("figures 4 to 6 show shares, and a difference has none; draw it by .plot().")
+            raise InputError("figures 4 to 6 show shares, which a difference does not have; use .plot().")
 
         def array(value: Tensor) -> Any:
             return value[list(self.layers)].float().numpy()
@@ -427,13 +426,13 @@ class AttentionFocus(RowMeans):
         return FocusView(
             layers=self.layers,
             **{name: array(self.mean(name)) for name in FOCUS_NUMBERS},
-            rows=f"Rows that see one key have no choice and do not count.{left_out}",
+            rows=f"Rows that see only one key have no choice and do not count.{left_out}",
             low={name: array(low) for name, (low, _) in known.items()},
             high={name: array(high) for name, (_, high) in known.items()},
         )
 
     def sections(self, call: str = "focus", layers: Sequence[int] = ()) -> "list[Section]":
-        """Figures 4 to 6 as a page shows them; with `layers`, a reader chooses a head of these."""
+        """Figures 4 to 6 as a page shows them; with `layers`, the reader can choose a head in these layers."""
         from ..draw.focus_sections import focus_sections
 
         return focus_sections(self.view(), call, layers)
@@ -462,7 +461,7 @@ class AttentionFocus(RowMeans):
     # -- how it is shown and kept -----------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head: layer, head, every statistic, its `_low` and `_high` where there is an interval, and the
+        """One row per head: layer, head, every statistic, its `_low` and `_high` where there is an interval, and the
         collapse class.
         """
         frame = super().to_frame()

@@ -38,41 +38,41 @@ if TYPE_CHECKING:
 METHODS: Final = {
     "michel": "|z·∂L/∂z|",
     "zero": "first-order effect of zeroing",
-    "mean": "first-order effect of the mean in its place",
+    "mean": "first-order effect of mean ablation",
 }
 """What is estimated from z and the metric's gradient at z."""
 
 STEP_TOKENS: Final = 2048
-"""About how many tokens go through the model at once."""
+"""Roughly how many tokens go through the model at once."""
 
 
 @dataclass(frozen=True, repr=False)
 class HeadImportance(OverTexts, TextResult):
     """How much a metric depends on each head, to first order in what the head writes.
 
-    With z_i what a head writes at token i and g_i = ∂L/∂z_i, where L is the metric of the text:
+    With z_i the head's output at token i and g_i = ∂L/∂z_i, where L is the metric of the text:
 
     - "michel": mean over tokens of |z_i·g_i| (Michel et al. 2019, eq. 2, as in their code: the absolute value is taken
       token by token);
     - "zero": −Σ_i z_i·g_i, which estimates the effect of zeroing the head;
-    - "mean": Σ_i (z̄ − z_i)·g_i, which estimates the effect of putting its mean z̄ over a reference set there.
+    - "mean": Σ_i (z̄ − z_i)·g_i, which estimates the effect of replacing z_i by its mean z̄ over a reference set.
 
-    The last two have the sign and the unit of `HeadEffects.effect`. Scores are means over texts. Those of "michel" are
-    sizes, so that nearly all of them are clear.
+    The last two have the sign and the unit of `HeadEffects.effect`. Scores are means over texts. "michel" scores are
+    magnitudes, so nearly all of them are clear.
     """
 
     method: str
     metric: str
     layers: tuple[int, ...]
-    """The layers whose heads have a score; the others of the axis `layer` are NaN."""
+    """The layers whose heads have a score; NaN in the others along the axis `layer`."""
     before: Float[Tensor, " text"]
     """The metric of each text."""
     per_text: Float[Tensor, "layer head text"]
     """The score on each text."""
     exact: Float[Tensor, "layer head"] | None
-    """The effects of the sweep that was given, NaN where it has none; None without one."""
+    """The effects from `sweep`, NaN at heads it did not measure; None without a sweep."""
     exact_method: str | None
-    """What that sweep did."""
+    """The method of that sweep."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
 
@@ -93,7 +93,7 @@ class HeadImportance(OverTexts, TextResult):
 
     @property
     def normalised(self) -> Float[Tensor, "layer head"]:
-        """The scores over their L2 norm in each layer (Michel et al. 2019, §4.1); 0 in a layer that has none."""
+        """The scores divided by their L2 norm in each layer (Michel et al. 2019, §4.1); 0 in a layer of zeros."""
         if self.parts is not None:
             return self.parts[0].normalised - self.parts[1].normalised
         return torch.nn.functional.normalize(self.score, dim=-1)
@@ -108,10 +108,10 @@ class HeadImportance(OverTexts, TextResult):
 
     @property
     def rank_correlation(self) -> float | None:
-        """Spearman's rank correlation of the scores with the effects of the sweep, over the heads that it has.
+        """Spearman's rank correlation of the scores with the sweep's effects, over the heads that it measured.
 
-        "michel" has no sign, so it is compared with the size of the effects. None without a sweep, and of a difference;
-        NaN where all scores or all effects are one.
+        "michel" has no sign, so it is compared with the size of the effects. None without a sweep and for a difference;
+        NaN where all scores or all effects are equal.
         """
         if self.exact is None or self.parts is not None:
             return None
@@ -123,9 +123,9 @@ class HeadImportance(OverTexts, TextResult):
         return float(ranks["score"].corr(ranks["effect"]))
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head: layer, head, score, score_low, score_high, clear, one_text, normalised.
+        """One row per head: layer, head, score, score_low, score_high, clear, one_text, normalised.
 
-        And `exact`, where a sweep was given.
+        And `exact`, if a sweep was given.
         """
         columns = self._columns("score") | {"normalised": self.normalised}
         if self.exact is not None:
@@ -225,16 +225,16 @@ def head_importance(
     torch.Size([4, 8])
 
     `method`: "michel", "zero" or "mean", as in `HeadImportance`; "mean" needs `reference`, the texts over which the
-    mean is taken (or what `am.mean_z` found of them), pooled over their tokens or `per_position`. `metric` is that of
-    `am.ablate_heads`, or a function `(logits, batch) -> [text]`; but "accuracy" has no gradient, and that of "kl" is 0
-    where nothing is changed.
+    mean is taken (or what `am.mean_z` returned for them), pooled over their tokens or `per_position`. `metric` is as
+    in `am.ablate_heads`, or a function `(logits, batch) -> [text]`; but "accuracy" has no gradient, and the gradient
+    of "kl" is 0 where nothing is changed.
 
-    `sweep`, the result of `am.ablate_heads` on the same model, inputs and metric, is what the estimate is compared
-    with: `.rank_correlation`.
+    `sweep`, the result of `am.ablate_heads` on the same model, inputs and metric, is compared with the estimate:
+    `.rank_correlation`.
 
-    `memory` is by how many GB a pass may grow, roughly; a text that needs more runs by itself.
+    `memory` is roughly how many GB a pass may use on top of the model; a text that needs more runs alone.
 
-    Raises `InputError` for methods, metrics, answers and references that cannot be, and for a sweep of something else.
+    Raises `InputError` for invalid methods, metrics, answers and references, and for a sweep of something else.
     Source: Michel et al. 2019, eq. 2; for "zero" and "mean", Molchanov et al. 2017 and Nanda 2023 (attribution).
     """
     require_model(model)
@@ -251,7 +251,7 @@ def head_importance(
     means: Mapping[int, Tensor] = {}
     if reference is not None:
         values = mean_of(model, reference, chosen, per_position=per_position, bos=bos)
-        # What they must be is what an intervention with them checks.
+        # Building the intervention checks their shapes.
         model.applied(Intervention.replace([(layer, 0) for layer in chosen], values, stack=stack.label))
         means = values.by_layer
     parts = batches_of(model, reread(inputs), _tokens_at_once(model, memory), bos)
@@ -285,7 +285,7 @@ def _scores(
     method: str,
     means: Mapping[int, Tensor],
 ) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
-    """The metric of some texts, and the scores of all heads on each."""
+    """The metric of each text of a batch, and the scores of all heads on it."""
     stack = model.output_stack
     measured: list[Tensor] = []
 
@@ -315,7 +315,7 @@ def _score(
     """The score of a layer's heads on each text (`HeadImportance`)."""
     if mean is not None:
         z = z - _as_long(mean, z.shape[1])
-    # At padding the gradient is 0, since nothing looks there.
+    # The gradient is 0 at padding, since nothing attends to it.
     along = (z.double() * gradient.double()).sum(dim=-1)
     if method == "michel":
         return (along.abs().sum(dim=1) / lengths[:, None]).T
@@ -325,7 +325,7 @@ def _score(
 def _as_long(mean: Float[Tensor, "1 _ head d_head"], length: int) -> Float[Tensor, "1 _ head d_head"]:
     if 1 < mean.shape[1] < length:
         raise InputError(
-            f"the means are for {mean.shape[1]} positions, but a text has {length}; give a longer reference, or "
+            f"the means cover {mean.shape[1]} positions, but a text has {length}; give a longer reference, or "
             "per_position=False."
         )
     return mean[:, :length]
@@ -335,18 +335,18 @@ def _check_gradient(judge: Metric) -> None:
     if judge.compute is not None:
         return
     if judge.name == "accuracy":
-        raise InputError('metric="accuracy" goes in steps, so it has no gradient; take "logit_difference".')
+        raise InputError('metric="accuracy" is a step function and has no gradient; use "logit_difference".')
     if judge.name == "kl":
         raise InputError(
-            'metric="kl" has its minimum where nothing is changed, so its gradient there is 0 and tells no head from '
-            'another; take "loss", or "logit_difference" with answers.'
+            'metric="kl" has its minimum where nothing is changed, so its gradient there is 0 and cannot rank heads; '
+            'use "loss", or "logit_difference" with answers.'
         )
 
 
 def _effects_for(
     sweep: HeadEffects, origin: Provenance, layers: tuple[int, ...], n_layers: int
 ) -> Float[Tensor, "layer head"]:
-    """The effects of a sweep at our layers; `InputError` for one of another model, other inputs or another metric."""
+    """A sweep's effects at our layers; `InputError` if its model, inputs or metric are not ours."""
     theirs = sweep.provenance
     pairs = {
         "metric": (sweep.metric, origin.options["metric"]),
@@ -357,17 +357,17 @@ def _effects_for(
     for name, (given, ours) in pairs.items():
         if given != ours:
             raise InputError(
-                f"`sweep` must be that of the same model, inputs and metric; {name} there: {given}, here: {ours}."
+                f"`sweep` must have the same model, inputs and metric; {name} there: {given}, here: {ours}."
             )
     shared = [layer for layer in sweep.layers if layer in layers]
     found = by_layer(sweep.effect[shared], shared, n_layers)
     if found.isnan().all():
-        raise InputError(f"`sweep` has no head of the layers {list(layers)}; it has the layers {list(sweep.layers)}.")
+        raise InputError(f"`sweep` has no head in layers {list(layers)}; it covers layers {list(sweep.layers)}.")
     return found
 
 
 def _tokens_at_once(model: HookedModel, memory: float) -> int:
-    """How many tokens the budget of so many GB has room for, with all that the backward pass needs."""
-    # Of a layer about 40 vectors as wide as the stream are kept; logits with their softmax and their gradients.
+    """How many tokens fit into `memory` GB, with all that the backward pass needs."""
+    # About 40 vectors as wide as the stream are kept per layer; logits with their softmax and their gradients.
     per_token = 4 * (40 * model.n_layers * model.d_model + 5 * model.n_vocab)
     return max(1, min(STEP_TOKENS, int(memory * 1e9 / per_token)))

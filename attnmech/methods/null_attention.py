@@ -1,4 +1,4 @@
-"""Is a head's attention to the first token a way of doing nothing? Measured by what ablations do (formulas §5).
+"""Is a head's attention to the first token a way of doing nothing? Ablate it and see (formulas §5).
 
 After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
 """
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from ..draw.section import Section
 
 INTERVENTIONS: Final = {
-    "remove": "the sink is hidden and the softmax taken again",
+    "remove": "the sink is hidden and the softmax recomputed",
     "zero_value": "the sink's value becomes 0",
     "mean_value": "the sink's value becomes the head's mean value",
     "only_sink": "the values of all keys but the sink become 0",
 }
-"""What is done to each head, alone, in the order in which it is measured."""
+"""What is done to each head alone, in the order of measurement."""
 
 
 @owning_journal
@@ -60,7 +60,7 @@ def null_attention(
     reference: Inputs | Iterable[Inputs] | None = None,
     **options: Unpack[SweepOptions],
 ) -> "NullAttention":
-    """Whether heads that attend to a sink do so to no effect.
+    """Whether heads that attend to a sink thereby do nothing.
 
     >>> import attnmech as am
     >>> null = am.null_attention(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], layers=[0, 2])
@@ -68,26 +68,26 @@ def null_attention(
     (torch.Size([4, 8]), torch.Size([4]))
 
     In GPT-2, 57 % of attention goes to the first token, which Vig & Belinkov (2019) read as "null attention": the
-    head found nothing to look for. Here that is a claim to be tested, head by head. The sink (`target`) is the first
-    token of each text ("first"), the key that gets most from the other rows of the text, head by head
-    ("most_attended"), or all tokens that the tokenizer calls special together ("special").
+    head found nothing to look for. Here that claim is tested, head by head. The sink (`target`) is the first token of
+    each text ("first"), the key that receives most from the other rows of the text, head by head ("most_attended"), or
+    all special tokens of the tokenizer together ("special").
 
-    Four interventions are measured on every head: "remove" hides the sink and takes the softmax again (a row that
-    sees nothing else then attends to nothing, as row 0 of a causal model), "zero_value" makes the sink's value 0,
-    "mean_value" makes it the head's mean value over the other tokens of the inputs, or of `reference`, and "only_sink"
-    makes the values of all other keys 0. Effects are `metric` after less before, with `answers`, `against`, `memory`,
-    `journal`, `partial` and `progress` as in `am.ablate_heads`.
+    Four interventions are measured on every head: "remove" hides the sink and recomputes the softmax (a row that
+    sees nothing else, such as row 0 of a causal model, then attends to nothing), "zero_value" sets the sink's value to
+    0, "mean_value" sets it to the head's mean value over the other tokens of the inputs, or of `reference`, and
+    "only_sink" sets the values of all other keys to 0. Effects are `metric` after minus before, with `answers`,
+    `against`, `memory`, `journal`, `partial` and `progress` as in `am.ablate_heads`.
 
-    A head is "not attending" where its sink mass is below `least_mass` (ε = 0.3 of Gu et al. 2024). Else its value
-    ratio says whether it writes (`least_ratio` or more), and the effect of zero_value whether that counts: it does not
-    where the whole interval of the effect lies within ±`delta` (nats, for the loss), and does where it lies outside.
-    "resting" writes little and it does not count, "active" writes and it counts, "unused" writes and it does not count,
-    "subtle" writes little and it counts; "undecided" is a head whose interval crosses a bound. The intervals hold for
-    all heads together (95 %, `HeadEffects.simultaneous`), so that no verdict is one of luck among many; under five
-    texts there are none, and some tens are needed.
+    A head is "not attending" if its sink mass is below `least_mass` (ε = 0.3 of Gu et al. 2024). Otherwise its value
+    ratio says whether it writes (`least_ratio` or more), and the effect of zero_value whether that matters: it does not
+    if the whole interval of the effect lies within ±`delta` (nats, for the loss), and does if it lies outside.
+    "resting" writes little and it does not matter, "active" writes and it matters, "unused" writes and it does not
+    matter, "subtle" writes little and it matters; "undecided" is a head whose interval crosses a bound. The intervals
+    hold for all heads together (95 %, `HeadEffects.simultaneous`), so that verdicts are not chance finds among many
+    heads; there are none under five texts, and useful ones take some tens.
 
-    Raises `InputError` for heads, targets, bounds, metrics and answers that cannot be, and `JournalError` for the
-    journal of another sweep.
+    Raises `InputError` for invalid heads, targets, bounds, metrics and answers, and `JournalError` for the journal of
+    another sweep.
     """
     require_model(model)
     require_known(options, SweepOptions)
@@ -103,7 +103,7 @@ def null_attention(
     if reference is not None:
         others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos)
     if others.mean_value.isnan().any():
-        raise InputError("the texts must hold tokens beside the sink; these hold none.")
+        raise InputError("the texts must have tokens other than the sink; these have none.")
     means = {
         layer: Values({layer: mean[None, None].to(model.dtype)}, "the head's mean over other tokens")
         for layer, mean in zip(touched, others.mean_value, strict=True)
@@ -152,29 +152,29 @@ def _changes(head: Head, sink: Bool[Tensor, "text key"], mean: Values, stack: st
 class NullAttention(TextResult):
     """What heads do with a sink: how much they attend to it, what that writes, and whether it matters.
 
-    Every number is taken of each text and then averaged over the texts that have it; NaN where none has, and at heads
+    Every number is computed per text and then averaged over the texts that define it; NaN if none does, and at heads
     that were not measured. In a difference, numbers are differences, and `verdict` says how verdicts changed.
     """
 
     target: str
-    """What was taken for the sink: "first", "most_attended" or "special"."""
+    """What counts as the sink: "first", "most_attended" or "special"."""
     delta: float
-    """An effect within ±delta counts as none."""
+    """An effect within ±delta counts as zero."""
     least_mass: float
-    """From this sink mass on a head counts as attending."""
+    """The smallest sink mass at which a head counts as attending."""
     least_ratio: float
-    """From this value ratio on a head counts as writing."""
+    """The smallest value ratio at which a head counts as writing."""
     effects: Mapping[str, HeadEffects]
     """The effects of "remove", "zero_value", "mean_value" and "only_sink"."""
     facts: Float[Tensor, "fact layer head text"]
-    """Sink mass, value ratio, update at the sink and elsewhere, text by text; NaN where a text has none."""
+    """Sink mass, value ratio, update at the sink and elsewhere, per text; NaN where a text does not define it."""
     sinks: Bool[Tensor, "#layer #head text key"]
-    """True at the tokens that were the sink; empty in a difference, whose `parts` have theirs."""
+    """True at the sink's tokens; empty in a difference, whose `parts` have their own."""
     provenance: Provenance
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers with heads that were measured; the others of the axis `layer` are NaN."""
+        """The layers with measured heads; NaN in the others along the axis `layer`."""
         return self._first.layers
 
     @property
@@ -191,42 +191,42 @@ class NullAttention(TextResult):
 
     @property
     def metric(self) -> str:
-        """What effects are measured in."""
+        """The metric in which effects are measured."""
         return self._first.metric
 
     @property
     def sink_mass(self) -> Float[Tensor, "layer head"]:
-        """Mean attention to the sink of the rows that are no sink; a row that cannot see it counts as 0."""
+        """Mean attention to the sink from rows outside it; a row that cannot see it counts as 0."""
         return self._mean("sink_mass")
 
     @property
     def value_ratio(self) -> Float[Tensor, "layer head"]:
         """‖v_sink W_O‖ / median_j ‖v_j W_O‖ over the other tokens j.
 
-        Of several special tokens v_sink's norm is the mean over them, weighted by the attention that each receives.
+        With several special tokens, v_sink's norm is their mean, weighted by the attention that each receives.
         """
         return self._mean("value_ratio")
 
     @property
     def update_at_sink(self) -> Float[Tensor, "layer head"]:
-        """Mean of ‖u‖ / ‖x‖ on the rows that attend the sink most, the sink's own row left out."""
+        """Mean of ‖u‖ / ‖x‖ on the rows that attend most to the sink, excluding the sink's own row."""
         return self._mean("update_at_sink")
 
     @property
     def update_elsewhere(self) -> Float[Tensor, "layer head"]:
-        """Mean of ‖u‖ / ‖x‖ on the rows that attend another key most."""
+        """Mean of ‖u‖ / ‖x‖ on the rows that attend most to another key."""
         return self._mean("update_elsewhere")
 
     @property
     def update_difference(self) -> Float[Tensor, "layer head"]:
-        """Update at the sink less elsewhere, over the texts that have rows of both kinds.
+        """Update at the sink minus elsewhere, over the texts that have rows of both kinds.
 
-        Below 0 with its whole interval where figure 10's claim holds, that heads write less while they attend the sink.
+        The whole interval is below 0 where figure 10's claim holds: heads write less while they attend to the sink.
         """
         return self._difference.nanmean(dim=-1)
 
     def update_interval(self, level: float = LEVEL) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]]:
-        """Low and high end of the t interval of `update_difference` over texts; NaN of fewer than five texts."""
+        """Low and high end of the t interval of `update_difference` over texts; NaN for fewer than five texts."""
         return TextMeans.of_values(self._difference).interval(level)
 
     @cached_property
@@ -253,8 +253,8 @@ class NullAttention(TextResult):
     def null_share(self) -> Float[Tensor, " layer"]:
         """The share of a layer's attention that is null: (1/H) Σ_h sink mass, over its resting heads.
 
-        Of the rows that are no sink. Undecided heads are not counted, so there may be more. NaN where not all heads of
-        the layer were measured.
+        Over the rows outside the sink. Undecided heads are not counted, so the true share may be larger. NaN unless
+        all heads of the layer were measured.
         """
         if self.parts is not None:
             return self.parts[0].null_share - self.parts[1].null_share
@@ -264,7 +264,7 @@ class NullAttention(TextResult):
 
     @property
     def complete(self) -> bool:
-        """Whether every intervention was measured on every text; else the sweep was interrupted: this is a part."""
+        """Whether every intervention was measured on every text; False if the sweep was interrupted."""
         return all(each.complete for each in self.effects.values())
 
     @property
@@ -281,7 +281,7 @@ class NullAttention(TextResult):
     # -- how it is shown and kept -----------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head that was measured: its numbers, every effect with its interval, and the verdict."""
+        """One row per measured head: its numbers, every effect with its interval, and the verdict."""
         columns: dict[str, Tensor] = {name: self._mean(name) for name in FACTS}
         columns["update_difference"] = self.update_difference
         columns["update_difference_low"], columns["update_difference_high"] = self.update_interval()
@@ -305,7 +305,7 @@ class NullAttention(TextResult):
     def plot(self) -> "go.Figure":
         """Layers × heads, each head's verdict as a colour and a letter, with its numbers in the hover.
 
-        Of a difference, the effects of "zero_value" as colours.
+        For a difference: the effects of "zero_value" as colours.
         """
         from ..draw.null_attention import Measured, verdict_map
 
@@ -342,7 +342,7 @@ class NullAttention(TextResult):
         return [Section(heading, self.reading, {"null-attention": self.plot()}, "null.plot()")]
 
     def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
-        """The map of verdicts on a page that lets its reader choose a head of `layers`; `on` names the texts."""
+        """The map of verdicts, for a page whose reader chooses a head in `layers`; `on` names the texts."""
         from ..draw.chart import at_head
         from ..draw.section import Section
 
@@ -352,7 +352,7 @@ class NullAttention(TextResult):
             heading=f"Whether attention to {TARGETS[self.target]} does anything",
             finding=self.lead,
             reading=f"{self.reading} Click a cell to choose its head.",
-            caveat=f"On {on}. A verdict needs an interval, and an interval five texts or more.",
+            caveat=f"On {on}. A verdict needs an interval, and an interval needs at least five texts.",
             figures={"null-attention": at_head(self.plot(), self.layers, tuple(layers))},
             call=f"{call}.plot()",
         )
@@ -361,16 +361,16 @@ class NullAttention(TextResult):
     def reading(self) -> str:
         """How to read the map of verdicts."""
         if self.parts is not None:
-            return "Each cell is one head: the difference of the effects of making the sink's value 0."
+            return "Each cell is one head: the difference between the effects of zeroing the sink's value."
         done = "; ".join(f"{name.replace('_', ' ')}: {about}" for name, about in INTERVENTIONS.items())
         return (
-            f"Each cell is one head. It attends where its mean attention to {TARGETS[self.target]} is "
-            f"{self.least_mass:g} or more, and writes where what that value writes is {self.least_ratio:g} or more of "
-            "the other tokens' median. What it writes counts where making the value 0 changes the metric by more than "
-            f"{self.delta:g}, with the whole interval over texts, and does not count where the interval lies within; "
-            "intervals hold for all heads together. Resting: writes little, and it does not count. Active: writes, and "
-            "it counts. Unused: writes, and it does not count. Subtle: writes little, and it counts. Beside each layer "
-            "stands the share of its attention that is null: that of resting heads. "
+            f"Each cell is one head. It attends if its mean attention to {TARGETS[self.target]} is "
+            f"{self.least_mass:g} or more, and writes if what that value writes is {self.least_ratio:g} or more of "
+            "the other tokens' median. What it writes matters if zeroing the value changes the metric by more than "
+            f"{self.delta:g} over the whole interval, and does not matter if the interval lies within that; intervals "
+            "are over texts and hold for all heads together. Resting: writes little, and it does not matter. Active: "
+            "writes, and it matters. Unused: writes, and it does not matter. Subtle: writes little, and it matters. "
+            "Beside each layer is the share of its attention that is null: that of resting heads. "
             f"What was done: {done}."
         )
 
@@ -387,11 +387,11 @@ class NullAttention(TextResult):
             ]
             listed = f": {', '.join(changed[:_NAMED])}{', …' if len(changed) > _NAMED else ''}" if changed else ""
             return (
-                f"{self._opening}{len(changed)} of {len(verdicts)} heads have another verdict for "
+                f"{self._opening}{len(changed)} of {len(verdicts)} heads have a different verdict for "
                 f"{TARGETS[self.target]} on {self._texts}{listed}."
             )
         found = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
-        part = "" if self.complete else "; stopped early, this is a part"
+        part = "" if self.complete else "; stopped early, incomplete"
         return (
             f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {self._texts}: {found} (within ±{self.delta:g} "
             f"{unit_of(self.metric)}){no_interval(self._n_texts)}{part}."
@@ -419,7 +419,7 @@ _NAMED: Final = 5
 
 
 def _changed(before: str, now: str) -> str:
-    """A verdict that both share, or from which to which it changed."""
+    """The verdict that both share, or how it changed."""
     if not before or not now:
         return ""
     return now if before == now else f"{before} → {now}"

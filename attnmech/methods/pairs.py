@@ -1,4 +1,4 @@
-"""Do two heads matter together? Pairs are ablated, and both heads of each alone (formulas §5)."""
+"""Do two heads interact? Ablate each pair together, and each of its heads alone (formulas §5)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,11 +35,11 @@ Pair = tuple[Head, Head]
 
 @dataclass(frozen=True, repr=False)
 class PairEffects(OverTexts, TextResult):
-    """What ablating two heads together does, and what each does alone: the metric after less before.
+    """The effect of ablating two heads together, and of ablating each alone: the metric after minus before.
 
-    interaction = effect of both − effect of the one − effect of the other. Where an ablation raises the metric when it
-    does harm (loss, KL), it is above 0 for heads that stand in for each other, and below 0 for heads that need each
-    other. Intervals are over texts; `simultaneous`, `clear` and `one_text` are those of the interactions.
+    interaction = effect of both − effect of the one − effect of the other. For metrics that rise with damage (loss,
+    KL), it is above 0 for heads that back each other up, and below 0 for heads that need each other. Intervals are
+    over texts; `simultaneous`, `clear` and `one_text` are those of the interactions.
     """
 
     metric: str
@@ -48,7 +48,7 @@ class PairEffects(OverTexts, TextResult):
     before: Float[Tensor, " text"]
     """The metric of each text, with nothing changed."""
     after_both: Float[Tensor, "pair text"]
-    """The metric with both heads ablated; NaN where the sweep was interrupted before."""
+    """The metric with both heads ablated; NaN where the sweep was interrupted first."""
     after_one: Float[Tensor, "pair text"]
     """With the first head of the pair alone."""
     after_other: Float[Tensor, "pair text"]
@@ -88,7 +88,7 @@ class PairEffects(OverTexts, TextResult):
         return self.per_text["interaction"].nanmean(dim=-1)
 
     def interval(self, level: float = LEVEL) -> dict[str, tuple[Float[Tensor, " pair"], Float[Tensor, " pair"]]]:
-        """Low and high end of the t interval of each mean by itself, by the names of `per_text`; NaN under 5 texts."""
+        """Low and high end of the pointwise t interval of each mean, keyed as in `per_text`; NaN under 5 texts."""
         return {name: TextMeans.of_values(values).interval(level) for name, values in self.per_text.items()}
 
     @property
@@ -97,18 +97,18 @@ class PairEffects(OverTexts, TextResult):
 
     @property
     def texts(self) -> Int[Tensor, " pair"]:
-        """Over how many texts each mean is; in a difference of other texts, those of the one with fewer."""
+        """The number of texts behind each mean; for an unpaired difference, that of the result with fewer."""
         if self.parts is None or self.paired:
             return (~self.per_text["interaction"].isnan()).sum(dim=-1)
         return torch.minimum(self.parts[0].texts, self.parts[1].texts)
 
     @property
     def complete(self) -> bool:
-        """Whether every pair was measured on every text; else the sweep was interrupted, and this is a part."""
+        """Whether every pair was measured on every text; False if the sweep was interrupted."""
         return not bool(self.per_text["interaction"].isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a pair: its heads; both, one, other and interaction, each with its _low and _high; texts.
+        """One row per pair: its heads; both, one, other and interaction, each with its _low and _high; texts.
 
         And `clear` and `one_text` of the interaction.
         """
@@ -125,7 +125,7 @@ class PairEffects(OverTexts, TextResult):
         return frame
 
     def plot(self) -> "go.Figure":
-        """A row a pair: the effect of both, the sum of the effects of each, and the interaction, with intervals."""
+        """One row per pair: the effect of both, the sum of the two effects, and the interaction, with intervals."""
         from ..draw.intervals import interval_rows
 
         found = self.per_text
@@ -148,7 +148,7 @@ class PairEffects(OverTexts, TextResult):
     def _sections(self) -> "Sequence[Section]":
         from ..draw.section import Section
 
-        reading = "Each row is a pair of heads. Where both together are the sum of each alone, they do not interact."
+        reading = "Each row is a pair of heads. If both together equal the sum of each alone, they do not interact."
         return [Section("Pairs", reading, {"pairs": self.plot()}, "effects.plot()")]
 
     @property
@@ -163,7 +163,7 @@ class PairEffects(OverTexts, TextResult):
             unit=unit_of(self.metric),
             what="interaction" if self.parts is None else "difference of interactions",
         )
-        part = "" if self.complete else "; stopped early, this is a part"
+        part = "" if self.complete else "; stopped early, incomplete"
         return f"{about}: {largest}{part}."
 
     @property
@@ -195,17 +195,17 @@ def ablate_pairs(
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> PairEffects:
-    """By how much a metric changes when two heads are ablated together, and by how much for each alone.
+    """How much a metric changes when two heads are ablated together, and how much for each alone.
 
     >>> import attnmech as am
     >>> found = am.ablate_pairs(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], [((0, 1), (2, 3))])
     >>> found.interaction.shape
     torch.Size([1])
 
-    `pairs` is a list of two heads each, ((layer, head), (layer, head)). All else is as in `am.ablate_heads`; singles
-    and pairs go through one sweep, and a head of several pairs is measured once.
+    `pairs` is a list of pairs of heads, ((layer, head), (layer, head)). All else is as in `am.ablate_heads`; single
+    heads and pairs go through one sweep, and a head in several pairs is measured once.
 
-    Raises `InputError` for pairs that are none, and what `am.ablate_heads` raises.
+    Raises `InputError` for invalid pairs, and what `am.ablate_heads` raises.
     """
     require_model(model)
     require_known(options, SweepOptions)
@@ -231,7 +231,7 @@ def _checked_pairs(model: HookedModel, pairs: Any) -> tuple[Pair, ...]:
         found = [(_checked_head(one), _checked_head(other)) for one, other in pairs]
     except (TypeError, ValueError):
         raise InputError(
-            f"`pairs` must be a list of two heads each, such as [((0, 1), (2, 3))]; got {shown(pairs)}."
+            f"`pairs` must be a list of pairs of heads, such as [((0, 1), (2, 3))]; got {shown(pairs)}."
         ) from None
     if not found:
         raise InputError("`pairs` must name at least one pair; got an empty list.")

@@ -1,4 +1,4 @@
-"""Where does a model keep what tells two prompts apart? Activations of one run are put into the other (formulas §5)."""
+"""Where does a model keep what tells two prompts apart? Patch activations of one run into the other (formulas §5)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 AT: Final = ("z", "resid_pre", "attn_out", "mlp_out")
-"""Where activations can be put in: head by head, or at each position of a layer."""
+"""Where activations can be patched: head by head, or at each position of a layer."""
 
 SAME_METRIC: Final = 1e-5
-"""The two runs' metrics are one where they differ by less than this share of themselves: rounding, no effect."""
+"""The two runs' metrics count as equal if their relative difference is below this: rounding, not an effect."""
 
 
 @dataclass(frozen=True, repr=False)
 class Patched(Effects):
-    """What putting activations of the clean run into the corrupted one brings back of the clean run's metric."""
+    """How much of the clean run's metric patching its activations into the corrupted run recovers."""
 
     clean: Float[Tensor, " text"]
     """The metric of each clean prompt; `before` is that of the corrupted one."""
@@ -52,16 +52,16 @@ class Patched(Effects):
 
     @property
     def recovered(self) -> Float[Tensor, "layer place"]:
-        """(patched − corrupted) / (clean − corrupted), each a mean over pairs: 1 where the clean run is back.
+        """(patched − corrupted) / (clean − corrupted), each a mean over pairs: 1 where the clean metric is restored.
 
-        NaN for the reason that `not_recoverable` gives.
+        NaN for the reason given by `not_recoverable`.
         """
         return self._shares.mean
 
     def recovered_interval(
         self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer place"], Float[Tensor, "layer place"]]:
-        """Low and high end of the t interval of `recovered` over pairs; NaN of fewer than five."""
+        """Low and high end of the t interval of `recovered` over pairs; NaN for fewer than five."""
         return self._shares.interval(level)
 
     @cached_property
@@ -75,11 +75,11 @@ class Patched(Effects):
 
     @property
     def not_recoverable(self) -> str | None:
-        """Why no share can be told; None where it can."""
+        """Why the share recovered is undefined; None if it is defined."""
         if self.parts is not None:
             return self.parts[0].not_recoverable or self.parts[1].not_recoverable
         if self.metric == "loss":
-            return "the losses of the two runs are those of different next tokens"
+            return "the two runs' losses are for different next tokens"
         clean, corrupted = self.clean.mean(), self.before.nanmean()
         if torch.isclose(clean, corrupted, rtol=SAME_METRIC, atol=0.0):
             return f"the clean and the corrupted prompts give the same {self.metric}, {float(clean):.4g}"
@@ -87,12 +87,12 @@ class Patched(Effects):
 
     @property
     def _gap(self) -> Float[Tensor, " text"]:
-        """By how much the clean run's metric is above the corrupted one's; NaN where that says nothing."""
+        """The clean run's metric minus the corrupted one's; NaN where that is not meaningful."""
         gap = self.clean - self.before
         return gap if self.not_recoverable is None else torch.full_like(gap, torch.nan)
 
     def to_frame(self) -> pd.DataFrame:
-        """The columns of every sweep, and: clean, recovered, recovered_low, recovered_high."""
+        """The columns of every sweep, plus clean, recovered, recovered_low, recovered_high."""
         low, high = self.recovered_interval()
         index, place = self.swept.nonzero().T
         shares = {"recovered": self.recovered, "recovered_low": low, "recovered_high": high}
@@ -111,7 +111,7 @@ class Patched(Effects):
     def lead(self) -> str:
         """The one sentence that the numbers support."""
         reason = self.not_recoverable
-        share = f"; no share is told, since {reason}" if reason else ""
+        share = f"; no share recovered is given, since {reason}" if reason else ""
         return f"{super().lead.removesuffix('.')}{share}."
 
     @property
@@ -127,19 +127,19 @@ class Patched(Effects):
 
 @dataclass(frozen=True, repr=False)
 class PatchEffects(Patched, HeadEffects):
-    """By how much a metric changes when a head writes in the corrupted run what it writes in the clean one.
+    """How much a metric changes when a head writes in the corrupted run what it writes in the clean one.
 
-    `effect [layer head]` is the metric patched less corrupted; `recovered [layer head]` its share of clean less
+    `effect [layer head]` is the metric patched minus corrupted; `recovered [layer head]` its share of clean minus
     corrupted. Units are those of the metric; intervals are over pairs.
     """
 
 
 @dataclass(frozen=True, repr=False)
 class PositionEffects(Patched):
-    """By how much a metric changes when one position of a layer is in the corrupted run what it is in the clean one.
+    """How much a metric changes when one position of a layer takes its clean value in the corrupted run.
 
-    `effect [layer position]` is the metric patched less corrupted; `recovered [layer position]` its share of clean
-    less corrupted. Units are those of the metric; intervals are over pairs.
+    `effect [layer position]` is the metric patched minus corrupted; `recovered [layer position]` its share of clean
+    minus corrupted. Units are those of the metric; intervals are over pairs.
     """
 
     PLACE: ClassVar[str] = "position"
@@ -154,9 +154,9 @@ class PositionEffects(Patched):
 
     @property
     def position_tokens(self) -> tuple[str, ...]:
-        """The tokens of the first pair: the corrupted one's, with the clean one's before it where it is another.
+        """The tokens of the first pair: the corrupted prompt's, as "clean→corrupted" where the two differ.
 
-        None of a difference of other pairs.
+        Empty for a difference between results on different pairs.
         """
         if not self.tokens or not self.clean_tokens:
             return ()
@@ -177,7 +177,7 @@ def patch(
     metric: MetricLike = "logit_difference",
     **options: Unpack[SweepOptions],
 ) -> PatchEffects | PositionEffects:
-    """By how much a metric changes when activations of the clean run are put into the corrupted one.
+    """How much a metric changes when activations of the clean run are patched into the corrupted one.
 
     >>> import attnmech as am
     >>> found = am.patch(
@@ -186,20 +186,21 @@ def patch(
     >>> found.effect.shape, found.recovered.shape                                       # doctest: +SKIP
     (torch.Size([4, 8]), torch.Size([4, 8]))
 
-    Prompt n of `clean` belongs to prompt n of `corrupted`, and has as many tokens. The corrupted prompt is run, and
-    what changes is one place of it (denoising: what is enough to bring the clean answer back):
+    Prompt n of `clean` is paired with prompt n of `corrupted`, and has as many tokens. The corrupted prompt is run
+    with one place patched at a time (denoising: what suffices to restore the clean answer):
 
     - at="z": what a head writes, at all positions or at `positions` together; gives `[layer head]`;
     - at="resid_pre", "attn_out" or "mlp_out": the stream as it enters a layer, or what its attention or its MLP
-      adds, at one position; gives `[layer position]`, for `positions` or all. All prompts then have one length.
+      adds, at one position; gives `[layer position]`, for `positions` or all. All prompts must then have the same
+      length.
 
-    `.effect` is the metric after less before, `.recovered` that change as a share of what separates the two runs.
-    `answers` and `against` hold a token for each pair: the clean prompt's answer, as a rule, and the corrupted
-    one's. metric="loss" has no share, since the runs have different next tokens; "kl" has no meaning here.
+    `.effect` is the metric after minus before, `.recovered` that change as a share of the gap between the two runs.
+    `answers` and `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
+    metric="loss" has no share, since the runs have different next tokens; "kl" has no meaning here.
 
     `memory`, `journal`, `partial` and `progress` are as in `am.ablate_heads`.
 
-    Raises `InputError` for prompts that are no pairs, and for points, heads, positions and metrics that cannot be;
+    Raises `InputError` for prompts that do not pair up, and for invalid points, heads, positions and metrics;
     `JournalError` for the journal of another sweep. Source: Meng et al. 2022; Wang et al. 2023.
     """
     require_model(model)
@@ -238,8 +239,8 @@ def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
         raise InputError(f'`heads` is for at="z"; {at} has no heads. Choose `layers` and `positions`.')
     if isinstance(metric, str) and metric == "kl":
         raise InputError(
-            'metric="kl" compares with the run before the change, here the corrupted one, so it cannot say how near '
-            'the clean one is. Take "logit_difference", "accuracy", or a function (logits, batch) -> [batch].'
+            'metric="kl" compares with the unpatched run, here the corrupted one, so it cannot say how close the clean '
+            'one is. Use "logit_difference", "accuracy", or a function (logits, batch) -> [batch].'
         )
 
 
@@ -250,7 +251,7 @@ def _at_position(at: str, layer: int, position: int, values: Mapping[int, Values
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Prompts of equal length, two by two."""
+    """Clean prompts, each with a corrupted one of the same length."""
 
     clean: list[CorpusBatch]
     given: tuple[Any, Any]
@@ -272,7 +273,7 @@ class _Pairs:
         return one_by_one(Values(found, "that of the clean run"))
 
     def check_positions(self, positions: Sequence[int]) -> list[int]:
-        """The positions chosen; `InputError` where the shortest prompt has not so many."""
+        """The positions chosen; `InputError` for one beyond the shortest prompt."""
         given = listed("positions", positions, "a list of positions")
         found = [index_of("positions", each, min(self.lengths), "tokens of the shortest prompt") for each in given]
         if not found:
@@ -280,13 +281,13 @@ class _Pairs:
         return sorted(set(found))
 
     def one_length(self, at: str) -> int:
-        """The length that all prompts have; `InputError` where they have several."""
+        """The length that all prompts share; `InputError` if their lengths differ."""
         first = self.lengths[0]
         for number, length in enumerate(self.lengths):
             if length != first:
                 raise InputError(
-                    f"at={at!r} goes position by position, so all pairs must have one length; pair 0 has {first} "
-                    f"tokens, pair {number} has {length}. Patch the pairs of each length by themselves."
+                    f"at={at!r} goes position by position, so all pairs must have the same length; pair 0 has {first} "
+                    f"tokens, pair {number} has {length}. Patch the pairs of each length separately."
                 )
         return first
 
@@ -297,7 +298,7 @@ class _Prompt:
 
     queries: tuple[str, ...]
     keys: tuple[str, ...]
-    """What an encoder is given, in a model that has one; else the same."""
+    """The encoder's tokens, in a model that has one; else the same."""
     begins: tuple[int, int]
 
 
@@ -315,25 +316,25 @@ def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
 def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None:
     if len(clean) != len(corrupted):
         raise InputError(
-            f"every clean prompt needs its corrupted one; got {len(clean)} clean and {len(corrupted)} corrupted."
+            f"every clean prompt needs a corrupted one; got {len(clean)} clean and {len(corrupted)} corrupted."
         )
     for number, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
         for mine, yours in ((one.keys, other.keys), (one.queries, other.queries)):
             if len(mine) != len(yours):
                 raise InputError(
-                    f"the two prompts of a pair must have equally many tokens; pair {number} has {len(mine)} clean, "
-                    f"{list(mine)}, and {len(yours)} corrupted, {list(yours)}. Choose words that are as many tokens."
+                    f"the two prompts of a pair must have the same number of tokens; pair {number} has {len(mine)} "
+                    f"clean, {list(mine)}, and {len(yours)} corrupted, {list(yours)}. Choose words of as many tokens."
                 )
         if one.begins != other.begins:
             raise InputError(
-                f"the two prompts of a pair must begin at one position; the padding of pair {number} has the clean one "
-                f"at {one.begins[0]} and the corrupted one at {other.begins[0]}."
+                f"the two prompts of a pair must begin at the same position; the padding of pair {number} puts the "
+                f"clean one at {one.begins[0]} and the corrupted one at {other.begins[0]}."
             )
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What all sweeps of one call share."""
+    """What all sweeps of one call have in common."""
 
     model: HookedModel
     pairs: _Pairs
@@ -347,7 +348,7 @@ class _Run:
         return sweep(self.model, corrupted, each_alone, self.metric, noted=noted, **self.options)
 
     def clean_fields(self) -> dict[str, Any]:
-        """What a result holds of the clean prompts."""
+        """The fields of a result about the clean prompts."""
         clean, _ = self.pairs.given
         measuring = self.options | {"journal": None, "partial": False, "progress": False}
         swept = sweep(self.model, clean, [()], self.metric, **measuring)

@@ -1,4 +1,4 @@
-"""How many heads does a model need? They are ablated one after the other, the least harmful first (formulas §5)."""
+"""How many heads does a model need? Ablate them one after another, the least harmful first (formulas §5)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,10 +39,10 @@ HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True,
 
 @dataclass(frozen=True, repr=False)
 class PruningCurve(OverTexts, PagedResult):
-    """A metric while heads are ablated one after the other: each time the one whose loss harms least.
+    """A metric as heads are ablated one after another: at each step the head whose removal hurts least.
 
-    The heads are chosen on the texts that the curve is of, so on other texts it will lie somewhat worse. What it is
-    worth is seen against `random`, the same number of heads gone in random order. Intervals are over texts.
+    The heads are chosen on the same texts that the curve is measured on, so other texts will give a somewhat worse
+    curve. Its baseline is `random`: the same number of heads ablated in random order. Intervals are over texts.
     """
 
     SUBTRACT = "each ablates heads in its own order, so subtract the results of am.ablate_heads"
@@ -51,9 +51,9 @@ class PruningCurve(OverTexts, PagedResult):
     method: str
     higher_is_better: bool
     order: tuple[Head, ...]
-    """The heads in the order in which they went."""
+    """The heads in the order in which they were ablated."""
     asked: int
-    """How many were to go."""
+    """How many heads were to be ablated."""
     before: Float[Tensor, " text"]
     """The metric of each text with all heads."""
     after: Float[Tensor, "step text"]
@@ -72,7 +72,7 @@ class PruningCurve(OverTexts, PagedResult):
 
     @property
     def effect(self) -> Float[Tensor, " step"]:
-        """By how much the mean metric has changed after each step."""
+        """How much the mean metric has changed after each step."""
         return (self.after - self.before).mean(dim=-1)
 
     @property
@@ -81,18 +81,18 @@ class PruningCurve(OverTexts, PagedResult):
 
     @property
     def random_effect(self) -> Float[Tensor, "draw step"]:
-        """By how much the mean metric has changed after each step of each random order."""
+        """How much the mean metric has changed after each step of each random order."""
         return (self.random - self.before).mean(dim=-1)
 
     @property
     def complete(self) -> bool:
-        """Whether all heads that were to go are gone, in the random orders too; else it was interrupted before."""
+        """Whether all steps were done, in the random orders too; False if the run was interrupted."""
         return len(self.order) == self.asked and not bool(self.random.isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a step: removed, layer, head, effect with its ends, clear, one_text, after, and random orders' effects.
+        """One row per step: removed, layer, head, effect with its interval, clear, one_text, after, random.
 
-        `random` is their mean; `random_least` and `random_most` are the lowest and the highest of them.
+        `random` is the mean effect of the random orders; `random_least` and `random_most` are the lowest and highest.
         """
         steps = len(self.order)
         drawn = self.random_effect if len(self.random) else torch.full((1, steps), torch.nan)
@@ -112,7 +112,7 @@ class PruningCurve(OverTexts, PagedResult):
         return frame
 
     def plot(self) -> "go.Figure":
-        """The metric against the number of heads gone, with its interval, and the random orders."""
+        """The metric against the number of heads ablated, with its interval, and the random orders."""
         from ..draw.curves import pruning_lines
 
         curve = torch.cat((self.before[None], self.after))
@@ -129,12 +129,12 @@ class PruningCurve(OverTexts, PagedResult):
 
     @property
     def _title(self) -> str:
-        return f"Heads that can go: {self.method} ablation and {self.metric}"
+        return f"Pruning heads: {self.method} ablation and {self.metric}"
 
     def _sections(self) -> "Sequence[Section]":
         from ..draw.section import Section
 
-        reading = "Each step ablates the head that harms least, chosen on these texts; dotted: heads in random order."
+        reading = "Each step ablates the least harmful head, chosen on these texts; dotted: heads in random order."
         return [Section("Pruning", reading, {"pruning": self.plot()}, "curve.plot()")]
 
     @property
@@ -171,23 +171,23 @@ def prune_heads(
     seed: int = 0,
     **options: Unpack[SweepOptions],
 ) -> PruningCurve:
-    """What a metric becomes when heads are ablated one after the other, each time the one that harms least.
+    """How a metric changes as heads are ablated one after another, the least harmful first.
 
     >>> import attnmech as am
     >>> curve = am.prune_heads(am.load(), "Anna sang of shells.", layers=[0], steps=3)
     >>> len(curve.order), curve.after.shape
     (3, torch.Size([3, 1]))
 
-    At each step every head that is left is ablated together with those gone before, and the one with the best mean
-    metric goes; so N heads take N(N + 1)/2 measurements, and `steps` of them fewer. `random` orders, drawn by `seed`,
-    are the baseline; 0 is none.
+    Each step tries every remaining head together with those already ablated, and ablates the one with the best mean
+    metric; so N heads take N(N + 1)/2 measurements, and fewer with `steps`. The baseline is `random` orders drawn by
+    `seed` (0 for none).
 
-    What is better follows from the metric's name; with a function, say `higher_is_better`. All other options are those
-    of `am.ablate_heads`. With `journal`, a path, `prune_heads` resumes if interrupted (a second file, with ".step" at
-    its end, holds the step under way). Ctrl-C raises `KeyboardInterrupt`; with `partial` it returns the steps done
+    Whether higher is better follows from the metric's name; for a function, give `higher_is_better`. All other options
+    are those of `am.ablate_heads`. With `journal`, a path, `prune_heads` resumes if interrupted (a second file, ending
+    in ".step", holds the step under way). Ctrl-C raises `KeyboardInterrupt`; with `partial` it returns the steps done
     (`PruningCurve.complete` is then False).
 
-    Raises `InputError` for steps and draws that cannot be, and what `am.ablate_heads` raises.
+    Raises `InputError` for invalid steps and draws, and what `am.ablate_heads` raises.
     """
     require_model(model)
     require_known(options, SweepOptions)
@@ -243,7 +243,7 @@ def prune_heads(
 
 
 class _Greedy:
-    """The heads that are gone, and what the metric was after each."""
+    """The heads ablated so far, and the metric after each."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class _Greedy:
             self._check(file, precision)
 
     def _check(self, file: Journal, precision: torch.dtype) -> None:
-        """Measures the last step of the journal again; `JournalError` where it gives other numbers."""
+        """Measures the journal's last step again; `JournalError` if it gives other numbers."""
         (found,) = self._measure([tuple(self.order)]).after
         count = "1 head" if len(self.order) == 1 else f"{len(self.order)} heads"
         names = [f"the metric of text {number} with {count} ablated" for number in range(len(found))]
@@ -272,16 +272,16 @@ class _Greedy:
 
     @property
     def done(self) -> bool:
-        """Whether all are gone that were to go."""
+        """Whether all steps are done."""
         return len(self.order) == self._count
 
     @property
     def step_file(self) -> Path | None:
-        """Where the journal of the sweep under way stands."""
+        """The journal of the sweep under way."""
         return None if self._file is None else self._file.path.with_name(self._file.path.name + ".step")
 
     def run(self, bar: Steps) -> None:
-        """All steps."""
+        """Does all steps that are left."""
         bar.advance(sum(len(self._heads) - step for step in range(len(self.order))))
         while not self.done:
             left = [head for head in self._heads if head not in self.order]
@@ -325,13 +325,13 @@ def _better(judge: Metric, given: bool | None) -> bool:
         known = HIGHER_IS_BETTER[judge.name]
         if given not in (None, known):
             raise InputError(
-                f"of {judge.name}, {'higher' if known else 'lower'} is better; leave `higher_is_better` out."
+                f"for {judge.name}, {'higher' if known else 'lower'} is better; leave `higher_is_better` out."
             )
         return known
     if given is None:
         raise InputError(
-            f"with a function as metric ({judge.name}), say what is better: higher_is_better=True, or False as of a "
-            "loss."
+            f"with a function as the metric ({judge.name}), say what is better: higher_is_better=True, or False as "
+            "for a loss."
         )
     return given
 

@@ -1,4 +1,4 @@
-"""What does a head write into the residual stream? How much, and along the stream or across it (formulas §1).
+"""What does a head write into the residual stream: how much, and along the stream or across it (formulas §1)?
 
 Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 """
@@ -47,14 +47,14 @@ STATISTICS: Final = (
     "magnitude", "orientation", "along", "across", "target_magnitude", "target_orientation",
     "magnitude_at_self", "magnitude_at_first", "magnitude_elsewhere",
 )  # fmt: skip
-"""What is measured of every head, row by row, in the order of the axis `statistic`."""
+"""What is measured for every head, row by row, in the order of the axis `statistic`."""
 
 _ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom'])"
 
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
 BLOCK_STATISTICS: Final = ("attn_magnitude", "attn_orientation", "mlp_magnitude", "mlp_orientation", "cancellation")
-"""What is measured of a layer's attention and MLP as wholes, row by row."""
+"""What is measured for a layer's whole attention and whole MLP, row by row."""
 
 
 def residual_updates(
@@ -68,7 +68,7 @@ def residual_updates(
     against: Answers = None,
     **corpus: Any,
 ) -> "ResidualUpdates":
-    """How large each head's update of the residual stream is beside the stream, and which way it points.
+    """How large each head's update is relative to the residual stream, and which way it points.
 
     >>> import attnmech as am
     >>> updates = am.residual_updates(am.load(), "Anna sang of shells.")
@@ -76,17 +76,17 @@ def residual_updates(
     torch.Size([4, 8])
 
     Query side: u_i = Σ_j p_ij v_j W_O, against x_i, the stream as it enters the block (`resid_pre`). Target side:
-    u_j = v_j W_O of the key j that row i attends most, against x_j, without p. Where a norm stands between attention
+    u_j = v_j W_O of the key j that row i attends to most, against x_j, without p. Where a norm sits between attention
     and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u + the bias's share is `attn_out` in
     every model. Row 0, where a causal head has no choice, is left out of means: see `ResidualUpdates.where`.
 
-    With `answers`, a token for each text (its text or id), `.logits` says what each head writes towards that token's
-    logit at the text's last token, or towards its difference to the token in `against`; the final norm's scale is
-    frozen. Where the model caps its logits softly (Gemma 2) these are pre-cap logits: see `ResidualUpdates.logit_unit`.
-    Raises `InputError` where logits are not one norm and one matrix of the last stream (BERT), with the reason, and
-    `CertificateError` where the certificate found them not to be.
+    With `answers`, one token per text (its text or id), `.logits` is what each head adds to that token's logit at the
+    text's last token, or to its difference from the token in `against`; the final norm's scale is frozen. If the
+    model soft-caps its logits (Gemma 2), these are pre-cap logits: see `ResidualUpdates.logit_unit`. Raises
+    `InputError`, with the reason, if the logits are not one norm and one matrix applied to the last stream (BERT),
+    and `CertificateError` if the certificate found that they are not.
 
-    One forward pass. Of an iterator of texts (a corpus) only sums are kept; `truncate`, `shard`, `journal` and
+    One forward pass. For an iterator of texts (a corpus) only sums are kept; `truncate`, `shard`, `journal` and
     `progress` are those of `am.stream`.
     """
     require_model(model)
@@ -96,7 +96,7 @@ def residual_updates(
         inputs = model.encode(cast(Inputs, inputs), bos=bos)
         towards = _directions(model, len(inputs.ids), answers, against)
     elif against is not None:
-        raise InputError("`against` needs `answers`: the tokens whose logits are compared with it.")
+        raise InputError("`against` needs `answers`: the tokens whose logits are compared with its own.")
     (result,) = stream(model, inputs, [UpdateReducer(towards)], layers=layers, stack=stack, bos=bos, **corpus)
     return result
 
@@ -114,7 +114,7 @@ def _directions(model: HookedModel, texts: int, answers: Answers, against: Answe
 
 @dataclass(frozen=True)
 class Towards:
-    """The direction of the stream that is read for each text's answer."""
+    """The direction in the stream that each text's answer reads."""
 
     unembedding: Unembedding
     direction: Float[Tensor, "batch d_model"]
@@ -122,7 +122,7 @@ class Towards:
 
 @dataclass(frozen=True)
 class UpdateReducer(Reducer):
-    """Measures what every head writes, a layer at a time."""
+    """Measures what every head writes, layer by layer."""
 
     towards: Towards | None = None
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
@@ -130,7 +130,7 @@ class UpdateReducer(Reducer):
 
     @property
     def options(self) -> dict[str, str]:
-        """Towards which answers, if any, by their directions."""
+        """The answers, if any, identified by their directions."""
         if self.towards is None:
             return {"towards": "none"}
         towards = tensors_hash({"direction": self.towards.direction})
@@ -152,19 +152,19 @@ class UpdateReducer(Reducer):
         }
         if self.towards is not None:
             if run.corpus or run.layers[-1] != run.model.last_stream[1] or run.stack is not run.model.output_stack:
-                raise InputError("`answers` needs texts that are run together, and the model's last layer.")
+                raise InputError("`answers` needs a list of texts, not a corpus, and the model's last layer.")
             state["logits"] = torch.zeros(layers, heads, texts, dtype=precision)
             state["final_scale"] = torch.zeros(texts, dtype=precision)
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Which key each row attends most; −1 where it has no choice."""
+        """Notes which key each row attends to most; −1 where it has no choice."""
         choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
         key = block.attention.top.key.masked_fill(~choice[:, None], -1)
         state["top_key"][block.index, :, :, block.rows.start : block.rows.stop] = key.transpose(0, 1).int()
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """What the heads of a layer wrote, and what its attention and MLP did as wholes."""
+        """Measures what a layer's heads wrote, and what its attention and MLP did as wholes."""
         precision = state["values"].dtype
         scale = attention_scale(run.stack, end, precision)
         W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
@@ -210,7 +210,7 @@ class UpdateReducer(Reducer):
         _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
 
     def close(self, state: State, run: Run) -> State:
-        """Sums over the batch's texts, by text."""
+        """Sums over the rows of each of the batch's texts."""
         sums = {}
         for prefix in ("", "block_"):
             by_text = sums_by_text(state[f"{prefix}values"], state[f"{prefix}valid"], state["classes"])
@@ -218,7 +218,7 @@ class UpdateReducer(Reducer):
         return closed(sums if run.corpus else sums | state, run)
 
     def merge(self, one: State, other: State) -> State:
-        """Sums of both."""
+        """The sum of both."""
         return added(one, other)
 
     def finish(self, state: State, source: Source) -> "ResidualUpdates":
@@ -228,14 +228,14 @@ class UpdateReducer(Reducer):
 
 @dataclass(frozen=True)
 class _Attended:
-    """What the key that each row attends most would write, against the stream there."""
+    """What the key that each row attends to most would write, against the stream there."""
 
     magnitude: Float[Tensor, "batch head query"]
     orientation: Float[Tensor, "batch head query"]
     compared: Bool[Tensor, "batch head query"]
-    """Whether there is a key, and a stream at it."""
+    """Whether there is such a key, with a nonzero stream."""
     directed: Bool[Tensor, "batch head query"]
-    """Whether its value is anything but zero, too."""
+    """Whether, in addition, its value is nonzero."""
 
 
 def _attended(
@@ -245,7 +245,7 @@ def _attended(
     key: Int[Tensor, "batch head query"],
     by_token: Float[Tensor, "batch query"],
 ) -> _Attended:
-    """v_j W_O against x_j, for the key j that each row attends most."""
+    """v_j W_O against x_j, for the key j that each row attends to most."""
     norm, stream = writer.norm(values), torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
     magnitude, orientation = norm / stream, cosine(writer.product(values), norm, stream)
     at = key.clamp(min=0).long()
@@ -297,7 +297,7 @@ def _keep(values: Tensor, valid: Tensor, layer: int, found: list[tuple[Tensor, T
 
 
 class _Updates(RowMeans):
-    """What updates of heads and of whole blocks share."""
+    """What the updates of heads and of whole blocks have in common."""
 
     def _bounds(self, statistic: str) -> tuple[float, float]:
         if statistic.endswith("orientation"):
@@ -309,7 +309,7 @@ class _Updates(RowMeans):
 
 @dataclass(frozen=True, repr=False)
 class ResidualUpdates(_Updates):
-    """What the heads of a model write into the residual stream, over the rows of some texts.
+    """What a model's heads write into the residual stream, averaged over the rows of the texts.
 
     Magnitudes are in units of the stream's own norm, orientations are cosines.
     """
@@ -329,7 +329,7 @@ class ResidualUpdates(_Updates):
 
     @classmethod
     def reducer(cls) -> UpdateReducer:
-        """What makes a `ResidualUpdates` in `am.stream`."""
+        """The reducer that computes a `ResidualUpdates` in `am.stream`."""
         return UpdateReducer()
 
     @property
@@ -339,75 +339,73 @@ class ResidualUpdates(_Updates):
 
     @property
     def orientation(self) -> Float[Tensor, "layer head"]:
-        """Mean of cos(u, x): negative where the head takes away of what is there. Figure 8."""
+        """Mean of cos(u, x): negative where the head removes some of what is there. Figure 8."""
         return self.mean("orientation")
 
     @property
     def along(self) -> Float[Tensor, "layer head"]:
-        """Mean of the update's signed part along the stream, u·x / ‖x‖²."""
+        """Mean of the update's signed component along the stream, u·x / ‖x‖²."""
         return self.mean("along")
 
     @property
     def across(self) -> Float[Tensor, "layer head"]:
-        """Mean size of the update's part across the stream, in units of ‖x‖."""
+        """Mean size of the update's component orthogonal to the stream, in units of ‖x‖."""
         return self.mean("across")
 
     @property
     def target_magnitude(self) -> Float[Tensor, "layer head"]:
-        """Mean of ‖v_j W_O‖ / ‖x_j‖ for the key j that each row attends most."""
+        """Mean of ‖v_j W_O‖ / ‖x_j‖ for the key j that each row attends to most."""
         return self.mean("target_magnitude")
 
     @property
     def target_orientation(self) -> Float[Tensor, "layer head"]:
-        """Mean of cos(v_j W_O, x_j) for the key j that each row attends most."""
+        """Mean of cos(v_j W_O, x_j) for the key j that each row attends to most."""
         return self.mean("target_orientation")
 
     @property
     def magnitude_at_first(self) -> Float[Tensor, "layer head"]:
-        """Mean magnitude on rows that attend the first token most: figure 10's claim is that it is small."""
+        """Mean magnitude on rows that attend most to the first token: figure 10 claims that it is small."""
         return self.mean("magnitude_at_first")
 
     @property
     def magnitude_at_self(self) -> Float[Tensor, "layer head"]:
-        """Mean magnitude on rows that attend themselves most."""
+        """Mean magnitude on rows that attend most to their own token."""
         return self.mean("magnitude_at_self")
 
     @property
     def magnitude_elsewhere(self) -> Float[Tensor, "layer head"]:
-        """Mean magnitude on rows that attend any other key most."""
+        """Mean magnitude on rows that attend most to any other key."""
         return self.mean("magnitude_elsewhere")
 
     @property
     def top_key(self) -> Int[Tensor, "layer head batch query"]:
-        """The key that each row attends most; −1 in rows without a choice and at padding."""
+        """The key that each row attends to most; −1 in rows without a choice and at padding."""
         return self._row("top_key")
 
     @property
     def logits(self) -> Float[Tensor, "layer head batch"]:
-        """What each head adds to the logit of the text's answer at its last token, or to the difference asked for.
+        """What each head adds to the logit of the answer at the text's last token, or to the logit difference.
 
-        In `logit_unit`: where the model caps its logits softly, to the logit before the cap.
+        In `logit_unit`: if the model soft-caps its logits, what it adds to the logit before the cap.
         """
         return self._by_layer(self._kept("logits", _ANSWERS) * self._kept("final_scale", _ANSWERS))
 
     @property
     def logit_unit(self) -> str:
-        """What `logits` is counted in: "logits", or "pre-cap logits" where the model caps them softly (Gemma 2)."""
+        """The unit of `logits`: "logits", or "pre-cap logits" if the model soft-caps them (Gemma 2)."""
         self._kept("logits", _ANSWERS)
         return str(next(each["logit_unit"] for _, each in self.provenance.options["reducers"] if "logit_unit" in each))
 
     @property
     def blocks(self) -> "BlockUpdates":
-        """What attention and MLP add as wholes, and how much the heads cancel each other."""
+        """What the whole attention and the whole MLP add, and how much the heads cancel each other."""
         if self.parts is not None:
             one, other = (part.blocks for part in self.parts)
             return one - other
         names = ("sums", "counts", "values", "valid")
         state = {name: self.state[f"block_{name}"] for name in names if f"block_{name}" in self.state}
         if "sums" not in state:
-            raise InputError(
-                "`blocks` is not known of rows that were chosen one by one; use `.blocks.where(rows=...)`."
-            )
+            raise InputError("`blocks` is not available for individually chosen rows; use `.blocks.where(rows=...)`.")
         state |= {name: self.state[name] for name in ("classes", "groups", "modulus") if name in self.state}
         shared = ("layers", "n_layers", "documents", "truncated", "chosen", "tokens", "provenance")
         return BlockUpdates(state=state, **{name: getattr(self, name) for name in shared})
@@ -423,9 +421,9 @@ class ResidualUpdates(_Updates):
     ) -> "go.Figure":
         """Figure 7 (`magnitude`), 8 (`orientation`), 9 (`orientation_by_magnitude`) or 10 (`magnitude_by_position`).
 
-        Of one layer (the first where `layer` is None) and one text; `side="target"` for what the value of the most
-        attended key would write. Never shown, returned; with `head`, that head stands out. Of a difference, figures 7
-        and 8 are maps of layers × heads, and the others are those of its two `parts`.
+        For one layer (the first if `layer` is None) and one text; `side="target"` shows what the value of the most
+        attended key would write. Returned, not shown; `head` highlights that head. For a difference, figures 7 and 8
+        are maps of layers × heads, and the others are those of its two `parts`.
         """
         from ..draw import updates as draw
 
@@ -452,21 +450,19 @@ class ResidualUpdates(_Updates):
         statistic = figure if side == "query" else f"{side}_{figure}"
         if figure not in ("magnitude", "orientation") or statistic not in STATISTICS:
             raise InputError(
-                f'a difference is drawn by figure "magnitude" or "orientation" and side "query" or "target"; got '
-                f"{figure!r} and {side!r}. The other figures are those of its two results, `parts`."
+                f'a difference is drawn with figure "magnitude" or "orientation" and side "query" or "target"; got '
+                f"{figure!r} and {side!r}. For the other figures, plot its two results, `parts`."
             )
         return self._difference_map(statistic)
 
     def view(self, sequence: int = 0, layers: Iterable[int] | None = None) -> "UpdateView":
-        """The numbers of figures 7 to 10 for one text, as arrays for drawing; of all its layers or some."""
+        """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all its layers or some."""
         from ..draw.view import UpdateView
 
         real = self._row("classes").any(dim=1)
         sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
         if self.provenance.options.get("stack") == "cross":
-            raise InputError(
-                "figures 7 to 10 show a text that looks at itself; this is cross-attention. Use .to_frame()."
-            )
+            raise InputError("figures 7 to 10 show self-attention; this is cross-attention. Use .to_frame().")
         here = real[sequence].nonzero()[:, 0]
         given = self.layers if layers is None else listed("layers", layers, "a list of ints")
         places = [self._place_of(layer) for layer in given]
@@ -487,7 +483,7 @@ class ResidualUpdates(_Updates):
         )
 
     def sections(self, call: str = "updates", layers: Iterable[int] | None = None) -> "list[Section]":
-        """Figures 7 to 10 of one text as a page shows them, which lets its reader choose a layer and a head."""
+        """Figures 7 to 10 of one text, for a page whose reader chooses a layer and a head."""
         from ..draw.update_sections import update_sections
 
         return update_sections(self.view(layers=layers), call)
@@ -503,7 +499,7 @@ class ResidualUpdates(_Updates):
         return [
             Section(
                 f"Figure 10. Updates along the text, layer {layer}",
-                "‖u‖ / ‖x‖ of every head at every token, marked by the key that the head attends most there.",
+                "‖u‖ / ‖x‖ of every head at every token, marked by the key that the head attends to most there.",
                 {f"magnitude-by-position-{layer}": self.plot("magnitude_by_position", layer=layer)},
                 f'updates.plot("magnitude_by_position", layer={layer})',
             )
@@ -522,13 +518,13 @@ class ResidualUpdates(_Updates):
             mean = self.logits.mean(dim=-1)
             place, head = divmod(int(mean.abs().nan_to_num(0.0).argmax()), mean.shape[1])
             answers = (
-                f" Towards the answers L{self.layers[place]}H{head} writes most: {float(mean[place, head]):+.2f} "
+                f" L{self.layers[place]}H{head} writes most towards the answers: {float(mean[place, head]):+.2f} "
                 f"{self.logit_unit} on average."
             )
         return (
-            f"A head's update is {float(self.magnitude.nanmean()):.0%} as long as the stream on average; "
-            f"of the {int(both.sum())} heads with rows of both kinds, {smaller} write less where they attend the first "
-            f"token most than elsewhere.{answers}"
+            f"On average a head's update is {float(self.magnitude.nanmean()):.0%} as long as the stream; "
+            f"of the {int(both.sum())} heads with rows of both kinds, {smaller} write less where they attend most to "
+            f"the first token than elsewhere.{answers}"
         )
 
     def __repr__(self) -> str:
@@ -544,15 +540,15 @@ class ResidualUpdates(_Updates):
 
 @dataclass(frozen=True, repr=False)
 class BlockUpdates(_Updates):
-    """What a layer's attention and its MLP add to the stream as wholes; means are `[layer 1]`.
+    """What a layer's whole attention and whole MLP add to the stream; means are `[layer 1]`.
 
     `attn_magnitude` ‖attn_out‖ / ‖x‖ and `attn_orientation` cos(attn_out, x) against the stream that enters the
     block, `mlp_magnitude` and `mlp_orientation` against the stream that the MLP adds to; `cancellation` is
-    ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in one direction, near 0 where they cancel.
+    ‖Σ_h u_h‖ / Σ_h ‖u_h‖: 1 where all heads write in the same direction, near 0 where they cancel.
     """
 
     STATISTICS = BLOCK_STATISTICS
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a layer: layer, every statistic, and its `_low` and `_high` where there is an interval."""
+        """One row per layer: layer, every statistic, and its `_low` and `_high` where there is an interval."""
         return super().to_frame().drop(columns="head")

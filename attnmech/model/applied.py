@@ -1,4 +1,4 @@
-"""How interventions change on a pass: in which texts, on which cells, at which step of the attention."""
+"""How do interventions change a pass? In which texts, on which cells, at which step of the attention."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,33 +17,33 @@ from .mask import MaskRule
 from .observed import LayerFacts
 
 Ledger: TypeAlias = Callable[[Any, Tensor, Tensor], ScoreParts]
-"""Makes the terms of a layer's scores from what the layer is, `attn_in`, and what is visible."""
+"""Makes the terms of a layer's scores from the layer's block, `attn_in`, and the visible keys."""
 
 _IN_ATTENTION: Final = ("pattern", "scores", "v")
 """The points whose edits need more than the value at the point."""
 
 _POSITION_AXES: Final = {"pattern": (2, 3)}
-"""The axes of positions, where they are not the second alone."""
+"""The axes of positions, if they are not just the second axis."""
 
 
 @dataclass(frozen=True)
 class Applied:
-    """One intervention in force in a model, in some texts of the batch that runs."""
+    """One intervention as applied to a model, in some texts of the running batch."""
 
     intervention: Intervention
     heads: Mapping[int, tuple[int, ...]]
     """The layers that it touches, each with its heads; without heads at points of the stream."""
     texts: slice = field(default_factory=lambda: slice(None))
-    """The rows of the running batch that it changes in."""
+    """The rows of the running batch that it changes."""
     source: slice | Tensor = field(default_factory=lambda: slice(None))
-    """Which of the texts that the intervention's values are made for stand there."""
+    """Which of the texts that the intervention's values are for are in these rows."""
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
     ledger: Ledger | None = None
-    """Where a term of the scores is changed: what makes the terms."""
+    """The function that makes the terms, for changes to a term of the scores."""
 
     def values(self, layer: int, like: Tensor) -> Tensor:
-        """What it puts in, in the shape, dtype and place of what stands there in its texts."""
+        """What it puts in, in the shape, dtype and device of the values that it replaces."""
         assert self.intervention.values is not None
         point = self.intervention.point
         value = self._of_texts(self.intervention.values.by_layer[layer], len(like)).to(like)
@@ -68,16 +68,16 @@ class Applied:
         return chosen
 
     def rows(self, rows: range, length: int) -> list[int]:
-        """Those of a block of rows that it changes on, counted from the block's first; the text has `length`."""
+        """The rows of a block that it changes, counted from the block's first; the text has `length`."""
         chosen = self.intervention.positions
         if chosen is None:
             return list(range(len(rows)))
         if max(chosen) >= length:
-            raise InputError(f"{self.intervention}: the text has {length} positions, from 0 on.")
+            raise InputError(f"{self.intervention}: the text has only {length} positions, counted from 0.")
         return [row - rows.start for row in chosen if row in rows]
 
     def keys(self, batch: Batch) -> Bool[Tensor, "batch key"]:
-        """The keys that are meant, of the texts it changes in."""
+        """The selected keys, in the texts that it changes."""
         wanted = self.intervention.keys
         ids, mask = batch.ids[self.texts], batch.mask[self.texts]
         place = torch.arange(ids.shape[1], device=ids.device)
@@ -95,7 +95,7 @@ class Applied:
             return torch.isin(ids, known) & mask
         assert isinstance(wanted, tuple)
         if max(wanted) >= ids.shape[1]:
-            raise InputError(f"{self.intervention}: the text has {ids.shape[1]} keys, from 0 on.")
+            raise InputError(f"{self.intervention}: the text has only {ids.shape[1]} keys, counted from 0.")
         return torch.isin(place, torch.tensor(wanted, device=ids.device)).expand(len(ids), -1)
 
     def at_point(self, value: Tensor, layer: int) -> None:
@@ -115,11 +115,11 @@ class Applied:
 
 
 def check_values(intervention: Intervention, layers: Iterable[int], sizes: Mapping[str, int]) -> None:
-    """Raises `InputError` where there are no values for a layer, or values that do not fit its axes."""
+    """Raises `InputError` if there are no values for a layer, or values that do not fit its axes."""
     if intervention.values is None:
         return
     given, axes = intervention.values.by_layer, POINTS[intervention.point].axes
-    # Values of keys are changed for single heads; those that a run gives are the same for heads that share them.
+    # Values of keys are changed per head; values from a run are the same for heads that share them.
     allowed = {"kv_head": (sizes["kv_head"], sizes["head"])}
     for layer in layers:
         if layer not in given:
@@ -145,16 +145,16 @@ class AppliedInLayer:
 
     @property
     def edits_pattern(self) -> bool:
-        """Whether the pattern is another than the softmax of the scores."""
+        """Whether the pattern differs from the softmax of the scores."""
         return bool(self.removals or self.patterns)
 
     @property
     def whole_rows(self) -> bool:
-        """Whether it may put weight on keys that no row of a block may see."""
+        """Whether it may put weight on keys that no row of a block can see."""
         return any(change.intervention.edit == "replace" for change in self.patterns)
 
     def ledger(self, facts: "LayerFacts", mask: "MaskRule") -> ScoreParts:
-        """The terms of the scores under way; `InputError` where they lack one that is to be scaled."""
+        """The terms of the current scores; `InputError` if they lack one to be scaled."""
         make, attn_in = self.scales[0].ledger, facts.notes.attn_in
         assert make is not None and attn_in is not None
         parts = make(facts, attn_in, mask.visible(range(mask.queries)))
@@ -175,7 +175,7 @@ class AppliedInLayer:
             scores[:, heads] += added.to(scores.dtype)
 
     def _factors(self, scores: Tensor) -> dict[str, Float[Tensor, "batch head"]]:
-        """By what each term is multiplied: where several changes scale it, by the product of their factors."""
+        """The factor of each term: if several changes scale it, the product of their factors."""
         found: dict[str, Tensor] = {}
         for change in self.scales:
             assert change.intervention.term is not None
@@ -187,7 +187,7 @@ class AppliedInLayer:
     def removed(
         self, scores: Tensor, keys: Batch, mask: "MaskRule", rows: range
     ) -> Bool[Tensor, "batch head row key"] | None:
-        """True at the keys that are taken from a block of rows; None where none are."""
+        """True at the keys that are removed from a block of rows; None if none are."""
         if not self.removals:
             return None
         found = torch.zeros_like(scores, dtype=torch.bool)
@@ -206,7 +206,7 @@ class AppliedInLayer:
         mask: "MaskRule",
         rows: range,
     ) -> Float[Tensor, "batch head row key"]:
-        """The pattern after all edits; rows that were left no key are 0."""
+        """The pattern after all edits; rows left without keys are 0."""
         seen = mask.visible(rows)[..., : pattern.shape[-1]].expand_as(pattern)
         if removed is not None:
             seen = seen & ~removed
@@ -237,7 +237,7 @@ class AppliedInLayer:
         return (place == target).to(pattern).expand_as(pattern)
 
     def change_of_values(self, v: Tensor, heads: int, keys: Batch) -> Float[Tensor, "batch head key d_head"] | None:
-        """By how much the values that single heads read are others than v `[batch kv_head key d_head]`."""
+        """How much the values that single heads read differ from v `[batch kv_head key d_head]`."""
         if not self.values:
             return None
         own = v.repeat_interleave(heads // v.shape[1], dim=1)
@@ -254,16 +254,16 @@ class AppliedInLayer:
 
 @dataclass(frozen=True)
 class AppliedByPoint:
-    """All that is in force, by where it changes."""
+    """All active changes, by where they act."""
 
     at_points: Mapping[PointKey, tuple[Applied, ...]] = field(default_factory=dict)
     in_attention: Mapping[tuple[str, int], AppliedInLayer] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    """What each intervention says of itself."""
+    """The text of each intervention."""
 
     @classmethod
     def of(cls, changes: Sequence[Applied]) -> "AppliedByPoint":
-        """The changes by where they change, in their order."""
+        """The changes by where they act, in order."""
         points: dict[PointKey, list[Applied]] = {}
         layers: dict[tuple[str, int], list[Applied]] = {}
         for change in changes:

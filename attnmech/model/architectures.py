@@ -1,4 +1,4 @@
-"""All differences between architectures: one table of where things stand and how the blocks are built.
+"""How do architectures differ? One table of where things are and how blocks are built.
 
 Adding an architecture is one entry here and one line in the tests' list. Everything else in attnmech reads
 this table and never asks which architecture it has.
@@ -37,7 +37,7 @@ class Alibi:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Where a model keeps its parts, and how its blocks put them together.
+    """Where a model keeps its parts, and how its blocks combine them.
 
     Paths are dotted. `blocks` and `embed_norm` start at the base model; `attention`, `out`, `attn_out`,
     `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv` and `qk_norm` at the
@@ -47,33 +47,33 @@ class Architecture:
     name: str
     blocks: str
     attention: str
-    """The module that is given `attn_in`."""
+    """The module that receives `attn_in`."""
     qkv: Layout
     out: str
     """The projection whose output is `attn_raw`."""
     mid_norm: str | None
-    """The norm whose input is `resid_mid`; None where attention and MLP are added in one step."""
+    """The norm whose input is `resid_mid`; None if attention and MLP are added in one step."""
     mlp_out: str | None
-    """The module whose output the MLP adds to the stream; None where the blocks of a stack have no MLP."""
+    """The module whose output the MLP adds to the stream; None if the stack's blocks have no MLP."""
     stack: str = ""
-    """The label of the stack, where a model has several: "encoder", "decoder" or "cross"."""
+    """The label of the stack, in a model with several: "encoder", "decoder" or "cross"."""
     within: str = ""
-    """Where in each module of `blocks` the block of this stack is, where it is not the whole."""
+    """The path within each module of `blocks` to this stack's block, if that is not the whole module."""
     hybrid: bool = False
-    """Whether only some of the blocks have attention; the others are passed by."""
+    """Whether only some of the blocks have attention; the others are skipped."""
     hands_on: bool = False
-    """Whether blocks hand on more than the stream (T5: the first makes the position bias of all)."""
+    """Whether blocks pass on more than the stream (T5: the first computes the position bias for all)."""
     interposed: str = ""
     """The stack whose attn_out is added between attention and MLP."""
     positioned: bool = True
-    """Whether what the model hands over as its position bias is one (in T5's cross-attention it is all zeros)."""
+    """Whether what the model passes as its position bias is one (in T5's cross-attention it is all zeros)."""
     n_heads: int = 0
-    """0 where the config says it in the usual places; likewise the heads of keys and values."""
+    """0 if the config has it in the usual place; likewise the heads of keys and values."""
     n_kv_heads: int = 0
     attn_out: str = ""
-    """The module whose output is added to the stream, where that is not `out`."""
+    """The module whose output is added to the stream, if that is not `out`."""
     norm: Literal["pre", "post"] = "pre"
-    """Whether norms stand before attention and MLP, or after the sums."""
+    """Whether norms come before attention and MLP, or after the sums."""
     attn_norm: str | None = None
     """Pre-norm only: the norm whose output is `attn_in`."""
     post_norm: str | None = None
@@ -83,28 +83,28 @@ class Architecture:
     norm_offset: float = 0.0
     """What norms add to their weight before they multiply by it (Gemma: 1)."""
     logit_scale: float = 1.0
-    """By what logits are multiplied."""
+    """The factor of the logits."""
     logit_softcap: float | None = None
-    """c of logits that are capped softly, c · tanh(logit / c)."""
+    """c of soft-capped logits, c · tanh(logit / c)."""
     head_refused: str = ""
-    """Why logits are not the final norm's output times W_U; empty where they are."""
+    """Why logits are not the final norm's output times W_U; empty if they are."""
     embed_norm: str | None = None
     embed_scale: float = 1.0
-    """By what rows of the token embedding are multiplied."""
+    """The factor of the token embedding's rows."""
     alibi: Alibi | None = None
     rotary: Rotary | None = None
     qk_norm: tuple[str, str] | None = None
-    """Norms of the queries and keys of each head, which multiply by one number a token and dimension."""
+    """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
     query_scale: float = 1.0
-    """By what the model multiplies q before its attention is called."""
+    """The factor by which the model multiplies q before calling its attention."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
     reads: Literal["tokens", "pixels"] = "tokens"
     position_limit: int | None = None
-    """How many positions there are; None where any number works."""
+    """The number of positions; None if any number works."""
     causal: bool = True
     trusted: Literal["eager", "sdpa"] | None = None
-    """The attention of transformers that computes what was trained, where the other does not."""
+    """Transformers' attention implementation that computes what was trained, if the other does not."""
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -132,7 +132,7 @@ def _bloom(config: Config) -> Architecture:
 
 def _mpt(config: Config) -> Architecture:
     if config.attn_config.clip_qkv:
-        _refuse("clip_qkv (queries and keys that are clipped are no sum of terms)")
+        _refuse("clip_qkv (clipped queries and keys are not a sum of terms)")
     return Architecture(
         name="MPT",
         blocks="blocks",
@@ -275,7 +275,7 @@ def _qwen3(config: Config) -> Architecture:
 
 
 def _gpt_oss(config: Config) -> Architecture:
-    # sdpa would leave out the sinks.
+    # sdpa would ignore the sinks.
     return replace(_llama(config, "gpt-oss"), rotary=HALVES_ONCE, trusted="eager")
 
 
@@ -343,7 +343,7 @@ def _bert(config: Config, name: str = "BERT") -> Architecture:
         norm="post",
         post_norm="output.LayerNorm",
         embed_norm="embeddings.LayerNorm",
-        head_refused="its head transforms the stream by a layer of its own before the unembedding",
+        head_refused="its head transforms the stream with its own layer before the unembedding",
         position_limit=config.max_position_embeddings,
         causal=bool(config.is_decoder),
     )
@@ -447,11 +447,11 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v4"), _LATENT),
 }
-"""Families that cannot be taken, each with the reason."""
+"""Families that are not supported, each with the reason."""
 
 
 def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
-    """The table's entry for a model, a stack each; `UnsupportedModelError` names what cannot be taken, and why."""
+    """The table's entries for a model, one per stack; `UnsupportedModelError` says what is not supported, and why."""
     known = ", ".join(sorted(ARCHITECTURES))
     if not isinstance(model, PreTrainedModel):
         what = "not a transformers model" if _attends(model) else "a model without attention"
@@ -499,7 +499,7 @@ def _attends(model: nn.Module) -> bool:
 
 
 def submodule(root: nn.Module, path: str) -> nn.Module:
-    """The module at a dotted path; `UnsupportedModelError` where the model is not built as its family is."""
+    """The module at a dotted path; `UnsupportedModelError` if the model is not built like its family."""
     try:
         return root.get_submodule(path)
     except AttributeError as error:
@@ -510,7 +510,7 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor that a block or attention module returns, alone or at the head of a tuple."""
+    """The tensor that a block or attention module returns, alone or first in a tuple."""
     found = output if isinstance(output, torch.Tensor) else output[0]
     assert isinstance(found, torch.Tensor)
     return found

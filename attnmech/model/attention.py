@@ -1,4 +1,4 @@
-"""The one place that takes the softmax: blocks of rows, with edits and observers on their way.
+"""The one place that computes the softmax: in blocks of rows, with edits and observers on the way.
 
 Every score, pattern and z that attnmech reports, edits or reduces comes from `attend`. Models reach it
 through transformers' attention interface, or through a module of ours that stands in for theirs
@@ -29,7 +29,7 @@ IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
 
 _BLOCK_BYTES: Final = 8 * 2**20
-"""Rows are taken in blocks whose scores have about this size, so that they stay in the processor's cache."""
+"""Rows are processed in blocks whose scores have roughly this size, so that they stay in the CPU's cache."""
 
 
 def attend(
@@ -44,11 +44,11 @@ def attend(
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "batch query head d_head"]:
-    """Attention of one layer, a block of rows at a time.
+    """Attention of one layer, block of rows by block of rows.
 
     score_ij = scale · q_i·k_j + position_ij, soft-capped to c·tanh(score/c) where the model does so, where the
     mask lets i see j, else the lowest finite number; pattern_i = softmax_j(score_ij), with a sink as one more
-    logit in the normaliser; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of
+    logit in the denominator; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of
     head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
     eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
     rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
@@ -118,18 +118,18 @@ def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> 
 
 
 def _terms_to_scale(changes: AppliedInLayer, site: "Site", facts: LayerFacts, mask: MaskRule) -> ScoreParts | None:
-    """The ledger of a layer where interventions scale terms of it, which are made of `attn_in` and the weights."""
+    """The ledger of a layer in which interventions scale terms, computed from `attn_in` and the weights."""
     if not changes.scales:
         return None
     in_force, layer = site.in_force, site.layer
     for name in (site.point(each) for each in ("q", "k", "q_rot", "k_rot")):
         if in_force.edits(name, layer):
             raise InputError(
-                f"{changes.scales[0].intervention}: a hook at {name!r} {layer} makes its terms others; end it."
+                f"{changes.scales[0].intervention}: a hook at {name!r} {layer} changes its terms; remove that hook."
             )
         if in_force.under_way.gradients and in_force.under_way.keeps((name, layer)):
             raise InputError(
-                f"{changes.scales[0].intervention}: its terms are made of attn_in, so gradients at {name!r} {layer} "
+                f"{changes.scales[0].intervention}: its terms come from attn_in, so gradients at {name!r} {layer} "
                 "would miss them; ask for those at attn_in."
             )
     return changes.ledger(facts, mask)
@@ -187,16 +187,16 @@ def _row_blocks(q: Tensor, keys: int, whole: bool) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where in the model an attention module stands: to whom it reports, and as which layer of which stack."""
+    """The place of an attention module in the model: to whom it reports, and as which layer of which stack."""
 
     in_force: InForce
     layer: int
     stack: str = ""
     kv_heads: int = 0
-    """How many heads of keys and values the projections make; 0 where nobody expands them ahead of the attention."""
+    """How many key-value heads the projections make; 0 if nothing expands them before the attention."""
 
     def point(self, name: str) -> str:
-        """The full name of a point of this stack: "pattern", or "cross.pattern" where there are several."""
+        """The full name of a point of this stack: "pattern", or "cross.pattern" if there are several."""
         return full_name(self.stack, name)
 
 
@@ -213,7 +213,7 @@ def attention_of_site(
     position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in place of its own attention; the arguments are transformers' own."""
+    """The function that transformers calls instead of its own attention; the arguments are transformers'."""
     changes = {name for name in _CHANGES_THE_SCORES if options.get(name) is not None}
     if changes:
         raise UnsupportedModelError(
@@ -241,9 +241,9 @@ def attention_of_site(
 def _unexpanded(
     value: Float[Tensor, "batch head key d_head"], kv_heads: int
 ) -> Float[Tensor, "batch kv_head key d_head"]:
-    """Keys or values as the projections made them, where the model has repeated each for its group of query heads.
+    """Keys or values as the projections made them, if the model has repeated each for its group of query heads.
 
-    Left as they come where the heads of a group differ: then the certificate finds them to be no repetition.
+    Left as they are if the heads of a group differ: the certificate then finds that they are not repeated.
     """
     heads = value.shape[1]
     if not 0 < kv_heads < heads or heads % kv_heads:

@@ -1,4 +1,4 @@
-"""One block: by what a norm multiplies what its attention writes, what its MLP adds to, how a post-norm block ends.
+"""What happens in one block? How a norm scales what attention writes, what the MLP adds to, how post-norm blocks end.
 
 A pre-norm block ends as resid_post = resid_mid + mlp_out, a post-norm block as resid_post = N_post(N_mid(resid_mid) +
 mlp_out).
@@ -17,7 +17,7 @@ from .observed import LayerEnd
 from .stack import Stack
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
-"""A norm module, or its `forward`, which sets off no hook."""
+"""A norm module, or its `forward`, which triggers no hooks."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PostNormEnd:
 
     @classmethod
     def of(cls, stack: Stack, layer: int) -> "PostNormEnd":
-        """That of a layer, with norms that set off no hook."""
+        """That of a layer, with norms that trigger no hooks."""
         plan = stack.architecture
         assert plan.mid_norm is not None and plan.post_norm is not None
         return cls(stack.module(layer, plan.mid_norm).forward, stack.module(layer, plan.post_norm).forward)
@@ -72,7 +72,7 @@ def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_m
 
 
 def attention_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> NormScale:
-    """By what the norm between attention and stream (Gemma 2) multiplied `attn_raw`; ones in all other models."""
+    """The factor by which the norm between attention and stream (Gemma 2) multiplied `attn_raw`; else ones."""
     path = stack.architecture.attn_out
     norm = stack.module(end.layer, path) if path else None
     return norm_scale(norm, end["attn_raw"], end["attn_out"], precision)

@@ -20,15 +20,15 @@ _OPTIONS: Final = (
     "stop_at_eos", "eos_token_id", "do_sample", "top_k", "top_p", "temperature", "freq_penalty", "repetition_penalty",
     "use_past_kv_cache", "verbose", "stop_strings", "stopping_criteria",
 )  # fmt: skip
-"""The options of the bridge's `generate` that say how a text goes on; the others say what goes in and comes out."""
+"""The sampling options of the bridge's `generate`; the others say what goes in and comes out."""
 
 
 def build_bridge(original: PreTrainedModel, tokenizer: Any) -> TransformerBridge:
-    """A bridge on a further copy that shares the parameters, in eager attention so that its hooks fire."""
+    """A bridge on another copy that shares the parameters, in eager attention so that its hooks fire."""
     copied = use_attention(copy_of(original), "eager")
     name = type(original).__name__
     try:
-        # TransformerLens makes layers and then fills them: that must not move the caller's random numbers.
+        # TransformerLens initialises layers before filling them: that must not advance the caller's random generator.
         with torch.random.fork_rng(devices=[]):
             return build_bridge_from_module(copied, name, hf_config=copied.config, tokenizer=_own_tokenizer(tokenizer))
     except Exception as error:
@@ -40,8 +40,8 @@ def continued(
 ) -> Int[Tensor, "batch longer"]:
     """The ids with up to `count` more by the bridge's `generate`; greedy unless the options say do_sample=True.
 
-    Raises `InputError` for options that it does not know (it takes any name and ignores it), for those that would
-    change what it is given or returns, and for values that it cannot work with.
+    Raises `InputError` for options that it does not know (it would silently ignore them), for those that would change
+    its inputs or outputs, and for values that it cannot use.
     """
     known = {name: each for name, each in inspect.signature(bridge.generate).parameters.items() if name in _OPTIONS}
     for name, value in options.items():
@@ -65,6 +65,6 @@ def _own_tokenizer(tokenizer: Any) -> Any:
     if tokenizer is None:
         return None
     own = copy.deepcopy(tokenizer)
-    # With these set, TransformerLens takes the tokenizer as it is, and does not look for its name on the hub.
+    # With these set, TransformerLens takes the tokenizer as it is, and does not look it up on the hub.
     own.init_kwargs = {"name_or_path": "", **own.init_kwargs, "add_bos_token": True}
     return own

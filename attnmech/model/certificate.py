@@ -1,4 +1,4 @@
-"""The certificate of a model: what was checked, how far each statement is from true, which points may be trusted."""
+"""What does a model's certificate say? What was checked, how far off each statement is, which points can be trusted."""
 
 from dataclasses import dataclass
 
@@ -9,31 +9,31 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class Check:
-    """One statement about the model, and how far it is from true."""
+    """One statement about the model, and how far off it is."""
 
     name: str
     statement: str
     """What must hold, in the names of the points."""
     points: tuple[str, ...]
-    """The points that are refused if it does not."""
+    """The points that are refused if it does not hold."""
     passed: bool | None
-    """None where the statement does not apply to this model, or could not be tried; `detail` says why."""
+    """None if the statement does not apply to this model, or could not be tried; `detail` says why."""
     residual: float | None = None
-    """Largest difference found, relative to what is summed there (of whole passes: to the largest of its row)."""
+    """Largest difference found, relative to the sum's terms (for whole passes: to the row's largest value)."""
     tolerance: float | None = None
-    """What rounding explains of it, relative to the same."""
+    """The largest residual that rounding explains."""
     detail: str = ""
 
     @property
     def status(self) -> str:
-        """holds, FAILS, not checked; or "differs", where another implementation does and these points are right."""
+        """holds, FAILS, not checked; or "differs" if another implementation disagrees and these points are right."""
         if self.passed is False and not self.points:
             return "differs"
         return {True: "holds", False: "FAILS", None: "not checked"}[self.passed]
 
     @property
     def evidence(self) -> str:
-        """The residual beside its tolerance, and the detail: "1.9e-07 ≤ 1.0e-05"."""
+        """The residual with its tolerance, and the detail: "1.9e-07 ≤ 1.0e-05"."""
         sign = "≤" if self.passed else "not ≤"
         residual = f"{self.residual:.1e}" if self.residual else "0"
         measured = "" if self.residual is None else f"{residual} {sign} {self.tolerance:.1e}"
@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True)
 class LensHook:
-    """How TransformerLens's hook of the same name compares with a point of ours."""
+    """How TransformerLens's hook compares with our point of the same name."""
 
     point: str
     hook: str
@@ -53,7 +53,7 @@ class LensHook:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was proven of a model: every check with its residual, and which points may be trusted.
+    """What was proven about a model: every check with its residual, and which points can be trusted.
 
     `model.run` returns attnmech's own values, whose meaning these checks prove; `lens` says which hooks of
     TransformerLens (`model.bridge`) hold the same values.
@@ -61,14 +61,14 @@ class Certificate:
 
     model: str
     weights: str
-    """The hash of the weights that it was proven of (`model.weights_hash`)."""
+    """The hash of the weights that it was proven for (`model.weights_hash`)."""
     checks: tuple[Check, ...]
     lens: tuple[LensHook, ...]
     edited: tuple[int, ...]
-    """The layers in which edits were tried: all, or of a deep model some.
+    """The layers in which edits were tried: all, or some in a deep model.
 
-    All else was checked in every layer on a short text, and in the first, a middle and the last one on longer texts
-    that are padded on either side.
+    Everything else was checked in every layer on a short text, and in the first, a middle and the last layer on longer
+    texts with padding on either side.
     """
 
     @property
@@ -83,12 +83,12 @@ class Certificate:
 
     @property
     def remarks(self) -> tuple[Check, ...]:
-        """The checks that failed through no fault of these points: another implementation computes something else."""
+        """The failed checks that leave these points valid: another implementation computes something else."""
         return tuple(check for check in self.checks if check.passed is False and not check.points)
 
     @property
     def refused(self) -> dict[str, str]:
-        """The points whose meaning is not proven, each with the first check that fails."""
+        """The points whose meaning is not proven, each with the first failed check."""
         reasons: dict[str, str] = {}
         for check in self.failed:
             for point in check.points:
@@ -97,7 +97,7 @@ class Certificate:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The outcome in one sentence."""
         tried = sum(check.passed is not None for check in self.checks)
         if self.ok:
             remarks = f" ({', '.join(f'{check.name} differs' for check in self.remarks)})" if self.remarks else ""
@@ -106,17 +106,17 @@ class Certificate:
         return f"NOT certified: {len(self.failed)} of {tried} checks fail, first {first.name!r} ({first.detail})"
 
     def __sub__(self, other: object) -> "Certificate":
-        raise InputError("two certificates have no difference; compare their checks: one.checks, other.checks.")
+        raise InputError("certificates cannot be subtracted; compare their checks: one.checks, other.checks.")
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a check: check, status, residual, tolerance, statement, detail."""
+        """One row per check: check, status, residual, tolerance, statement, detail."""
         return pd.DataFrame(
             [(c.name, c.status, c.residual, c.tolerance, c.statement, c.detail) for c in self.checks],
             columns=["check", "status", "residual", "tolerance", "statement", "detail"],
         )
 
     def lens_frame(self) -> pd.DataFrame:
-        """A row a TransformerLens hook: point, hook, verdict, residual."""
+        """One row per TransformerLens hook: point, hook, verdict, residual."""
         return pd.DataFrame(
             [(h.point, h.hook, h.verdict, h.residual) for h in self.lens],
             columns=["point", "hook", "verdict", "residual"],

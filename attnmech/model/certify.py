@@ -1,8 +1,8 @@
-"""The proof, at load, that every activation point means what its name says.
+"""Does every activation point mean what its name says? Proved at load.
 
 A few probe tokens run through three models that share their parameters: ours, transformers' own, and
-TransformerLens's bridge. What must be equal is compared, and every comparison stands in the certificate with
-its residual. A point whose check fails is refused.
+TransformerLens's bridge. What must be equal is compared, and every comparison is in the certificate with its residual.
+A point whose check fails is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,12 +47,12 @@ _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
     "weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed", "logits",
 )  # fmt: skip
-"""The checks of whole passes, which speak of every stack."""
+"""The checks of whole passes, which concern every stack."""
 
 _LOOKED_AT: Final = 24
-"""At so many tokens of the long probe the logits are recomputed: a vocabulary may be large."""
+"""At how many tokens of the long probe the logits are recomputed: a vocabulary may be large."""
 _ALONE: Final = 4
-"""At so many tokens each head is sent through W_O alone."""
+"""At how many tokens each head is sent through W_O alone."""
 
 _HANDED: Final = {
     "": {"streams": "hidden_states", "attentions": "attentions"},
@@ -60,15 +60,14 @@ _HANDED: Final = {
     "decoder": {"streams": "decoder_hidden_states", "attentions": "decoder_attentions"},
     "cross": {"streams": "", "attentions": "cross_attentions"},
 }
-"""Under which names transformers hands out the streams and patterns of a stack."""
+"""The names under which transformers returns a stack's streams and patterns."""
 
 
 def certify(model: HookedModel) -> Certificate:
     """Proves, on a few probe tokens, that the points of a model mean what their names say.
 
-    Runs at load; run it again after changing weights, which renews `model.certificate` too, or inside `model.hooks`
-    to see what an edit breaks.
-    Never raises for a faulty model: the faults stand in the certificate.
+    Runs at load; run it again after changing weights, which also renews `model.certificate`, or inside `model.hooks`
+    to see what an edit breaks. Never raises for a faulty model: the certificate lists the faults.
     """
     require_model(model)
     with model.unchecked():
@@ -86,7 +85,7 @@ def certify(model: HookedModel) -> Certificate:
 
 
 def check_runs(model: HookedModel) -> None:
-    """Raises `WeightsError` where transformers itself cannot run the model in its precision on its device."""
+    """Raises `WeightsError` if transformers itself cannot run the model in its precision on its device."""
     try:
         plain_output(model, probe_batch(model))
     except UnsupportedModelError:
@@ -101,7 +100,7 @@ def check_runs(model: HookedModel) -> None:
 
 
 class _Statements(Probe):
-    """What must hold of every model, statement by statement."""
+    """What must hold for every model, statement by statement."""
 
     def of_model(self) -> Iterator[Check]:
         """The checks of whole passes."""
@@ -112,12 +111,12 @@ class _Statements(Probe):
             yield from self._computed(self._whole_passes())
 
     def of_stack(self) -> Iterator[Check]:
-        """The checks of the stack's layers; none where a pass did not come through."""
+        """The checks of the stack's layers; none if a pass failed."""
         if self.passes.runs:
             yield from self._computed([*self._layer_by_layer(), self._pattern_edit, self._resid_mid_edit])
 
     def _computed(self, makers: list[Callable[[], Check]]) -> Iterator[Check]:
-        """One that cannot even be computed on a broken model counts as failed."""
+        """Makes the checks; one that cannot even be computed on a broken model counts as failed."""
         for make in makers:
             try:
                 check = make()
@@ -127,7 +126,7 @@ class _Statements(Probe):
             yield self._spelled_out(check)
 
     def _spelled_out(self, check: Check) -> Check:
-        """The check with its points under their full names: a whole pass speaks of every stack, a layer of its own."""
+        """The check with its points' full names: a whole pass concerns every stack, a layer only its own."""
         whole = check.name in _WHOLE
         labels = list(self.model.stacks) if whole else [self.stack.label]
         points = tuple(dict.fromkeys(full_name(label, name) for label in labels for name in check.points))
@@ -163,7 +162,7 @@ class _Statements(Probe):
             self._attentions,
             checking(
                 "attn_in",
-                "attn_in = the input norm of resid_pre, or resid_pre where there is none",
+                "attn_in = the input norm of resid_pre, or resid_pre without one",
                 ("resid_pre", "attn_in"),
                 self._attn_in(),
             ),
@@ -185,7 +184,7 @@ class _Statements(Probe):
             ),
             checking(
                 "softmax",
-                "pattern = softmax(scores); rows sum to 1, less a sink's mass",
+                "pattern = softmax(scores); rows sum to 1 minus a sink's mass",
                 ("scores", "pattern"),
                 self._softmax(),
             ),
@@ -219,7 +218,7 @@ class _Statements(Probe):
         ]
 
     def _product(self, terms: int) -> float:
-        """By what share of Σ|t| a product of so many terms may be off, with the model's own rounding of the result."""
+        """The share of Σ|t| by which a product of `terms` terms may be off, including the rounding of the result."""
         return product_rounding(self.model.dtype, terms) + steps_rounding(self.model.dtype)
 
     # -- the runs ------------------------------------------------------------------------------------------
@@ -283,7 +282,7 @@ class _Statements(Probe):
         return self.by_layer("streams", statement, ("resid_pre", "resid_post"), found(), self.whole)
 
     def _comes_through(self, theirs: Tensor) -> Tensor:
-        """Where transformers comes to numbers: in float64, padding that sees no key is NaN, and all above it."""
+        """Where transformers gives numbers: in float64, padding that sees no key is NaN, in all layers above too."""
         if self.model.dtype != torch.float64:
             return torch.ones(theirs.shape[:2], dtype=torch.bool, device=theirs.device)
         return theirs.isfinite().all(dim=-1).all(dim=-1, keepdim=True).expand(theirs.shape[:2])
@@ -295,7 +294,7 @@ class _Statements(Probe):
         handed = self._handed("attentions", self.passes.eager)
         if isinstance(handed, str):
             return Check("attentions", statement, (), None, detail=handed)
-        # A hybrid hands out the patterns of its layers with attention, and no others.
+        # A hybrid returns only the patterns of its layers with attention.
         whole = len(handed) == len(self.layers)
         patterns = dict(zip(self.layers, handed, strict=True)) if whole else handed
 
@@ -320,11 +319,11 @@ class _Statements(Probe):
         return self.by_layer("attentions", statement, ("pattern",), found(), self.whole)
 
     def _handed(self, name: str, theirs: Any) -> Any:
-        """What transformers hands out layer by layer; or why it does not."""
+        """What transformers returns layer by layer; or why it does not."""
         handed = getattr(theirs, _HANDED[self.stack.label][name], None)
         if handed and len(handed) >= self.stack.n_layers and all(value is not None for value in handed):
             return handed
-        return str(theirs) if isinstance(theirs, Exception) else "transformers does not hand them out"
+        return str(theirs) if isinstance(theirs, Exception) else "transformers does not return them"
 
     def _implementations(self) -> Check:
         """Says where transformers' two implementations of a family disagree, and which one is followed."""
@@ -346,7 +345,7 @@ class _Statements(Probe):
         keys: list[PointKey] = [(name, layer if point.per_layer else None) for name, point in POINTS.items()]
         ours = {key: self.short.values[key] for key in keys if key in self.short.values}
         try:
-            # TransformerLens switches `result` off at first, and warns of whoever asks for it.
+            # TransformerLens has `result` off by default, and warns if it is requested.
             hooks = [lens_name(key) for key in ours if key[0] != "result"]
             theirs, cache = bridge_run(self.model, self.batch, hooks)
         except Exception as error:  # a bridge that cannot be built or run is TransformerLens's fault, not this model's
@@ -357,7 +356,7 @@ class _Statements(Probe):
             return replace(check, detail=f"{check.detail}; the bridge runs transformers' eager attention")
         wrong = [hook.point for hook in self.lens_hooks if hook.verdict == "differs"]
         if wrong and check.passed:
-            detail = f"hooks that mean something else, given their right value here: {', '.join(wrong)}"
+            detail = f"hooks that mean something else, with the right value here: {', '.join(wrong)}"
             return Check(check.name, statement, (), True, check.residual, check.tolerance, detail)
         return check
 
@@ -374,7 +373,7 @@ class _Statements(Probe):
             yield LensHook(key[0], hook, "agrees" if residual <= self.whole else "differs", residual)
 
     def _padding(self) -> Check:
-        statement = "neither padding nor the tokens that stand there change any output"
+        statement = "neither padding nor the tokens in it change any output"
         batch = padded_batch(self.model)
         if batch is None:
             return Check("padding", statement, (), None, detail="this probe has no padding")
@@ -391,7 +390,7 @@ class _Statements(Probe):
             "padding", statement, _EVERY_POINT, torch.cat(before), torch.cat(after), real=torch.cat(keep)
         )
         if not check.passed:
-            return replace(check, detail=f"other tokens in places of padding: {check.detail}")
+            return replace(check, detail=f"other tokens in the padding: {check.detail}")
         check = self.compare("padding", statement, _EVERY_POINT, padded, alone, real=torch.ones_like(alone[..., 0]) > 0)
         return check if check.passed else replace(check, detail=f"a text alone and padded on the right: {check.detail}")
 
@@ -401,13 +400,13 @@ class _Statements(Probe):
             return Check("causal", statement, (), None, detail="an encoder: every token sees every other")
         if self.written(self.batch).ids.shape[1] < 2:
             return Check("causal", statement, (), None, detail="the probe has one token")
-        # Where the logits of a token are made of its own stream, as another check proves, the stream says all.
+        # If a token's logits depend only on its own stream, as another check proves, the stream is enough.
         look = self.last_stream if why_not_linear(self.model) is None else self.by_token
         text = beginning_of(self.batch, 0, BEGINNING)
         changed = each_token_changed(text, self.model.n_vocab)
         copies = len(self.written(changed).ids)
         before, after = look(text).expand(copies, -1, -1), look(changed)
-        # Copy n differs from the text at place n + 1: whatever stands before that must not move.
+        # Copy n differs from the text at position n + 1: nothing before that may change.
         untouched = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device).tril()
         points = ("scores", "pattern", "z")
         check = self.compare("causal", statement, points, before, after, real=untouched)
@@ -419,10 +418,10 @@ class _Statements(Probe):
         further = self.compare(
             "causal", statement, points, before[:, :half], after[:, :half], real=self.written(long).mask[:, :half]
         )
-        return check if further.passed else replace(further, detail=f"place {half} of a longer text: {further.detail}")
+        return check if further.passed else replace(further, detail=f"at {half} of a longer text: {further.detail}")
 
     def _logits(self) -> Check:
-        """Holds the logits against head and norm written out, at all tokens of the short probe and some of the long."""
+        """Compares the logits with head and norm written out, at all tokens of the short probe and some of the long."""
         reason = why_not_linear(self.model)
         if reason is not None:
             return Check("logits", "logits = N(resid_post) W_U", (), None, detail=f"{reason}; answers= is refused")
@@ -573,10 +572,10 @@ class _Statements(Probe):
             hidden = ~seen | ~run.real_keys(self.stack.label)[:, None, None, :]
             if self.plan.causal and not self.plan.within:
                 hidden = hidden | torch.ones(pattern.shape[-2:], dtype=torch.bool, device=pattern.device).triu(1)
-            # A row that sees nothing is uniform, as in transformers, and nobody's.
+            # A row that sees nothing is uniform, as in transformers, and is not counted.
             leaked = pattern.masked_fill(~hidden | ~seen.any(dim=-1, keepdim=True), 0.0)
             everywhere = torch.ones_like(leaked[..., 0], dtype=torch.bool)
-            # Beside 1, the sum of a row.
+            # Relative to 1, the sum of a row.
             allowed = torch.full_like(leaked, sum_rounding(self.model.dtype))
             yield self.compared(run, layer, leaked, torch.zeros_like(leaked), allowed, everywhere)
 

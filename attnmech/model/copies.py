@@ -1,4 +1,4 @@
-"""Copies of a model that share its parameters, so that the caller's own is never changed."""
+"""How is a model copied, sharing its parameters, so that the caller's own is never changed?"""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ def copy_of(
     """
     shared: dict[int, Tensor] = {id(each): parameter(each) for each in model.parameters()}
     for part in model.modules():
-        # Weights that a pre-hook makes anew in every pass (torch.nn.utils.prune) are no leaves, which torch won't copy.
+        # Weights that a pre-hook remakes in every pass (torch.nn.utils.prune) are not leaves, so torch won't copy them.
         made = [each for each in vars(part).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
         shared |= {id(each): each.detach() for each in made}
     try:
@@ -58,7 +58,7 @@ def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any,
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
-    """Sets the attention of a model and of all its parts, which may have configs of their own (T5)."""
+    """Sets the attention of a model and of all its parts, which may have their own configs (T5)."""
     for part in model.modules():
         if isinstance(getattr(part, "config", None), PreTrainedConfig):
             part.config._attn_implementation = implementation  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A transformer with named activation points: run it, look at any point, edit any point, leave no trace."""
+"""A transformer with named activation points: run it, read any point, edit any point, leave no trace."""
 
 import hashlib
 import inspect
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     from .certificate import Certificate
 
 Measure = Callable[..., Tensor]
-"""`f(logits)` or `f(logits, batch)` -> one number, or one for each sequence."""
+"""`f(logits)` or `f(logits, batch)` -> one number, or one per sequence."""
 
 
 _NOT_THE_MODEL: Final = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
-"""Entries of a config that change where a model is written and read, and not what it computes."""
+"""Config entries that change when a model is saved and loaded, but not what it computes."""
 
 
 class HookedModel:
     """A transformers model whose every activation point has one meaning.
 
-    Made by `am.load`. The model that the caller gave is never touched: this is a copy of its modules that
-    shares its parameters, so a later change of a weight in place shows here as well. Forward hooks on the caller's
-    modules are copied as they were at load.
+    Made by `am.load`. The caller's model is never modified: this is a copy of its modules that shares its parameters,
+    so later in-place changes to a weight show here as well. Forward hooks on the caller's modules are copied as they
+    were at load.
 
     >>> acts = model.run("The keys are here.", points=["q", "pattern"])     # doctest: +SKIP
     >>> acts["pattern", 3]                                                   # doctest: +SKIP
@@ -62,7 +62,7 @@ class HookedModel:
     """
 
     certificate: "Certificate"
-    """What `certify` last proved of this model, at load or since."""
+    """What `certify` last proved about this model, at load or since."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class HookedModel:
     ) -> None:
         self.name = name
         self.source = source
-        """The Python that gives this model again, such as am.load(); `model` where it was made from an object."""
+        """The Python code that loads this model, such as am.load(); `model` if it was made from an object."""
         self.is_demo = is_demo
         """Whether this is attnmech's own demo model."""
         plans = architectures_of(original)
@@ -102,7 +102,8 @@ class HookedModel:
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
         self.further_embeddings: tuple[str, ...] = ()
-        """What is embedded beside tokens, such as "position embedding": a pass can capture it, but it is no point."""
+        """What is embedded besides tokens, such as "position embedding": a pass can capture it, but it is not a point.
+        """
         if self.grid is not None:
             self.encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
@@ -120,19 +121,19 @@ class HookedModel:
         bos: bool | None = None,
         gradients_of: Measure | None = None,
     ) -> Activations:
-        """One forward pass; returns the points asked for, and nothing else is kept.
+        """Runs one forward pass and returns the requested points; nothing else is kept.
 
-        `points` are names ("pattern": every layer, or those of `layers`), pairs ("pattern", 3), or
-        TransformerLens's names. Without points: the logits alone (of a model without a head, the last
-        `resid_post`). With `gradients_of`, a function of the logits (and, if it takes two arguments, of the
-        `Batch`) that returns one number or one a sequence, `.gradients` holds the derivative of their sum with
-        respect to every point asked for.
+        `points` are names ("pattern": every layer, or those in `layers`), pairs ("pattern", 3), or TransformerLens's
+        names. Without points: only the logits (for a model without a head, the last `resid_post`). With
+        `gradients_of`, a function of the logits (and, if it takes two arguments, of the `Batch`) that returns one
+        number or one per sequence, `.gradients` holds the derivative of their sum with respect to every requested
+        point.
 
-        Values are as the model used them: after the edits in force. They have the model's dtype and device.
+        Values are as the model used them: after all active edits. They have the model's dtype and device.
 
-        Raises `InputError` for inputs, layers or names that cannot be and for more than 4 GiB of values, which are
-        better reduced as they go by (`am.stream`), `MissingPointError` for a point that this model lacks, and
-        `CertificateError` for one whose meaning could not be proven.
+        Raises `InputError` for invalid inputs, layers or names and for more than 4 GiB of values (reduce those with
+        `am.stream`), `MissingPointError` for a point that this model lacks, and `CertificateError` for one whose
+        meaning could not be proven.
         """
         batch = self.encode(inputs, bos=bos)
         known = 'a name or a list of names, such as ["q", ("pattern", 3)]'
@@ -150,14 +151,14 @@ class HookedModel:
 
     @contextmanager
     def hooks(self, edits: Mapping[PointName, Edit]) -> Iterator["HookedModel"]:
-        """Edits the values at points for as long as the `with` block lasts, however it ends.
+        """Edits the values at points within the `with` block, however it ends.
 
-        Each function takes the value at its point and returns one of the same shape, or None to keep it (a
-        value changed in place is taken as changed). A name without a layer means every layer. Blocks nest;
-        edits of one point apply in the order in which they were added.
+        Each function takes the value at its point and returns one of the same shape, or None to keep it (in-place
+        changes count). A name without a layer means every layer. Blocks nest; edits of the same point apply in the
+        order in which they were added.
         """
         if not isinstance(edits, Mapping):
-            raise InputError(f'hooks are functions by point, such as {{("pattern", 3): f}}; got {shown(edits)}.')
+            raise InputError(f'hooks must map points to functions, as in {{("pattern", 3): f}}; got {shown(edits)}.')
         resolved: list[tuple[PointKey, Edit]] = []
         for name, edit in edits.items():
             if not callable(edit):
@@ -168,26 +169,27 @@ class HookedModel:
 
     @contextmanager
     def intervene(self, *interventions: Intervention) -> Iterator["HookedModel"]:
-        """Puts interventions in force for as long as the `with` block lasts, however it ends.
+        """Applies interventions within the `with` block, however it ends.
 
         >>> with model.intervene(am.Intervention.zero([(3, 5)])):       # doctest: +SKIP
         ...     model.run("Anna sang of shells.")
 
-        Within a layer they act in the order of its steps (scores, keys removed, pattern, values, z) and, at one step,
-        in the order in which they are given; a term that is scaled twice is multiplied by both factors. Hooks at the
-        same point come after them, but for those at `v`: what single heads read is changed after it, and `v` itself,
+        Within a layer they act in the order of its steps (scores, keys removed, pattern, values, z) and, at the same
+        step, in the order given; a term that is scaled twice is multiplied by both factors. Hooks at the same point
+        come after them, except at `v`: interventions change what single heads read after the hook, and `v` itself,
         which heads may share, stays as it is.
 
-        Raises `InputError` for layers and heads that the model has not, or for what has no meaning there, and
-        `MissingPointError` and `CertificateError` for a point that the model lacks or that could not be proven; in a
-        run, `InputError` for a term that the scores have not, and for keys, positions or values of other texts.
+        Raises `InputError` for layers and heads that the model does not have, and for interventions without meaning
+        there, and `MissingPointError` and `CertificateError` for a point that the model lacks or that could not be
+        proven; in a run, `InputError` for a term that the scores do not have, and for keys, positions or values that
+        belong to other texts.
         """
         with self._in_force.applying([self.applied(each) for each in interventions]):
             yield self
 
     @cached_property
     def bridge(self) -> "TransformerBridge":
-        """TransformerLens's `TransformerBridge` on a second copy, for everything else in its world.
+        """TransformerLens's `TransformerBridge` on a second copy, for everything else in its ecosystem.
 
         Its hooks are TransformerLens's own; the certificate says which of them mean what their names say.
         """
@@ -201,7 +203,7 @@ class HookedModel:
 
     @contextmanager
     def _own_bridge(self) -> Iterator["TransformerBridge"]:
-        """A bridge for one call: it keeps its key-value cache on itself, so two threads need two."""
+        """A bridge for one call: each holds its own key-value cache, so two threads need two."""
         if self._bridge_taken.acquire(blocking=False):
             try:
                 yield self.bridge
@@ -223,26 +225,24 @@ class HookedModel:
         >>> said = model.generate("The keys to the old chest", 5)       # doctest: +SKIP
         >>> model.run(said, points=["pattern"]), "".join(said.tokens[0])   # doctest: +SKIP
 
-        Goes through `model.bridge.generate`, which takes the `options`: do_sample, temperature, top_k, top_p and the
-        others that say how a text goes on; greedy unless do_sample=True. Its key-value cache changes no number: `run`
-        over the result gives the logits that each token came from.
+        Uses `model.bridge.generate`, which takes the `options`: do_sample, temperature, top_k, top_p and its other
+        sampling options; greedy unless do_sample=True. Its key-value cache does not change any number: `run` on the
+        result gives the logits that each token came from.
 
-        Raises `InputError` for texts of different lengths, for an option that there is not (with a list of those that
-        there are), for a model without a causal head, and inside `model.hooks`, which would not reach the bridge;
-        `CertificateError` where the bridge computes something else.
+        Raises `InputError` for prompts of different lengths, for an unknown option (listing the known ones), for a
+        model without a causal head, and inside `model.hooks`, which would not reach the bridge; `CertificateError` if
+        the bridge computes something else.
         """
         batch = self.encode(inputs, bos=bos)
         count = whole_number("max_new_tokens", max_new_tokens, least=1)
         if self._in_force.edited:
             raise InputError(
-                "generate goes through TransformerLens's bridge, which hooks and interventions do not reach; use run."
+                "generate uses TransformerLens's bridge, which hooks and interventions do not reach; use run."
             )
         if not self.causal or self.points["logits"].absent or batch.target is not None:
             raise InputError(f"{self.name} has no head that continues a text token by token.")
         if batch.padded:
-            raise InputError(
-                "the texts must have one length, since padding would stand inside them; give one at a time."
-            )
+            raise InputError("all prompts must have the same length: generate cannot pad; give one at a time.")
         differs = [check for check in self.certificate.remarks if check.name == "bridge"]
         if differs:
             raise CertificateError(
@@ -254,14 +254,14 @@ class HookedModel:
             return self.encode(continued(bridge, batch.ids, count, options))
 
     def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
-        """The batch of tokens that `run` makes of its inputs."""
+        """The batch of tokens that `run` makes from its inputs."""
         optional_flag("bos", bos)
         if isinstance(inputs, Batch):
             return inputs
         return self.encoder.encode(inputs, bos)
 
     def stack(self, label: str | None = None) -> Stack:
-        """One stack of the model by its label; the only one where there is one."""
+        """A stack of the model by its label; without a label, the only one."""
         if (label is None or (isinstance(label, str) and label == "self")) and len(self.stacks) == 1:
             return next(iter(self.stacks.values()))
         if not isinstance(label, str) or label not in self.stacks:
@@ -283,22 +283,22 @@ class HookedModel:
 
     @property
     def edited(self) -> tuple[str, ...]:
-        """What is in force: the points of hooks, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
+        """What is active: the points of hooks, "pattern 3", and the interventions, "z of L3H5 becomes 0"."""
         return self._in_force.edited
 
     @property
     def edit_functions(self) -> tuple[tuple[PointKey, Edit], ...]:
-        """The hook functions in force with their points, in the order in which they act."""
+        """The active hook functions with their points, in the order in which they act."""
         return self._in_force.edit_functions
 
     @property
     def interventions(self) -> tuple[Intervention, ...]:
-        """The interventions in force, in the order in which they were given."""
+        """The active interventions, in the order in which they were given."""
         return self._in_force.interventions
 
     @property
     def causal(self) -> bool:
-        """Whether the tokens of the output's stack may look only at themselves and at what stands before."""
+        """Whether tokens in the output's stack can attend only to themselves and to earlier tokens."""
         return self.output_stack.architecture.causal
 
     @property
@@ -319,20 +319,20 @@ class HookedModel:
     @property
     def weights_hash(self) -> str:
         """SHA-256 of the config and all parameters as they are now."""
-        # Never kept: a fused optimizer step or `parameter.data` changes weights without a trace.
+        # Never cached: a fused optimizer step or `parameter.data` changes weights without a trace.
         config = {name: value for name, value in self.config.to_dict().items() if name not in _NOT_THE_MODEL}
         written = json.dumps(config, sort_keys=True, default=str)
         return hashlib.sha256(f"{written} {weights_hash(self._model)}".encode()).hexdigest()
 
     def provenance(self, batch: Batch, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
-        """Where a result of this model comes from: weights, inputs, edits in force, options."""
+        """Where a result of this model comes from: weights, inputs, active edits, options."""
         given = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
         if batch.target is not None:
             given |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
         return self.provenance_of(tensors_hash(given), tokens, options)
 
     def provenance_of(self, digest: str, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
-        """The same of inputs whose SHA-256 is known, as those of a corpus."""
+        """The same for inputs whose SHA-256 is known, such as a corpus."""
         return Provenance(self.name, self.weights_hash, digest, self._in_force.edited, tokens, options)
 
     def __repr__(self) -> str:
@@ -357,11 +357,11 @@ class HookedModel:
         layers: Iterable[tuple[str, int]] | None = None,
         part: Part | None = None,
     ) -> dict[PointKey, Tensor]:
-        """One pass without gradients: the captured values, while observers look on.
+        """One pass without gradients; returns the captured values and feeds the observers.
 
-        `rows` see every block of rows and `ends` every layer that is through, of the (stack, layer) in `layers` or of
-        all; the points in `passing` are there for them, and let go when their layer ends. `part` says which blocks run.
-        Beside points, `captures` may name `further_embeddings`, without a layer.
+        `rows` see every block of rows and `ends` every finished layer, for the (stack, layer) in `layers` or for all;
+        they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run.
+        Besides points, `captures` may name `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
@@ -383,7 +383,7 @@ class HookedModel:
     def applied(
         self, intervention: Intervention, texts: slice = slice(None), source: slice | Tensor = slice(None)
     ) -> Applied:
-        """An intervention on this model, in some rows of a batch, which stand for `source` of its values' texts."""
+        """An intervention on this model, in some rows of a batch, which correspond to texts `source` of its values."""
         if not isinstance(intervention, Intervention):
             raise InputError(
                 f"expected an am.Intervention, such as am.Intervention.zero([(0, 1)]); got {intervention!r}."
@@ -405,13 +405,13 @@ class HookedModel:
         check_values(intervention, by_layer, sizes)
         special = self.encoder.special
         if intervention.keys == "special" and not special:
-            raise InputError(f"{intervention}: special tokens are known where a model is loaded with a tokenizer.")
+            raise InputError(f"{intervention}: special tokens need a model that was loaded with a tokenizer.")
         return Applied(intervention, by_layer, texts, source, special, partial(ledger_of_block, self.stacks))
 
     def check_heads(
         self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None
     ) -> list[tuple[int, int]]:
-        """The (layer, head) of a selection in order; `InputError` for what the stack has not."""
+        """The (layer, head) of a selection in order; `InputError` for any that the stack does not have."""
         chosen = self.output_stack if stack is None else self.stack(stack)
         within = self.points.check_layers(layers, chosen.label)
         named = checked_heads(heads)
@@ -421,33 +421,33 @@ class HookedModel:
         return sorted(named)
 
     def require_heads(self, named: Sequence[Head], within: Sequence[int], stack: Stack, owner: str) -> None:
-        """Raises `InputError` for a head that the stack has not, or of a layer that is not `within` those chosen."""
+        """Raises `InputError` for a head that the stack does not have, or whose layer is not in `within`."""
         self.points.check_layers([layer for layer, _ in named], stack.label)
         for _, head in named:
             index_of("head", head, stack.n_heads, owner)
         for layer, _ in named:
             if layer not in within:
-                raise InputError(f"`heads` names layer {layer}, which `layers` leaves out; give one of them.")
+                raise InputError(f"`heads` names layer {layer}, which is not in `layers`; give only one of the two.")
 
     def applying(self, acts: Sequence[Applied]) -> AbstractContextManager[None]:
-        """`intervene` for sweeps: with acts on rows of the batch."""
+        """`intervene` for sweeps: each act applies to its own rows of the batch."""
         return self._in_force.applying(acts)
 
     def editing(self, edits: Mapping[PointKey, Edit]) -> AbstractContextManager[None]:
-        """`hooks` for the certificate: on points that are refused, too."""
+        """`hooks` for the certificate: also on refused points."""
         return self._in_force.editing(list(edits.items()))
 
     @cached_property
     def plain(self) -> PreTrainedModel:
-        """The caller's model as transformers itself runs it, on a further copy in eval mode.
+        """The caller's model as transformers itself runs it, on another copy in eval mode.
 
-        In the attention that the caller chose or, where that does not compute what was trained, in the other.
+        In the attention implementation that the caller chose or, if that does not compute what was trained, the other.
         """
         trusted = self.architecture.trusted
         return copy_of(self._original) if trusted is None else self.plain_in(trusted)
 
     def plain_in(self, implementation: str) -> PreTrainedModel:
-        """A plain copy in one of transformers' attention implementations; "eager" alone hands out its patterns."""
+        """A plain copy in one of transformers' attention implementations; only "eager" returns its patterns."""
         return use_attention(copy_of(self._original), implementation)
 
     def plain_module(self, stack: Stack, layer: int, path: str) -> nn.Module:
@@ -469,7 +469,7 @@ class HookedModel:
 
     @property
     def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
-        """W_U, row by row a token; None where the model has no such matrix."""
+        """W_U, one row per token; None if the model has no such matrix."""
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
         weight = getattr(head, "weight", None)
         return weight if isinstance(weight, torch.Tensor) else None
@@ -502,7 +502,7 @@ class HookedModel:
         self.encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
 
     def _wire_further_embeddings(self) -> tuple[str, ...]:
-        """Wires the embeddings of positions and token types to the in_force, each under a label of its own."""
+        """Wires the embeddings of positions and token types to `in_force`, each under its own label."""
         blocks = tuple(f"{stack.architecture.blocks}." for stack in self.stacks.values())
 
         def visiting(label: str) -> Callable[..., Tensor]:
@@ -517,7 +517,7 @@ class HookedModel:
         return tuple(labels)
 
     def _further_inputs(self) -> dict[str, int | None]:
-        """What this model takes beside tokens and mask, each with the size of its table (None: any number works)."""
+        """What this model takes besides tokens and mask, each with the size of its table (None: any number works)."""
         tables = {"position_ids": self.architecture.position_limit}
         if hasattr(self.config, "type_vocab_size"):
             tables["token_type_ids"] = self.config.type_vocab_size
@@ -527,8 +527,8 @@ class HookedModel:
     def _check_tokenizer(self) -> None:
         if self.tokenizer is not None and len(self.tokenizer) > self.n_vocab:
             raise InputError(
-                f"the tokenizer has {len(self.tokenizer)} tokens, the model's embedding {self.n_vocab} rows: they do "
-                "not belong together. Give the tokenizer that this model was trained with."
+                f"the tokenizer has {len(self.tokenizer)} tokens, but the model's embedding has {self.n_vocab} rows: "
+                "they do not belong together. Give the tokenizer that this model was trained with."
             )
 
     def _at_embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -540,7 +540,7 @@ class HookedModel:
 
     def _pass(self, batch: Batch, wanted: Pass) -> Tensor | None:
         with self._checked(wanted):
-            # Of a large vocabulary the logits may cost more than all layers.
+            # With a large vocabulary, the logits may cost more than all layers.
             needs_head = wanted.gradients or self._in_force.wants("logits", None)
             output = call(self._model if needs_head else self._model.base_model, batch)
             logits = getattr(output, "logits", None)
@@ -551,13 +551,13 @@ class HookedModel:
             name, layer = sorted(missed, key=str)[0]
             raise UnsupportedModelError(
                 f"point {name!r} of layer {layer} was never reached: this model's attention or block does not go "
-                "through the modules of its family, so attnmech cannot speak of it."
+                "through the modules of its family, so attnmech cannot vouch for it."
             )
         return logits
 
     @contextmanager
     def _checked(self, wanted: Pass) -> Iterator[None]:
-        """Makes `wanted` the pass under way; raises `ExactnessError` if what it brought does not add up."""
+        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up."""
         if self._in_force.checks:
             wanted.balance = Balance(self._directions, self._columns, self.dtype, self.refused)
         with self._in_force.recording(wanted):
@@ -574,7 +574,7 @@ class HookedModel:
         raise found.error(wanted.batch)
 
     def unchecked(self) -> AbstractContextManager[None]:
-        """For the certificate, whose passes are to show what a model does wrong: without the running certificate."""
+        """Without the running certificate: for `certify`, whose passes must show what a model does wrong."""
         return self._in_force.unchecked()
 
     def _run_with_gradients(self, batch: Batch, keys: list[PointKey], measure: Measure) -> Activations:
@@ -595,14 +595,14 @@ class HookedModel:
 
 
 def _unchecked(ran: Pass) -> tuple[str, ...]:
-    """Which identities of the running certificate a pass left out."""
+    """The identities of the running certificate that a pass skipped."""
     return () if ran.balance is None else tuple(ran.balance.skipped)
 
 
 def require_model(model: object) -> None:
-    """Raises `InputError` for what `am.load` did not make, such as a name or a model of transformers."""
+    """Raises `InputError` for anything that `am.load` did not make, such as a name or a transformers model."""
     if not isinstance(model, HookedModel):
-        raise InputError(f"the model must be what am.load returns; got {shown(model)}. Try am.load(...) of it.")
+        raise InputError(f"the model must be what am.load returns; got {shown(model)}. Load it with am.load(...).")
 
 
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
@@ -620,7 +620,7 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
 
 
 def _has_head(model: PreTrainedModel) -> bool:
-    """Whether the model's output are logits."""
+    """Whether the model's output is logits."""
     return model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
 
 
@@ -637,22 +637,22 @@ def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:
         inspect.signature(measure).bind(*given)
     except TypeError as error:
         raise InputError(f"gradients_of must be a function (logits) or (logits, batch): {error}.") from error
-    except ValueError:  # builtins tell nothing of themselves
+    except ValueError:  # builtins may have no signature
         pass
     value = measure(*given)
     if not isinstance(value, torch.Tensor) or value.ndim > 1 or not value.requires_grad or value.is_complex():
         raise InputError(
-            "gradients_of must return a tensor computed from the logits, one number or one for each sequence; got "
+            "gradients_of must return a tensor computed from the logits, one number or one per sequence; got "
             f"{shown(value)}."
         )
     return value
 
 
 def _wants_batch(measure: Measure) -> bool:
-    """Whether a function has a second argument that it cannot do without."""
+    """Whether a function has a second required argument."""
     try:
         parameters = inspect.signature(measure).parameters.values()
-    except (TypeError, ValueError):  # builtins tell nothing of themselves
+    except (TypeError, ValueError):  # builtins may have no signature
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters) >= 2

@@ -1,4 +1,4 @@
-"""From pixels to one `Batch` whose positions are the class token and the patches."""
+"""How do pixels become one `Batch` whose positions are the class token and the patches?"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class ImageEncoder:
     """Turns pixel values into a batch for one model."""
 
     special: Final[frozenset[int]] = frozenset()
-    """Patches are none of a tokenizer's special tokens."""
+    """Patches are not a tokenizer's special tokens."""
 
     def __init__(self, grid: PatchGrid, device: torch.device, dtype: torch.dtype) -> None:
         self.grid, self.device, self.dtype = grid, device, dtype
@@ -56,11 +56,11 @@ class ImageEncoder:
         Pixel values are taken as the model expects them: already scaled and normalised.
         """
         if bos is not None:
-            raise InputError("bos is a matter of texts; this model reads images. Leave it out.")
+            raise InputError("bos is only for texts; this model reads images. Leave it out.")
         if isinstance(inputs, Mapping):
             if set(inputs) != {"pixel_values"}:
                 names = sorted(map(str, inputs))
-                raise InputError(f'inputs of this model are a mapping of "pixel_values" alone; got {names}.')
+                raise InputError(f'a mapping of inputs for this model must hold only "pixel_values"; got {names}.')
             inputs = inputs["pixel_values"]
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
             got = str(inputs.dtype) if isinstance(inputs, torch.Tensor) else type(inputs).__name__

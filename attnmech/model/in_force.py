@@ -1,4 +1,4 @@
-"""What a forward pass does at each point: edit the value, keep it, or let it pass.
+"""What does a forward pass do at each point? Edit the value, keep it, or let it pass.
 
 Every activation point of every architecture is one call of `InForce.visit`, so edits, captures and gradients work alike
 everywhere. What is in force and the pass under way belong to the call, not to the model: they live in a context
@@ -32,27 +32,27 @@ Edit: TypeAlias = Callable[[Tensor], Tensor | None]
 
 @dataclass(frozen=True)
 class Watch:
-    """Who looks on during a pass, and at what."""
+    """Who observes a pass, and what they see."""
 
     layers: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """(stack, layer) of the layers watched, each with its place among them."""
+    """(stack, layer) of the layers watched, each with its index among them."""
     rows: Sequence[RowObserver] = ()
     ends: Sequence[LayerObserver] = ()
     points: frozenset[PointKey] = frozenset()
-    """Handed to them, and let go when the layer ends."""
+    """The points passed to them, and freed when the layer ends."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which blocks of a column a pass goes through; the others hand on the stream as it comes."""
+    """Which blocks of a column a pass goes through; the others pass the stream on unchanged."""
 
     start: int
     stop: int
     """The first block after them."""
     stream: Float[Tensor, "batch position d_model"] | None = None
-    """What block `start` is given; None where it is block 0."""
+    """The input of block `start`; None if that is block 0."""
     keep: frozenset[int] = frozenset()
-    """The blocks whose incoming stream is kept, before hooks there; at the number of blocks, what the last one gave."""
+    """The blocks whose incoming stream is kept, before hooks there; at the number of blocks, the last one's output."""
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
 
     def runs(self, block: int) -> bool:
@@ -62,51 +62,51 @@ class Part:
 
 @dataclass
 class Pass:
-    """What one forward pass is asked for, and what it has brought so far."""
+    """What one forward pass is to capture, and what it has captured so far."""
 
     batch: Batch
     captures: frozenset[PointKey] = frozenset()
     watch: Watch = field(default_factory=Watch)
     gradients: bool = False
-    """Whether the pass will be differentiated: then what is captured must lie on its path."""
+    """Whether the pass will be differentiated: captured values must then be part of its graph."""
     part: Part | None = None
     """Which blocks it goes through; None for all."""
     values: dict[PointKey, Tensor] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    """Those of the layer under way."""
+    """The notes of the current layer."""
     reached: set[PointKey] = field(default_factory=set)
-    """The points that were handed to observers and let go."""
+    """The points that were passed to observers and freed."""
     edits: Mapping[PointKey, Sequence[Edit]] = field(default_factory=dict)
     """The hooks in force when it began."""
     applied: AppliedByPoint = field(default_factory=AppliedByPoint)
     """The interventions in force when it began."""
     in_edit: bool = False
-    """Whether a hook is at work."""
+    """Whether a hook is running."""
     balance: Balance | None = None
-    """What is compared when it is through; None in passes that prove the model itself."""
+    """What is compared at its end; None in passes that prove the model itself."""
     in_force: "InForce | None" = None
     """The model that runs."""
     outer: "Pass | None" = None
-    """The pass in the middle of which this one runs, of this model or another."""
+    """The pass inside which this one runs, of this model or another."""
 
     def keeps(self, key: PointKey) -> bool:
-        """Whether this point's value is to be kept, for a while or for good."""
+        """Whether to keep this point's value, temporarily or permanently."""
         return key in self.captures or key in self.watch.points
 
 
 @dataclass
 class _Block:
-    """What one `with` block put in force."""
+    """What one `with` block applies."""
 
     edits: Sequence[tuple[PointKey, Edit]] = ()
     changes: Sequence[Applied] = ()
     unchecked: bool = False
     open: bool = True
-    """False once the `with` block has ended, in whatever context that was."""
+    """False once the `with` block has ended, in any context."""
 
 
 _in_force: ContextVar[Mapping["InForce", tuple[_Block, ...]]] = ContextVar("in force", default=MappingProxyType({}))
-"""One variable for all models, since a context keeps a variable for ever; models with nothing in force are absent."""
+"""One variable for all models, since a context keeps variables forever; models with nothing active are absent."""
 _under_way: ContextVar[Pass | None] = ContextVar("under way", default=None)
 """The innermost pass: while a module of a model runs, that model's."""
 
@@ -144,23 +144,23 @@ class InForce:
         return AppliedByPoint.of([change for block in self._open() for change in block.changes])
 
     def editing(self, edits: Sequence[tuple[PointKey, Edit]]) -> AbstractContextManager[None]:
-        """Adds edits, after those already in force; whatever happens inside, they are gone afterwards.
+        """Adds edits after those already active; however the block ends, they are gone afterwards.
 
         Each block takes away its own, in whatever order blocks end.
         """
         return self._in_force(_Block(edits=tuple(edits)))
 
     def applying(self, changes: Sequence[Applied]) -> AbstractContextManager[None]:
-        """Adds interventions, after those already in force; whatever happens inside, they are gone afterwards."""
+        """Adds interventions after those already active; however the block ends, they are gone afterwards."""
         return self._in_force(_Block(changes=tuple(changes)))
 
     def unchecked(self) -> AbstractContextManager[None]:
-        """Leaves the running certificate out of the passes inside, which are to show what a model does wrong."""
+        """Switches the running certificate off for the passes inside, which must show what a model does wrong."""
         return self._in_force(_Block(unchecked=True))
 
     @property
     def checks(self) -> bool:
-        """Whether passes are compared with what they were made of."""
+        """Whether passes are checked by the running certificate."""
         return not any(block.unchecked for block in self._open())
 
     @contextmanager
@@ -181,14 +181,14 @@ class InForce:
 
     @property
     def under_way(self) -> Pass:
-        """The pass under way."""
+        """The current pass."""
         now = _under_way.get()
         assert now is not None
         return now
 
     @contextmanager
     def recording(self, wanted: Pass) -> Iterator[Pass]:
-        """Makes `wanted` the pass under way, with what is in force; whatever happens inside, the one before is back."""
+        """Makes `wanted` the current pass, with what is active; however the block ends, the previous one returns."""
         if any(each.in_force is self and each.in_edit for each in _passes()):
             raise InputError("a hook cannot run the model that it is a hook of; run it before, and use the result.")
         wanted.in_force, wanted.outer = self, _under_way.get()
@@ -203,7 +203,7 @@ class InForce:
             _under_way.set(wanted.outer)
 
     def passes_by(self, block: int) -> bool:
-        """Whether the pass leaves a block out."""
+        """Whether the pass skips a block."""
         part = self.under_way.part
         return part is not None and not part.runs(block)
 
@@ -226,7 +226,7 @@ class InForce:
         return here in now.edits or here in now.applied.at_points
 
     def visit(self, name: str, layer: int | None, value: Tensor, *, owned: bool = False) -> Tensor:
-        """Passes a value through the interventions and edits at its point, keeps it if asked to, and returns it.
+        """Passes a value through the interventions and edits at its point, keeps it if wanted, and returns it.
 
         `owned` says that nobody else will change this tensor in place; all others are copied when kept.
         """
@@ -242,12 +242,12 @@ class InForce:
             return value
         if key in now.values or key in now.reached:
             raise UnsupportedModelError(
-                f"point {_shown(key)} was reached twice in one forward pass: a module of this model stands in "
-                "two places, so its activations have no single meaning."
+                f"point {_shown(key)} was reached twice in one forward pass: this model uses a module in two places, "
+                "so its activations have no single meaning."
             )
         if now.gradients:
-            # A tensor of its own, so that the derivative is that of this point alone (in BERT attn_in is the
-            # stream itself), and a copy to go on with, which the model may change in place (Falcon does).
+            # A separate tensor, so that the derivative is that of this point alone (in BERT attn_in is the stream
+            # itself), and a copy to continue with, which the model may change in place (Falcon does).
             now.values[key] = value if owned else value.clone()
             return value if owned else now.values[key].clone()
         now.values[key] = value if owned else value.detach().clone()
@@ -269,16 +269,16 @@ class InForce:
             balance.hold_z(stack, layer, z)
 
     def note(self, **found: Any) -> None:
-        """Adds to the notes on the layer under way."""
+        """Adds to the notes on the current layer."""
         now = self.under_way
         now.notes = replace(now.notes, **found)
 
     def begin_layer(self) -> None:
-        """Forgets the notes on the layer before."""
+        """Forgets the notes on the previous layer."""
         self.under_way.notes = Notes()
 
     def end_layer(self, stack: str, layer: int) -> None:
-        """Shows the layer to its observers, then lets go what was kept for them alone."""
+        """Shows the layer to its observers, then frees what was kept only for them."""
         now = self.under_way
         if (stack, layer) not in now.watch.layers:
             return
@@ -291,7 +291,7 @@ class InForce:
 
 
 def _passes() -> Iterator[Pass]:
-    """The passes under way, the innermost first."""
+    """The running passes, innermost first."""
     now = _under_way.get()
     while now is not None:
         yield now
@@ -299,7 +299,7 @@ def _passes() -> Iterator[Pass]:
 
 
 def _applied(edit: Edit, key: PointKey, value: Tensor, now: Pass) -> Tensor:
-    # A copy, so that an edit in place changes this point and nothing that shares its memory.
+    # A copy, so that an in-place edit changes only this point and nothing that shares its memory.
     given = value.clone()
     try:
         now.in_edit = True

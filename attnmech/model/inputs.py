@@ -1,4 +1,4 @@
-"""From what a user gives (a text, texts, token ids, model inputs) to one `Batch`; and what cannot be given."""
+"""How do a user's inputs (a text, texts, token ids, model inputs) become one `Batch`, and which are refused?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +18,8 @@ Ids: TypeAlias = Tensor | np.ndarray
 """Token ids `[position]`, or `[batch position]`."""
 
 Inputs: TypeAlias = str | Sequence[str] | Ids | Sequence[Ids] | Mapping[str, Tensor] | Batch
-"""A text, a list of texts, token ids, a list of the token ids of texts of any length, a mapping of model inputs, or
-a batch that was made of any of these."""
+"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a mapping of model inputs, or a
+batch made from any of these."""
 
 
 class Encoder:
@@ -42,25 +42,24 @@ class Encoder:
         self.bos = bos
         self.device = device
         self.decoder_start = decoder_start
-        """The token that a decoder starts with, in an encoder-decoder model; else None."""
+        """The token that the decoder starts with, in an encoder-decoder model; else None."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_texts: dict[int, str] = {}
-        # A fast tokenizer raises "Already borrowed" where a second thread sets its padding meanwhile.
+        # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
         self._tokenizing = Lock()
 
     def encode(self, inputs: Inputs, bos: bool | None = None) -> Batch:
-        """One batch, padded on the right where texts differ in length.
+        """One batch, padded on the right if texts differ in length.
 
-        `bos` says whether each text begins with the tokenizer's first token (BOS or CLS): True puts it there,
-        False takes it away, None leaves what the model was loaded with, and else what the tokenizer does.
-        Token ids are taken as they are.
+        `bos` says whether each text begins with the tokenizer's first token (BOS or CLS): True adds it, False removes
+        it, None follows what the model was loaded with, or else the tokenizer. Token ids are taken as they are.
         """
         batch = self.read(inputs, bos)
         self.check_length(batch)
         return batch
 
     def read(self, inputs: Inputs, bos: bool | None = None) -> Batch:
-        """`encode`, of texts that may be longer than the model's positions, for who means to cut them."""
+        """`encode` for texts that may be longer than the model's positions, for callers that cut them."""
         if isinstance(inputs, str):
             return self.padded(self.tokenize([inputs], bos))
         if isinstance(inputs, Mapping):
@@ -80,7 +79,7 @@ class Encoder:
         )
 
     def check_length(self, batch: Batch) -> None:
-        """Raises `InputError` for texts that have more tokens than the model has positions."""
+        """Raises `InputError` for texts with more tokens than the model has positions."""
         for part in (batch, batch.target):
             length = 0 if part is None else part.ids.shape[1]
             if self.position_limit is not None and length > self.position_limit:
@@ -90,7 +89,7 @@ class Encoder:
                 )
 
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Each token as text, with its own spaces; the id's digits where there is no tokenizer."""
+        """Each token as text, with its own spaces; the id's digits if there is no tokenizer."""
         if self.tokenizer is None:
             return tuple(str(token) for token in ids)
         return tuple(self._token_text(token) for token in ids)
@@ -124,7 +123,7 @@ class Encoder:
                 raise InputError(f"{_which(number, texts)} is empty; give at least one word.")
             if not _is_unicode(text):
                 raise InputError(
-                    f"{_which(number, texts)} holds half of a surrogate pair (U+D800 to U+DFFF), which is no "
+                    f"{_which(number, texts)} has a lone surrogate (U+D800 to U+DFFF), which is not a "
                     "character; replace it: text.encode('utf-8', 'replace').decode()."
                 )
         wanted = self.bos if bos is None else bos
@@ -132,11 +131,11 @@ class Encoder:
             encoded = self.tokenizer(texts, padding=False, truncation=False)["input_ids"]
         rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
         if any(not row for row in rows):
-            raise InputError("the tokenizer made no token of this text; give at least one word it knows.")
+            raise InputError("the tokenizer made no tokens from this text; give at least one word that it knows.")
         return [torch.tensor(row) for row in rows]
 
     def padded(self, rows: Sequence[Tensor]) -> Batch:
-        """One batch of the token ids of texts, padded on the right."""
+        """One batch from the token ids of texts, padded on the right."""
         of_tokenizer = () if self.tokenizer is None else (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         pad = next((token for token in of_tokenizer if token is not None), 0)
         ids = pad_sequence(list(rows), batch_first=True, padding_value=pad)
@@ -174,12 +173,12 @@ class Encoder:
         if unknown:
             decoder = () if self.decoder_start is None else ("decoder_input_ids", "decoder_attention_mask")
             accepted = ("input_ids", "attention_mask", *decoder, *self.further)
-            raise InputError(f"inputs of this model may be {', '.join(accepted)}; got also {', '.join(unknown)}.")
+            raise InputError(f"this model accepts the inputs {', '.join(accepted)}; got also {', '.join(unknown)}.")
         ids = _tensor("input_ids", ids)
         return self._ids(ids, mask, {name: self._checked(name, x, ids) for name, x in given.items()}, target)
 
     def _given_target(self, given: dict[str, Any]) -> Batch | None:
-        """What the decoder is to be given, taken out of a mapping."""
+        """The decoder's inputs, taken out of a mapping."""
         if self.decoder_start is None or "decoder_input_ids" not in given:
             return None
         ids = _tensor("decoder_input_ids", given.pop("decoder_input_ids"))
@@ -205,7 +204,7 @@ class Encoder:
             target = self._tokens(torch.full((len(batch.ids), 1), self.decoder_start), None)
         if target is not None and len(target.ids) != len(batch.ids):
             raise InputError(
-                f"decoder_input_ids must hold a row a text; got {len(target.ids)} rows for {len(batch.ids)} texts."
+                f"decoder_input_ids must have one row per text; got {len(target.ids)} rows for {len(batch.ids)} texts."
             )
         return replace(batch, target=target, extra={name: x.to(self.device) for name, x in extra.items()})
 
@@ -230,10 +229,10 @@ class Encoder:
                     f"got {tuple(mask.shape)}."
                 )
             if not ((mask == 0) | (mask == 1)).all():
-                raise InputError("attention_mask must hold 1 at real tokens and 0 at padding, and nothing else.")
+                raise InputError("attention_mask must be 1 at real tokens and 0 at padding, and nothing else.")
             mask = mask.to(torch.bool)
             if not mask.any(dim=1).all():
-                raise InputError("every sequence must hold at least one real token; attention_mask hides a whole one.")
+                raise InputError("every sequence must have a real token; attention_mask hides a whole sequence.")
         ids = ids.long()
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.n_vocab:
@@ -251,7 +250,7 @@ class Encoder:
 
 
 def is_list_of(inputs: Any, kind: Any) -> bool:
-    """Whether inputs are a list, of nothing but texts or of nothing but token ids; an empty one is of both."""
+    """Whether inputs are a list whose entries are all of one kind (texts, or token ids); an empty list is both."""
     return isinstance(inputs, Sequence) and all(isinstance(each, kind) for each in inputs)
 
 
@@ -285,6 +284,6 @@ def _tensor(name: str, value: Any) -> Tensor:
         found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{name} must be a tensor of numbers, a row a text of equal length; got {shown(value)}."
+            f"{name} must be a tensor of numbers, one row of equal length per text; got {shown(value)}."
         ) from error
     return dense(name, found)

@@ -1,4 +1,4 @@
-"""The score ledger of a model's layer: its parts, from weights and rotation; and whether it is what the model used."""
+"""What is the score ledger of a model's layer? Its parts, from weights and rotation, checked against the scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def ledger_of_block(
     wide = torch.promote_types(attn_in.dtype, torch.float32)
 
     def widen(value: Tensor | None) -> Tensor | None:
-        # Always a copy: a result must not change when somebody trains the model on.
+        # Always a copy: a result must not change when the model is trained further.
         return None if value is None else value.detach().to(wide, copy=True)
 
     key_input = block.notes.key_input
@@ -67,11 +67,11 @@ class Cells:
     """−1 where the text has no such cell."""
 
     def of_queries(self, value: Float[Tensor, "batch all_heads query *rest"]) -> Float[Tensor, "batch head cell *rest"]:
-        """What a value by query is at the cells."""
+        """A value by query, at the cells."""
         return value[:, list(self.heads)][:, :, self.query_at]
 
     def of_keys(self, value: Float[Tensor, "batch all_heads key *rest"]) -> Float[Tensor, "batch head cell *rest"]:
-        """What a value by key is at the cells; at those that a text has not, anything."""
+        """A value by key, at the cells; arbitrary at cells that a text does not have."""
         chosen, place = value[:, list(self.heads)], self.key_at.clamp(min=0)
         for size in chosen.shape[3:]:
             place = place[..., None].expand(*place.shape, size)
@@ -79,7 +79,7 @@ class Cells:
 
 
 class ScoreAudit:
-    """Holds the score ledger of one layer against the scores that the model used, a block of rows at a time.
+    """Compares the score ledger of one layer with the scores that the model used, block by block.
 
     Each cell is judged against what rounding may do to what is summed there (`maths.scores.score_rounding`), so that a
     head is never excused by another head's scores, nor a row by another row's.
@@ -102,7 +102,7 @@ class ScoreAudit:
         self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, attn_in.shape[-1]))
         none = self.query.norm.new_zeros(self.query.norm.shape[1], dtype=torch.float64)
         self.residual: Float[Tensor, " head"] = none
-        """Largest |Σ terms − score| so far, over visible pairs of real tokens; NaN where one of them is NaN."""
+        """Largest |Σ terms − score| so far, over visible pairs of real tokens; NaN if one of them is NaN."""
         self.largest: Float[Tensor, " head"] = none
         """Largest |score| over the same pairs."""
         self.excess: Float[Tensor, " head"] = none
@@ -126,7 +126,7 @@ class ScoreAudit:
         )
         self.residual = torch.maximum(self.residual, _largest(difference, keep))
         self.largest = torch.maximum(self.largest, _largest(scores, keep))
-        # Where nothing is summed, nothing may differ.
+        # Empty sums must not differ at all.
         units = torch.where(difference == 0, 0.0, difference / allowed)
         self.excess = torch.maximum(self.excess, _largest(units, keep))
 
@@ -205,13 +205,13 @@ def require_exact(
     raise ExactnessError(
         f"layer {layer}, head {heads[worst]}: {what} differ from what the model computed, by up to "
         f"{float(residual[worst]):.2e}, {float(excess[worst]):.3g} times what rounding explains. "
-        "Is a hook active that changes the stream "
-        "between its writers, or q, k or the scores? am.certify(model) says what else is wrong."
+        "Does an active hook change the stream between its writers, or q, k or the scores? am.certify(model) says what "
+        "else is wrong."
     )
 
 
 def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
-    """max |value| over the kept cells, a head; NaN where one of them is NaN."""
+    """max |value| over the kept cells, per head; NaN if one of them is NaN."""
     return value.abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3)).double()
 
 

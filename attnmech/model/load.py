@@ -1,4 +1,4 @@
-"""From a name, a folder or a model object to a `HookedModel` with its certificate."""
+"""How does a name, a folder or a model object become a `HookedModel` with its certificate?"""
 
 import warnings
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ from .weights import check_finite, check_real
 
 _WEIGHTS: Final = (WHOLE, SHARDED)
 _ANSWER_WITHIN: Final = 5.0
-"""Seconds that the hub has to say whether it knows a name."""
+"""How many seconds the hub has to say whether it knows a name."""
 
 
 class UnprovenWarning(UserWarning):
-    """The certificate of a model that was just loaded has failed checks."""
+    """The certificate of a newly loaded model has failed checks."""
 
 
 def load(
@@ -49,17 +49,17 @@ def load(
     >>> am.load("/models/mine")                            # a folder                  # doctest: +SKIP
     >>> am.load(hf_model, tokenizer=hf_tokenizer)          # an object; never asks the hub  # doctest: +SKIP
 
-    A string that is an existing folder is a folder, any other a hub name. A model object is copied with its
-    parameters shared and is not changed; only where `device` or `dtype` differ from its own are the
-    parameters copied too. Without a tokenizer a model object takes token ids only. `bos` says whether a text
-    begins with the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
+    A string that names an existing folder is a folder, any other a hub name. A model object is copied, sharing its
+    parameters, and is not changed; parameters are copied too only if `device` or `dtype` differ from its own. Without
+    a tokenizer, a model object takes only token ids. `bos` says whether a text begins with the tokenizer's first token
+    (BOS or CLS): None leaves it to the tokenizer.
 
-    Weights are read from safetensors only, and no code from a model's folder is run. The network is used for
-    a hub name alone, and only if it is not in the local cache.
+    Weights are read only from safetensors, and no code from a model's folder is run. The network is used only for a
+    hub name that is not in the local cache.
 
-    Raises `ModelNotFoundError`, `UnsupportedModelError` (no attention, or of a kind that cannot be stated
-    exactly), `WeightsError` (not finite, or a precision this device lacks). Warns with `UnprovenWarning` where
-    a check of the certificate failed; the points concerned are then refused.
+    Raises `ModelNotFoundError`, `UnsupportedModelError` (no attention, or a kind that cannot be expressed exactly),
+    `WeightsError` (not finite, or a precision that this device does not support). Warns with `UnprovenWarning` if a
+    check of the certificate failed; the points concerned are then refused.
     """
     kind, place = _dtype(dtype), _device(device)
     optional_flag("bos", bos)
@@ -116,13 +116,13 @@ def _from_object(
     assert isinstance(source, PreTrainedModel)
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):
-        raise WeightsError("the model's weights are on the meta device, that is, not loaded; load them first.")
+        raise WeightsError("the model's weights are on the meta device, so they are not loaded; load them first.")
     if len(places) > 1:
         raise WeightsError(
             f"the model's weights must be on one device; they are on {', '.join(sorted(map(str, places)))}. "
             "Move it: model.to(device)."
         )
-    # Before a cast to another precision, which would make real numbers of integers.
+    # Before a cast to another precision, which would turn integers into real numbers.
     check_real(source.named_parameters())
     name = getattr(source.config, "name_or_path", "") or type(source).__name__
     weights = next(source.parameters())
@@ -146,14 +146,14 @@ def _from_files(
         folder, name = _folder_of(source), str(source)
     else:
         raise InputError(
-            f"a model is a hub name, a folder, a transformers model, or left out; got {type(source).__name__}."
+            f"a model must be a hub name, a folder, a transformers model, or left out; got {type(source).__name__}."
         )
     if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"folder {folder} holds no config.json, so it is not a model's folder.")
+        raise ModelNotFoundError(f"folder {folder} has no config.json, so it is not a model's folder.")
     if not any((folder / file).is_file() for file in _WEIGHTS):
         other = " (other weight files are not read: they may run code)" if any(folder.glob("*.bin")) else ""
         raise ModelNotFoundError(
-            f"folder {folder} holds no weights: expected {_WEIGHTS[0]}{other}. "
+            f"folder {folder} has no weights: expected {_WEIGHTS[0]}{other}. "
             "Write them with model.save_pretrained(folder)."
         )
     model = _read_model(folder, dtype)
@@ -174,7 +174,7 @@ def _read_tokenizer(folder: Path) -> Any:
 def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a config is anybody's text; what goes wrong in it has many names
+    except Exception as error:  # a config can hold anything, and fail in many ways
         raise UnsupportedModelError(f"folder {folder}: its config cannot be read: {first_line(error)}") from error
     names = getattr(config, "architectures", None)
     named = names[0] if isinstance(names, list) and names else names
@@ -202,13 +202,13 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         raise WeightsError(f"folder {folder}: its weights cannot be read: {first_line(error)}") from error
     for name, stored, wanted in report["mismatched_keys"]:
         raise WeightsError(
-            f"folder {folder}: {name} has the shape {tuple(stored)}, but its config asks for {tuple(wanted)}; the "
+            f"folder {folder}: {name} has the shape {tuple(stored)}, but its config implies {tuple(wanted)}; the "
             "two do not belong together."
         )
     missing = sorted(report["missing_keys"])
     if missing:
         raise WeightsError(
-            f"folder {folder} lacks {len(missing)} of the weights of {named}, among them {missing[0]}: transformers "
+            f"folder {folder} lacks {len(missing)} of the weights of {named}, including {missing[0]}: transformers "
             "would fill them with random numbers."
         )
     assert isinstance(model, PreTrainedModel)
@@ -217,7 +217,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' bar and table; what they would say is in our errors."""
+    """Silences transformers' progress bar and report; our errors say what they would."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -232,7 +232,7 @@ def _quiet() -> Iterator[None]:
 def _folder_of(source: str | Path) -> Path:
     try:
         folder = path_of(Path(source).expanduser(), ModelNotFoundError)
-    except RuntimeError as error:  # of "~" before a name that is no user's
+    except RuntimeError as error:  # "~" before an unknown user's name
         raise ModelNotFoundError(f"there is no folder {source}: {first_line(error)}") from error
     if folder.is_dir():
         return folder

@@ -1,4 +1,4 @@
-"""Which keys each query may see: a rule over positions, so that no [query key] mask need exist."""
+"""Which keys can each query see? A rule over positions, so that no [query key] mask is needed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which keys each query may see, as a rule over positions; evaluated for a block of rows."""
+    """Which keys each query can see, as a rule over positions; evaluated for a block of rows."""
 
     batch: int
     queries: int
@@ -26,14 +26,14 @@ class MaskRule:
     _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     ndim = 0
-    """Models that would look into a mask tensor (Falcon) find that this is none."""
+    """Models that would inspect a mask tensor (Falcon) see that this is not one."""
 
     def to(self, *_: Any) -> "MaskRule":
-        """Itself: a rule has no type to be cast to (MPT asks)."""
+        """Itself: a rule has no dtype to be cast to (MPT calls this)."""
         return self
 
     def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
-        """True where the query of that row may look at the key."""
+        """True where the query of that row can see the key."""
         row = torch.arange(rows.start, rows.stop, device=self.device) + self.query_offset
         key = torch.arange(self.keys, device=self.device) + self.key_offset
         sequence = torch.arange(self.batch, device=self.device)
@@ -60,7 +60,7 @@ class MaskRule:
         return range(min(start, end), end)
 
     def once(self, key: Any, make: Callable[[], Found]) -> Found:
-        """What `make` finds, made once for all the layers that share this mask."""
+        """The result of `make`, computed once for all layers that share this mask."""
         if key not in self._known:
             self._known[key] = make()
         found: Found = self._known[key]
@@ -79,7 +79,7 @@ def mask_rule(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> MaskRule:
-    """What transformers calls in place of building a mask; the arguments are transformers' own."""
+    """The function that transformers calls instead of building a mask; the arguments are transformers'."""
     padding = None if attention_mask is None else attention_mask.to(device=device, dtype=torch.bool)
     return MaskRule(
         batch_size,

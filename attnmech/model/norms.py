@@ -1,4 +1,4 @@
-"""A model's norms: γ and ε as their modules hold them, and a norm frozen at what it made of one stream.
+"""What do a model's norms do? γ and ε as their modules hold them, and a norm frozen at its scales for one stream.
 
 The equations are in `attnmech.maths.norms`. Nothing here sets off a hook: norms are called by their `forward`.
 """
@@ -14,7 +14,7 @@ from .weights import bias_of
 
 
 def weight_of(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
-    """The weight of a norm as its module holds it; ones, on the device of `like`, where it has none (OPT's option)."""
+    """The weight of a norm as its module holds it; ones, on the device of `like`, if it has none (OPT's option)."""
     weight = norm.weight
     return weight if isinstance(weight, torch.Tensor) else like.new_ones(like.shape[-1])
 
@@ -38,7 +38,7 @@ def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tens
 def frozen_norm(
     norm: nn.Module, x: Float[Tensor, "batch position d_model"], precision: torch.dtype
 ) -> tuple[FrozenNorm, Float[Tensor, " d_model"] | None]:
-    """A norm frozen at what it makes of x, which leaves out its shift β; and that shift, None where it has none."""
+    """A norm frozen at its scales for x, without its shift β; and that shift, None if it has none."""
     shift = bias_of(norm)
     shift = None if shift is None else shift.detach().to(precision)
     stream, normed, gamma = (each.to(precision) for each in (x, norm.forward(x), gamma_of(norm, x)))
@@ -62,7 +62,7 @@ def norm_scale(
     normed: Float[Tensor, "batch position d_model"],
     precision: torch.dtype,
 ) -> NormScale:
-    """The factors of an RMSNorm, read off its own input and output; ones where there is no norm."""
+    """The factors of an RMSNorm, computed from its own input and output; ones if there is no norm."""
     stream = given.to(precision)
     if norm is None:
         return NormScale(stream.new_ones(stream.shape[-1]), stream.new_ones(stream.shape[:2]))
@@ -73,6 +73,6 @@ def norm_scale(
 def entry_multiplier(
     norm: nn.Module, given: Float[Tensor, "*places d_head"], normed: Float[Tensor, "*places d_head"]
 ) -> Float[Tensor, "*places d_head"]:
-    """By what an RMSNorm multiplied each entry: normed / given, and by its formula r γ where that is 0 / 0."""
+    """The factor by which an RMSNorm multiplied each entry: normed / given, or the formula r γ where that is 0 / 0."""
     by_formula = weight_of(norm, given) * reciprocal_rms(given, epsilon_of(norm))[..., None]
     return torch.where(given == 0, by_formula, normed / given)

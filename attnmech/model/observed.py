@@ -1,4 +1,4 @@
-"""What observers see of a pass: blocks of rows as they go by, and each layer when it is through."""
+"""What do observers see of a pass? Its blocks of rows in turn, and each layer when it is finished."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class Notes:
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine tables, `[batch position d_rotary]`."""
     query_norm: Tensor | None = None
-    """By what qk-norm multiplied the queries, `[batch position head d_head]`."""
+    """The factors by which qk-norm multiplied the queries, `[batch position head d_head]`."""
     key_norm: Tensor | None = None
     key_input: Tensor | None = None
-    """What keys and values were made of, where that is not `attn_in` (cross-attention)."""
+    """The input of keys and values, if that is not `attn_in` (cross-attention)."""
     attn_in: Tensor | None = None
-    """What queries are made of; noted where a term of the scores is changed."""
+    """The input of the queries; noted if a term of the scores is changed."""
 
 
 class Points:
@@ -45,7 +45,7 @@ class Points:
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What the scores of a layer are made with, besides queries and keys."""
+    """What the scores of a layer depend on, besides queries and keys."""
 
     stack: str
     layer: int
@@ -58,13 +58,13 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class RowBlock(Points):
-    """What an observer sees of one layer: a block of rows, with all that made it.
+    """What an observer sees of one layer: a block of rows, with everything behind it.
 
-    `q`, `scores` and all that follows from them are those of the block's rows and of the keys up to the last that
-    one of these rows may see; `k`, `v`, `position` and `mask` are those of the layer. All are in float32 at least.
-    Scores and pattern are what the model goes on with, after edits; hidden cells of `scores` hold the lowest finite
-    number. Points that were asked for stand under their names, as far as the layer has come: `block["resid_pre"]`.
-    Views of a block's tensors must be copied if they are to be kept.
+    `q`, `scores` and all that follows from them cover the block's rows and the keys up to the last that one of these
+    rows can see; `k`, `v`, `position` and `mask` cover the layer. All are in float32 at least. Scores and pattern are
+    what the model continues with, after edits; hidden cells of `scores` hold the lowest finite number. Requested points
+    are available by name, as far as the layer has got: `block["resid_pre"]`. Copy views of a block's tensors to keep
+    them.
     """
 
     stack: str
@@ -79,7 +79,7 @@ class RowBlock(Points):
     v: Float[Tensor, "batch kv_head all_keys d_head"]
     scale: float
     position: Float[Tensor, "#batch #head #query all_keys"] | None
-    """The model's own position term; None where scores have none."""
+    """The model's own position term; None if its scores have none."""
     mask: MaskRule
     softcap: float | None
     sink: Float[Tensor, " head"] | None
@@ -87,7 +87,7 @@ class RowBlock(Points):
     """Rotary tables and norm scales of this layer's queries and keys."""
     scores: Float[Tensor, "batch head row key"]
     attention: Attention
-    """The same rows after the softmax, with what is read off it: two highest, entropy."""
+    """The same rows after the softmax, with what follows from it: two highest, entropy."""
     values: Mapping[PointKey, Tensor]
 
     @property
@@ -97,7 +97,7 @@ class RowBlock(Points):
 
     @cached_property
     def visible(self) -> Bool[Tensor, "batch 1 row key"]:
-        """True where the row may look at the key."""
+        """True where the row can see the key."""
         return self.mask.visible(self.rows)[..., : self.scores.shape[-1]]
 
     @property
@@ -108,7 +108,7 @@ class RowBlock(Points):
 
 @dataclass(frozen=True)
 class LayerEnd(Points):
-    """What a layer's observers see of it when it is through: the points that were asked for."""
+    """What a layer's observers see when it is finished: the requested points."""
 
     stack: str
     """The label of the stack, empty where the model has one."""
@@ -126,7 +126,7 @@ class LayerEnd(Points):
 
 
 RowObserver: TypeAlias = Callable[[RowBlock], None]
-"""Sees every block of rows of the layers watched; reduces it, and keeps nothing large."""
+"""Receives every block of rows of the watched layers; reduces it, and keeps nothing large."""
 
 LayerObserver: TypeAlias = Callable[[LayerEnd], None]
-"""Sees every layer watched when it is through."""
+"""Receives every watched layer when it is finished."""

@@ -1,4 +1,4 @@
-"""Runs a part of a model: from a block on with a stored stream, up to a block, or the head alone.
+"""How is part of a model run? From a block on with a stored stream, up to a block, or only the head.
 
 Blocks that are left out hand on the stream as it comes, so that everything else of the model (masks, rotary tables,
 what it hands to its blocks) stays transformers' own code.
@@ -22,21 +22,21 @@ from .observed import RowObserver
 
 @dataclass(frozen=True)
 class Ran:
-    """What a part of a pass brought."""
+    """What a partial pass returned."""
 
     streams: Mapping[int, Float[Tensor, "batch position d_model"]]
-    """The stream as it enters each block asked for, before hooks there; at the number of blocks, what the last gave."""
+    """The stream as it enters each requested block, before hooks there; at the number of blocks, the last's output."""
     values: Mapping[PointKey, Tensor]
-    """The points asked for."""
+    """The requested points."""
 
 
 class Blocks:
-    """The blocks of a model of one stack, any of which can be left out of a pass."""
+    """The blocks of a model with one stack, any of which a pass can skip."""
 
     def __init__(self, model: HookedModel) -> None:
         if len(model.stacks) > 1 or model.output_stack.architecture.hands_on:
             raise InputError(
-                f"the passes of {model.name} cannot begin in the middle: its blocks need more than the stream."
+                f"passes of {model.name} cannot begin in the middle: its blocks need more than the stream."
             )
         found = submodule(model.base, model.output_stack.architecture.blocks)
         assert isinstance(found, nn.ModuleList)
@@ -63,7 +63,7 @@ class Blocks:
         rows: Sequence[RowObserver] = (),
         layers: Iterable[tuple[str, int]] | None = None,
     ) -> Ran:
-        """One pass without gradients through the blocks from `start` to `stop`, which is left out.
+        """One pass without gradients through the blocks from `start` up to but not including `stop`.
 
         Block `start` is given `stream`; block 0 needs none. Blocks that are left out have no points.
         """
@@ -77,12 +77,12 @@ class Blocks:
         return self._model.forward(batch, captures=[("logits", None)], part=part)["logits", None]
 
     def logits_of_rows(self, rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row vocab"]:
-        """The logits of single tokens, where the head is the same at every token (`by_row`)."""
+        """The logits of single tokens, if the head treats every token alike (`by_row`)."""
         ids = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
         batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
         return self.logits(batch, rows[:, None])[:, 0]
 
     @property
     def by_row(self) -> bool:
-        """Whether the logits of a token depend on that token's stream alone, and nobody looks at them on the way."""
+        """Whether a token's logits depend only on that token's stream, and no hook acts on them on the way."""
         return self._model.unembedding is not None and not any(name.startswith("logits") for name in self._model.edited)

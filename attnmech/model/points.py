@@ -1,4 +1,4 @@
-"""Which of the named points a model has, in which sizes, and why the others are missing."""
+"""Which of the named points does a model have, in which sizes, and why are the others missing?"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from .architectures import Architecture
 from .stack import Stack
 
 MAX_BYTES: Final = 4 * 2**30
-"""What a run keeps at most: a laptop of 16 GB has room for it beside a model, and it is seven times what GPT-2's
-patterns of 1,024 tokens take."""
+"""The most that a run keeps: a 16 GB laptop has room for it next to a model, and it is seven times the size of GPT-2's
+patterns over 1,024 tokens."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class ModelPoint:
     """Axes, with sizes where the model fixes them: "batch position head=8 d_head=16"."""
     meaning: str
     absent: str | None
-    """Why this model does not have the point; None where it has."""
+    """Why this model does not have the point; None if it does."""
 
 
 class ModelPoints(Mapping[str, ModelPoint]):
-    """The points of one model; shows itself as a table."""
+    """The points of one model; displays as a table."""
 
     def __init__(self, entries: Iterable[ModelPoint], layers: Mapping[str, tuple[int, ...]]) -> None:
         self._entries = {entry.name: entry for entry in entries}
@@ -55,7 +55,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
         layers: Iterable[int] | None = None,
         refused: Mapping[str, str] | None = None,
     ) -> list[PointKey]:
-        """The (name, layer) keys that a user's names stand for; a name alone means every layer of `layers`.
+        """The (name, layer) keys that a user's names refer to; a name alone means every layer in `layers`.
 
         Raises `InputError` for an unknown point or a layer out of range, `MissingPointError` for a point that
         this model lacks, `CertificateError` for one in `refused`, each with the reason.
@@ -82,13 +82,13 @@ class ModelPoints(Mapping[str, ModelPoint]):
             return self._entries[name]
         stacks = ", ".join(repr(f"{stack}.{split_stack(name)[1]}") for stack in self._layers if stack)
         if stacks:
-            raise InputError(f"this model has several stacks: say which {name!r} is meant: {stacks}.")
+            raise InputError(f"this model has several stacks: choose one for {name!r}: {stacks}.")
         raise InputError(
             f"this model has one stack, so its points have no prefix: {split_stack(name)[1]!r}; got {name!r}."
         )
 
     def check_layers(self, layers: Iterable[int] | None, stack: str = "") -> list[int]:
-        """The layers chosen of a stack, all of them for None; `InputError` where one is out of range."""
+        """The chosen layers of a stack, all of them for None; `InputError` if one is out of range."""
         there = self._layers[stack]
         chosen = _chosen(layers)
         if chosen is None:
@@ -102,7 +102,7 @@ class ModelPoints(Mapping[str, ModelPoint]):
         return chosen
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a point: point, shape, meaning, absent."""
+        """One row per point: point, shape, meaning, absent."""
         return pd.DataFrame(
             [(p.name, p.shape, p.meaning, p.absent or "") for p in self.values()],
             columns=["point", "shape", "meaning", "absent"],
@@ -123,9 +123,9 @@ class ModelPoints(Mapping[str, ModelPoint]):
 def check_size(
     keys: Iterable[PointKey], stacks: Mapping[str, Stack], batch: Batch, itemsize: int, *, gradients: bool
 ) -> None:
-    """Raises `InputError` where the values at some points of a batch would take more than `MAX_BYTES`.
+    """Raises `InputError` if the values at the points would take more than `MAX_BYTES` on this batch.
 
-    With `gradients`, there is one for each value. Logits do not count: no call needs less of them.
+    With `gradients`, there is one for each value. Logits do not count: no call could need fewer.
     """
     sizes: dict[str, int] = {}
     for name, _ in keys:
@@ -136,14 +136,14 @@ def check_size(
         largest = max(sizes, key=lambda name: sizes[name])
         of_gradients = " with their gradients" if gradients else ""
         raise InputError(
-            f"the values asked for{of_gradients} would take {total / 2**30:.1f} GiB ({largest!r} alone "
-            f"{sizes[largest] / 2**30:.1f}); at most {MAX_BYTES / 2**30:.0f} GiB is kept. Ask for fewer layers "
-            "(layers=[0]) or a shorter text, or reduce the values as they go by: am.stream(model, inputs, [reducer])."
+            f"the requested values{of_gradients} would take {total / 2**30:.1f} GiB ({largest!r} alone "
+            f"{sizes[largest] / 2**30:.1f}); the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers "
+            "(layers=[0]) or a shorter text, or reduce the values during the run: am.stream(model, inputs, [reducer])."
         )
 
 
 def _numbers(name: str, stacks: Mapping[str, Stack], batch: Batch) -> int:
-    """How many numbers a point of one layer has on a batch."""
+    """How many numbers a point has in one layer on a batch."""
     label = split_stack(name)[0]
     stack = stacks.get(label) or next(iter(stacks.values()))
     queries = batch.queries(label).ids.shape[1]
@@ -160,7 +160,7 @@ def _numbers(name: str, stacks: Mapping[str, Stack], batch: Batch) -> int:
 
 
 def _chosen(layers: Any) -> list[int] | None:
-    """The layers of a selection, one alone or several, as ints; None for all of them."""
+    """The layers of a selection (a single one or several) as ints; None for all of them."""
     if layers is None:
         return None
     try:
@@ -176,11 +176,11 @@ def _chosen(layers: Any) -> list[int] | None:
 def _range(layers: tuple[int, ...], owner: str) -> str:
     if layers == tuple(range(len(layers))):
         return f"from 0 to {len(layers) - 1} ({owner} has {len(layers)} layers)"
-    return f"one of {', '.join(map(str, layers))} (the layers of {owner} that have attention)"
+    return f"one of {', '.join(map(str, layers))} (the layers of {owner} with attention)"
 
 
 def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
-    """The points of a model of these stacks, with its sizes."""
+    """The points of a model with these stacks, with their sizes."""
     outside = {}
     if stacks[0].label:
         outside["embed"] = "the stacks share one embedding, which runs once for each; resid_pre of layer 0 holds it"
@@ -207,7 +207,7 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
         absent |= {"q_rot": reason, "k_rot": reason}
     if plan.mlp_out is None:
         reason = (
-            f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder goes on from it"
+            f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder continues from it"
         )
         absent |= {"resid_mid": reason, "mlp_out": reason}
     elif plan.mid_norm is None:

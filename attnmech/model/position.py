@@ -1,4 +1,4 @@
-"""Closed forms of what a model knows of position, to check the model's own tables against, and rotation.
+"""Closed forms of a model's position tables, to check the model's own against, and rotation.
 
 The score ledger uses the model's own tensors (its ALiBi tensor, its rotary tables); the formulas here say
 what those ought to be, and how a rotary table is applied.
@@ -53,7 +53,7 @@ def rotary_tables(
 ) -> tuple[Float[Tensor, "position half"], Float[Tensor, "position half"]] | None:
     """Cosine and sine of position · θ^(−2i/d), i < d/2 (Su et al. 2021), in float64.
 
-    Returns None where the model scales its frequencies by another rule (`rope_type` other than "default"),
+    Returns None if the model scales its frequencies by another rule (`rope_type` other than "default"),
     for which no closed form stands here.
     """
     if parameters.get("rope_type", "default") != "default" or "rope_theta" not in parameters:
@@ -68,7 +68,7 @@ def rotate_halves(
     cos: Float[Tensor, "*#axes d_rotary"],
     sin: Float[Tensor, "*#axes d_rotary"],
 ) -> Float[Tensor, "*axes d_head"]:
-    """Rotary position embedding in Llama's layout: dimension i turns with dimension i + d/2.
+    """Rotary position embedding in Llama's layout: dimension i rotates with dimension i + d/2.
 
     (x_i, x_{i+d/2}) ↦ (x_i cos − x_{i+d/2} sin, x_{i+d/2} cos + x_i sin), with the model's own tables, which
     hold every angle twice. Tables narrower than the head turn its first dimensions and leave the rest.
@@ -92,7 +92,7 @@ def rotate_pairs(
     cos: Float[Tensor, "*#axes d_rotary"],
     sin: Float[Tensor, "*#axes d_rotary"],
 ) -> Float[Tensor, "*axes d_head"]:
-    """Rotary position embedding in GPT-J's layout: dimension 2i turns with dimension 2i + 1.
+    """Rotary position embedding in GPT-J's layout: dimension 2i rotates with dimension 2i + 1.
 
     Tables hold every angle twice in a row; narrower than the head, they turn its first dimensions.
     """
@@ -104,16 +104,16 @@ def rotate_pairs(
 
 @dataclass(frozen=True)
 class Rotary:
-    """How a family turns its queries and keys."""
+    """How a family rotates its queries and keys."""
 
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Turns `[... d_head]` by cosine and sine tables."""
+    """Rotates `[... d_head]` by cosine and sine tables."""
     spread: Callable[[Tensor], Tensor]
     """From a table that holds every angle once to one as the family keeps it."""
     share: float = 1.0
-    """The share of a head's dimensions that turn."""
+    """The share of a head's dimensions that rotate."""
     theta: float | None = None
-    """The base of the angles, where the config does not say it."""
+    """The base of the angles, if the config does not give it."""
 
 
 HALVES: Final = Rotary(rotate_halves, lambda table: torch.cat((table, table), dim=-1))

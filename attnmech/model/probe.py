@@ -25,11 +25,11 @@ _LONG: Final = 104
 _PADDING: Final = 8
 """Of the long probe, how many places of each text are padding: on the left of the first, on the right of the second."""
 _LONG_LAYERS: Final = 3
-"""The long probe is looked at in so many layers of a stack; the short one in all."""
+"""In how many layers of a stack the long probe is checked; the short one is checked in all."""
 _EDITED_LAYERS: Final = 6
-"""An edit takes a copy of a text: it is tried in so many layers."""
+"""In how many layers edits are tried, since each takes a copy of a text."""
 _FILLED: Final = 3
-"""Places of padding beside a text that is run with different tokens there."""
+"""How much padding a text gets that is run with different tokens there."""
 BEGINNING: Final = 12
 """Tokens of a text that is run once for each of them."""
 
@@ -38,22 +38,22 @@ SEED: Final = 20
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One pass of the probe through our model: what it left at every point of some layers."""
+    """One pass of the probe through our model: its values at every point of some layers."""
 
     batch: Batch
     layers: Mapping[str, Sequence[int]]
-    """The layers looked at, by stack."""
+    """The layers checked, by stack."""
     values: Mapping[PointKey, Tensor]
     blocks: Mapping[tuple[str, int], RowBlock]
     given: Mapping[tuple[str, int], Tensor]
-    """What W_O was given, by stack and layer."""
+    """The input of W_O, by stack and layer."""
 
     def real(self, stack: str) -> Bool[Tensor, "batch position"]:
-        """True at the real tokens that look."""
+        """True at the real query tokens."""
         return self.batch.queries(stack).mask
 
     def real_keys(self, stack: str) -> Bool[Tensor, "batch position"]:
-        """True at the real tokens that are looked at."""
+        """True at the real key tokens."""
         return self.batch.keys(stack).mask
 
 
@@ -89,12 +89,12 @@ class Passes:
 
     @cached_property
     def plain(self) -> Tensor:
-        """What plain transformers puts out for the short probe."""
+        """Plain transformers' output for the short probe."""
         return plain_output(self.model, self.batch)
 
     @cached_property
     def eager(self) -> Any:
-        """The short probe in transformers' eager attention, which alone hands out its patterns; or what it raises."""
+        """The short probe in transformers' eager attention, which returns its patterns; or what it raises."""
         return self.in_attention("eager", output_attentions=True)
 
     @cached_property
@@ -123,7 +123,7 @@ class Passes:
 
     @contextmanager
     def _keeping_given(self, layers: Iterable[tuple[str, int]], found: dict[tuple[str, int], Tensor]) -> Iterator[None]:
-        """Keeps what W_O is given, ahead of all that our own points hold."""
+        """Keeps the input of W_O, independently of our own points."""
 
         def keeping(place: tuple[str, int]) -> Callable[..., None]:
             def keep(module: Any, args: Any) -> None:
@@ -163,22 +163,22 @@ class Probe:
         return self.passes.runs[0]
 
     def places(self) -> Iterator[tuple[Run, int]]:
-        """Every layer of the stack that a run looked at."""
+        """Every layer of the stack that a run checked."""
         for run in self.passes.runs:
             for layer in run.layers[self.stack.label]:
                 yield run, layer
 
     def plain_by_token(self, batch: Batch) -> list[Tensor]:
-        """`by_token` of plain transformers; empty where its output has no row a token."""
+        """`by_token` of plain transformers; empty if its output does not have one row per token."""
         output = plain_output(self.model, batch)
         return [output] if _has_row_a_token(output, self.written(batch)) else []
 
     def output(self, batch: Batch) -> Tensor:
-        """What our model puts out: logits or, without a head, the last stream after the final norm."""
+        """Our model's output: logits or, without a head, the last stream after the final norm."""
         return output_of(self.model.output(batch))
 
     def by_token(self, batch: Batch) -> Tensor:
-        """Our output if it has a row a token, else (a head for whole texts) the last stream."""
+        """Our output if it has one row per token, else (a head for whole texts) the last stream."""
         output = self.output(batch)
         return output if _has_row_a_token(output, self.written(batch)) else self.last_stream(batch)
 
@@ -200,7 +200,7 @@ class Probe:
         return run.blocks[self.stack.label, layer]
 
     def comparable(self, run: Run, name: str, layer: int | None, value: Tensor) -> Tensor:
-        """Where two models must agree: at real tokens, and of scores at visible pairs."""
+        """Where two models must agree: at real tokens, and for scores at visible pairs."""
         if layer is not None and name in ("scores", "pattern"):
             mask = self.block(run, layer).mask
             visible = mask.visible(range(mask.queries)) & run.real(self.stack.label)[:, None, :, None]
@@ -213,7 +213,7 @@ class Probe:
     def compared(
         self, run: Run, layer: int, ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None = None
     ) -> Compared:
-        """A comparison at the real tokens that look, or where `keep` says."""
+        """A comparison at the real query tokens, or where `keep` says."""
         keep = run.real(self.stack.label) if keep is None else keep
         where = f"layer {layer}" if run is self.short else f"layer {layer} in texts of {run.batch.ids.shape[1]} tokens"
         allowed = allowed.expand_as(theirs)[keep] + least_rounding(self.model.dtype)
@@ -249,7 +249,7 @@ class Probe:
         tolerance: float | None = None,
         real: Tensor | None = None,
     ) -> Check:
-        """One comparison of two tensors at real tokens, or whole where they hold one row a text; row by row."""
+        """One comparison of two tensors, row by row, at real tokens, or whole if they have one row per text."""
         limit = self.whole if tolerance is None else tolerance
         keep = self.comparable(self.short, name, None, ours) if real is None else real
         excess = excess_of(ours[keep], theirs[keep], by_row(theirs, limit).expand_as(theirs)[keep])
@@ -268,7 +268,7 @@ def by_row(value: Tensor, tolerance: float) -> Tensor:
 
 
 def excess_of(ours: Tensor, theirs: Tensor, allowed: Tensor) -> float:
-    """max |ours − theirs| / allowed, 0 where they are equal; NaN where either holds NaN, which nothing admits."""
+    """max |ours − theirs| / allowed, 0 where they are equal; NaN if either holds NaN, which always fails."""
     if ours.numel() == 0:
         return 0.0
     wide = torch.promote_types(torch.promote_types(ours.dtype, theirs.dtype), torch.float32)
@@ -297,7 +297,7 @@ def probe_batch(model: HookedModel) -> Batch:
 
 
 def long_batch(model: HookedModel) -> Batch | None:
-    """Two longer texts, one padded on the left, one on the right; None of images, and where there are few positions."""
+    """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
     limit = model.architecture.position_limit
     length = _LONG if limit is None else min(_LONG, limit)
     if model.grid is not None or length <= 2 * _PADDING:
@@ -321,7 +321,7 @@ def _padded(model: HookedModel, length: int, generator: torch.Generator) -> tupl
 def padded_batch(model: HookedModel) -> Batch | None:
     """One text four times: padded on the left with one token and with another, and so on the right.
 
-    None of images, and where there are few positions. The padding is never the tokenizer's own, from which some
+    None for images, and for models with few positions. The padding is never the tokenizer's own, from which some
     families (RoBERTa) count positions.
     """
     limit = model.architecture.position_limit
@@ -348,7 +348,7 @@ def padded_batch(model: HookedModel) -> Batch | None:
 
 
 def beginning_of(batch: Batch, number: int, length: int) -> Batch:
-    """The first tokens of one text of a batch, and of what its decoder is given; of images the whole."""
+    """The first tokens of one text of a batch, and of what its decoder is given; an image stays whole."""
     text = batch.texts(torch.tensor([number]))
     if "pixel_values" in text.extra:
         return text
@@ -378,18 +378,18 @@ def end_changed(batch: Batch, n_vocab: int) -> tuple[Batch, int]:
 
 
 def other_ids(ids: Tensor, n_vocab: int) -> Tensor:
-    """Another token in place of each."""
+    """Each token replaced by another."""
     return (ids + max(1, n_vocab // 2)) % n_vocab
 
 
 def output_of(output: object) -> Tensor:
-    """The logits or, of a model without a head, the last stream after the final norm."""
+    """The logits or, for a model without a head, the last stream after the final norm."""
     logits = getattr(output, "logits", None)
     found = getattr(output, "last_hidden_state", None) if logits is None else logits
     if not isinstance(found, torch.Tensor):
         raise UnsupportedModelError(
-            f"expected a model that puts out logits or its last stream; this one puts out a {type(output).__name__}. "
-            "Load what stands below its head: am.load(model.base_model)."
+            f"expected a model that returns logits or its last stream; this one returns a {type(output).__name__}. "
+            "Load the model below its head: am.load(model.base_model)."
         )
     return found
 
@@ -413,7 +413,7 @@ def _attempt(run: Callable[[], Any]) -> Any:
 
 
 def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """What TransformerLens's bridge puts out, and what it holds under some hooks."""
+    """The output of TransformerLens's bridge, and its values at some hooks."""
     mask = batch.mask.long() if batch.padded else None
     inputs = batch.extra.get("pixel_values", batch.ids)
     options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}

@@ -1,4 +1,4 @@
-"""Attention modules that stand in for those of transformers that have attention code of their own.
+"""Attention modules that replace those of transformers that have their own attention code.
 
 Each uses the projections of the module it replaces and the tensors that the model hands down, and leaves scores,
 softmax and weighted sum to `attend`.
@@ -20,7 +20,7 @@ _BY_HEAD = "batch position head d_head -> batch head position d_head"
 
 
 class StandIn(nn.Module):
-    """What they share: the projections, the site, and heads put together again."""
+    """What they have in common: the projections, the site, and merging the heads again."""
 
     attnmech_site: Site
     layout: Layout

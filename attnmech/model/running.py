@@ -1,19 +1,19 @@
-"""A certificate that runs along: in every pass, what a layer puts out is compared with what it was made of.
+"""A running certificate: in every pass, what a layer outputs is compared with what it was computed from.
 
-Both sides of an identity, such as attn_raw = Σ_h z_h W_O^h + b_O, are multiplied with a few fixed random vectors r
-and compared token by token (R. Freivalds 1977): Σ_h z_h · (W_O^h r) + b_O · r takes O(d_model) operations a token,
+Both sides of an identity, such as attn_raw = Σ_h z_h W_O^h + b_O, are multiplied by a few fixed random vectors r
+and compared token by token (R. Freivalds 1977): Σ_h z_h · (W_O^h r) + b_O · r takes O(d_model) operations per token,
 and two sides that differ by e have products that differ by e·r, of the size of ‖e‖.
 
 | identity | holds between |
 |---|---|
 | `heads` | attn_raw = Σ_h z_h W_O^h + b_O |
 | `block` | resid_post = resid_pre + attn_out + mlp_out; in post-norm models resid_mid = resid_pre + attn_out |
-| `mlp` | post-norm models: what the last norm is given = N(resid_mid) + mlp_out |
+| `mlp` | post-norm models: input of the last norm = N(resid_mid) + mlp_out |
 | `chain` | resid_pre of a layer = resid_post of the one before |
 | `rows` | Σ_j pattern_ij = 1, with a sink's mass |
 
-They hold between what stands after hooks and interventions. An edit of `result` stands between the two sides of
-`heads`, which is then left out, and the run says so.
+They hold between values after hooks and interventions. An edit of `result` comes between the two sides of `heads`,
+which is then skipped, and the run says so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,21 +33,21 @@ from .weights import bias_of, matrix_of
 Kind: TypeAlias = Literal[
     "pre_in", "pre", "raw", "out", "mid_in", "mid", "mid_normed", "mlp", "end_in", "post_in", "post"
 ]
-"""A place where the stream, or what is added to it, is looked at; those with "_in" come before edits there."""
+"""A place where the stream, or what is added to it, is observed; those with "_in" come before edits there."""
 
 _DIRECTIONS: Final = 2
 _SEED: Final = 7
 _HELD_BYTES: Final = 2**22
-"""So much is held before it is multiplied."""
+"""The most that is held before it is multiplied."""
 _TOGETHER: Final = 8
-"""Of so many sets of layers the weights are kept side by side."""
+"""For how many sets of layers the concatenated weights are cached."""
 _SMALL_BYTES: Final = 2**16
-"""Tensors up to this size are held and multiplied together, since an operation costs more than its work."""
+"""Tensors up to this size are held and multiplied together, since an operation's overhead exceeds its work."""
 
 _ROUNDINGS: Final = 8.0
-"""By how many roundings of every term the two sides may differ; e·r of one rounding seldom exceeds three."""
+"""How many roundings of every term the two sides may differ by; e·r of one rounding seldom exceeds three."""
 _PRODUCT_ROUNDINGS: Final = 16.0
-"""Likewise of the products z W_O, whose rounding errors add up along d_head."""
+"""The same for the products z W_O, whose rounding errors add up along d_head."""
 _ROW_TOLERANCE: Final = 1e-4
 
 _POINTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -57,12 +57,12 @@ _POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "chain": ("resid_pre", "resid_post"),
     "rows": ("pattern",),
 }
-"""The points that an identity speaks of: where the certificate refuses one of them, it is not tried."""
+"""The points in each identity: if the certificate refuses one of them, the identity is not tried."""
 
 STATEMENTS: Final = {
     "heads": "attn_raw = Σ_h z W_O + b_O",
     "block": "the stream after a block = the stream before + what attention and MLP add",
-    "mlp": "what the last norm is given = N(resid_mid) + mlp_out",
+    "mlp": "input of the last norm = N(resid_mid) + mlp_out",
     "chain": "resid_pre = resid_post of the layer before",
     "rows": "a row of the pattern sums to 1",
 }
@@ -77,26 +77,26 @@ class Column:
     has_mlp: bool
     interposed: str
     chained: bool
-    """Whether a layer goes on from where the layer before ended."""
+    """Whether a layer continues from where the previous layer ended."""
 
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """W_O and b_O of a layer after the product with the directions."""
+    """W_O and b_O of a layer, multiplied by the directions."""
 
     weight: Float[Tensor, "layer direction features"]
     bias: Float[Tensor, "layer direction 1"]
     size: Float[Tensor, "layer 1"]
     """‖W_O‖, the root of the sum of squares."""
     source: tuple[tuple[int, int], ...]
-    """Address and version of the parameters that it was made of."""
+    """Address and version of the parameters that it was computed from."""
 
 
 _PRODUCTS: Final = ("weight", "bias", "size")
 
 
 class Directions:
-    """The random vectors of one model, and the weights multiplied with them."""
+    """The random vectors of one model, and the weights multiplied by them."""
 
     def __init__(self, d_model: int, device: torch.device) -> None:
         self.d_model = d_model
@@ -106,7 +106,7 @@ class Directions:
         self._written: dict[tuple[str, int], Written] = {}
         self._together: dict[tuple[Written, ...], Written] = {}
         self.changing: set[str] = set()
-        """The kinds of tensors that this model was seen to change in place, which are multiplied at once."""
+        """The kinds of tensors that this model changes in place, which are therefore multiplied immediately."""
 
     def of(self, dtype: torch.dtype) -> Float[Tensor, "direction d_model"]:
         """The vectors in a precision."""
@@ -115,7 +115,7 @@ class Directions:
         return self._by_dtype[dtype]
 
     def written(self, key: tuple[str, int], out: nn.Module) -> Written:
-        """W_O r and b_O r of a layer, kept until the parameters are seen to be others."""
+        """W_O r and b_O r of a layer, cached until the parameters change."""
         source = tuple((part.data_ptr(), _version(part)) for part in out._parameters.values() if part is not None)
         known = self._written.get(key)
         if known is None or known.source != source:
@@ -123,7 +123,7 @@ class Directions:
         return known
 
     def together(self, written: tuple[Written, ...]) -> Written:
-        """Those of several layers."""
+        """The same for several layers."""
         if len(written) == 1:
             return written[0]
         if written not in self._together:
@@ -134,7 +134,7 @@ class Directions:
         return self._together[written]
 
     def forget_changed(self, key: tuple[str, int], out: nn.Module) -> bool:
-        """Whether weights were changed in a way that leaves no trace; then nothing that was kept counts any more."""
+        """Whether weights were changed in a way that leaves no trace; if so, the cache is emptied."""
         known = self._written.get(key)
         fresh = self._multiplied(out, ())
         if known is None or (torch.equal(known.weight, fresh.weight) and torch.equal(known.bias, fresh.bias)):
@@ -163,13 +163,13 @@ Key: TypeAlias = tuple[Kind, str, int]
 
 @dataclass
 class _Group:
-    """Texts of one number of tokens: the quantities of the stream, then z of each layer."""
+    """Values with the same number of tokens: the quantities of the stream, then z of each layer."""
 
     names: dict[Key, int] = field(default_factory=dict)
-    """Where each quantity is among the products of the stream."""
+    """The index of each quantity among the products of the stream."""
     count: int = 0
     held: list[tuple[Key, Tensor, int]] = field(default_factory=list)
-    """Quantities that are to be multiplied, in the order of their places, each with its version."""
+    """Quantities still to be multiplied, in the order of their indices, each with its version."""
     products: list[Float[Tensor, "direction quantity token"]] = field(default_factory=list)
     sizes: list[Float[Tensor, "quantity token"]] = field(default_factory=list)
     z_keys: list[tuple[str, int]] = field(default_factory=list)
@@ -178,7 +178,7 @@ class _Group:
 
 
 class Balance:
-    """What one pass leaves to compare."""
+    """What one pass records for comparison."""
 
     def __init__(
         self, directions: Directions, columns: Sequence[Column], dtype: torch.dtype, refused: Mapping[str, str]
@@ -189,17 +189,17 @@ class Balance:
         self._bytes = 0
         """How much is held."""
         self._last: tuple[Tensor, int, _Group, int] | None = None
-        """The quantity looked at last, with its version and its place: the next block is given it."""
+        """The last quantity observed, with its version and its index: the next block receives it."""
         self._z: dict[tuple[str, int], Tensor] = {}
         self._held_z: list[tuple[tuple[str, int], Tensor, Written]] = []
         self._groups: dict[int, _Group] = {}
         self._held_rows: list[tuple[tuple[str, int, int], Tensor, Tensor | None, int]] = []
         self._rows: dict[tuple[int, ...], list[tuple[str, int, int, Tensor]]] = {}
         self.skipped: list[str] = []
-        """What could not be compared, and why."""
+        """What could not be checked, and why."""
 
     def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
-        """Takes note of a quantity `[batch position d_model]`."""
+        """Records a quantity `[batch position d_model]`."""
         version, last = _version(value), self._last
         if last is not None and last[0] is value and last[1] == version:
             last[2].names[kind, stack, layer] = last[3]
@@ -210,7 +210,7 @@ class Balance:
         group.held.append(((kind, stack, layer), value, version))
         self._last = value, version, group, place
         if value.nbytes > _SMALL_BYTES or kind in self._directions.changing:
-            # At once, while it is in the cache; held, it would keep the next layer from using its memory.
+            # Immediately, while it is in the cache; holding it would keep the next layer from reusing its memory.
             self._multiply(group)
         else:
             self._count(value)
@@ -228,11 +228,11 @@ class Balance:
             self._multiply_all()
 
     def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
-        """Takes note of z `[batch position head d_head]`, which W_O is about to multiply."""
+        """Records z `[batch position head d_head]`, which W_O is about to multiply."""
         self._z[stack, layer] = z
 
     def hold_written(self, stack: str, layer: int, out: nn.Module, raw: Tensor) -> None:
-        """Takes note of what W_O made of the layer's z."""
+        """Records what W_O made of the layer's z."""
         z = self._z.pop((stack, layer), None)
         if z is not None:
             self._held_z.append(((stack, layer), z, self._directions.written((stack, layer), out)))
@@ -250,7 +250,7 @@ class Balance:
         pattern: Float[Tensor, "batch head row key"],
         at_sink: Float[Tensor, "batch head row"] | None,
     ) -> None:
-        """Takes note of a block of rows of the pattern, with a sink's mass: their sums are to be 1."""
+        """Records a block of rows of the pattern, with a sink's mass: their sums must be 1."""
         self._held_rows.append(((stack, layer, first), pattern, at_sink, _version(pattern)))
         if pattern.nbytes > _SMALL_BYTES:
             self._add_rows()
@@ -258,13 +258,13 @@ class Balance:
             self._count(pattern)
 
     def skip(self, identity: str, stack: str, layer: int, why: str) -> None:
-        """Says that an identity is not tried in a layer."""
+        """Records that an identity is not tried in a layer."""
         where = f"layer {layer}" + (f" of the {stack} stack" if stack else "")
         self.skipped.append(f"{STATEMENTS[identity]}, {where}: {why}")
 
     @torch.no_grad()
     def _multiply_all(self) -> None:
-        """Multiplies what is held with the directions, and lets it go."""
+        """Multiplies what is held by the directions, and frees it."""
         for group in self._groups.values():
             if group.held:
                 self._multiply(group)
@@ -316,7 +316,7 @@ class Balance:
         self._held_rows = []
 
     def _together(self, values: Sequence[Tensor]) -> Float[Tensor, "quantity token features"]:
-        """Tensors `[batch position ...]` of one shape as one, in the precision in which they are compared."""
+        """Tensors `[batch position ...]` of the same shape as one, in the precision of the comparison."""
         if len({value.dtype for value in values}) > 1:
             values = [value.to(self._wide) for value in values]
         together = values[0] if len(values) == 1 else torch.stack(list(values))
@@ -324,7 +324,7 @@ class Balance:
 
     @torch.no_grad()
     def unbalanced(self, batch: Batch) -> "Unbalanced | None":
-        """The first identity that does not hold, layer by layer; None where all do."""
+        """The first identity that does not hold, layer by layer; None if all do."""
         self._multiply_all()
         found = [each for group in self._groups.values() if (each := self._in_group(group, batch)) is not None]
         if "pattern" not in self._refused and (row := self._in_rows(batch)) is not None:
@@ -352,7 +352,7 @@ class Balance:
     def _told(
         self, found: "_Equations", signs: Tensor, scaled: Tensor, products: Tensor, sizes: Tensor, batch: Batch
     ) -> "Unbalanced | None":
-        """The first identity that does not hold, each by itself: 0 · NaN of another layer would be NaN."""
+        """The first identity that does not hold, each tested alone: 0 · NaN of another layer would be NaN."""
         for number, (identity, stack, layer) in enumerate(found.identities):
             used = signs[number].nonzero()[:, 0]
             difference = (signs[number, used] @ products[:, used]).abs().amax(dim=0)
@@ -385,13 +385,13 @@ def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _product_eps(dtype: torch.dtype, device: torch.device) -> float:
-    """The rounding of the sums in a matrix product, which torch may be told to take in less than float32."""
+    """The rounding of the sums in a matrix product, which torch may be set to compute in less than float32."""
     if dtype == torch.float32:
         chosen = {"high": 2.0**-11, "medium": 2.0**-8}
         return chosen.get(torch.get_float32_matmul_precision(), torch.finfo(dtype).eps)
     if dtype == torch.float64:
         return torch.finfo(dtype).eps
-    # In 16 bits sums are taken in float32; a graphics card may round parts of them.
+    # 16-bit products are summed in float32; a GPU may round partial sums.
     return torch.finfo(torch.float32).eps if device.type == "cpu" else torch.finfo(dtype).eps / 16
 
 
@@ -408,7 +408,7 @@ class Unbalanced:
     allowed: float
 
     def error(self, batch: Batch) -> ExactnessError:
-        """What a user is told."""
+        """The error to raise."""
         where = f"layer {self.layer}" + (f" of the {self.stack} stack" if self.stack else "")
         tokens = batch.queries(self.stack).tokens
         token = tokens[self.text][self.position] if self.text < len(tokens) else ""
@@ -416,14 +416,14 @@ class Unbalanced:
         place = f"{where}, token {self.position} ({token!r}){text}"
         if not self.difference < float("inf"):
             return ExactnessError(
-                f"{place}: the model computes NaN or infinity there (found at: {STATEMENTS[self.identity]}). In 16 "
-                "bits a stream may overflow: try dtype=torch.float32."
+                f"{place}: the model computes NaN or infinity there (found at: {STATEMENTS[self.identity]}). 16-bit "
+                "streams may overflow: try dtype=torch.float32."
             )
         return ExactnessError(
-            f"{place}: {STATEMENTS[self.identity]} does not hold; after a product with random vectors the two sides "
-            f"differ by {self.difference:.2e}, at most {self.allowed:.2e} is rounding. A module of this model was "
-            "changed or hooked since it was loaded, or does in this text what it did not do in the certificate's: "
-            "am.certify(model)."
+            f"{place}: {STATEMENTS[self.identity]} does not hold; multiplied by random vectors, the two sides differ "
+            f"by {self.difference:.2e}, of which rounding explains at most {self.allowed:.2e}. A module of this model "
+            "was changed or hooked since it was loaded, or behaves differently on this text than on the certificate's. "
+            "Run am.certify(model)."
         )
 
 
@@ -434,7 +434,7 @@ class _Equations:
     identities: tuple[tuple[str, str, int], ...]
     signs: Float[Tensor, "identity quantity"]
     streams: int
-    """How many of the quantities are of the stream; the others are z."""
+    """How many of the quantities belong to the stream; the others are z."""
     _placed: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def on(self, device: torch.device, dtype: torch.dtype, rounding: tuple[float, float]) -> tuple[Tensor, Tensor]:
@@ -455,7 +455,7 @@ def _equations(
     columns: tuple[Column, ...],
     refused: frozenset[str],
 ) -> _Equations:
-    """The identities that can be tried between the quantities there are."""
+    """The identities that can be tried between the recorded quantities."""
     place = dict(names)
     by_label = {column.label: column for column in columns}
     rows: list[tuple[tuple[str, str, int], dict[int, float]]] = []

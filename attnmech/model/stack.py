@@ -1,4 +1,4 @@
-"""A column of blocks: their weights, and their activation points wired to the in_force."""
+"""A column of blocks: their weights, and their activation points wired to `in_force`."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -20,7 +20,7 @@ from .weights import AttentionWeights, attention_weights, bias_of
 
 
 class Stack:
-    """The blocks of a model, or one column of them where a model has several.
+    """The blocks of a model, or one column of them if a model has several.
 
     Making one puts our attention into the blocks and connects every point of every block to the in_force, once and
     for good: whether a value is edited or kept is the in_force's business.
@@ -38,7 +38,7 @@ class Stack:
             if not architecture.hybrid or has_module(block, architecture.attention)
         }
         self.layers = tuple(self.blocks)
-        """The layers with attention, as the model counts them: of a hybrid some, else all."""
+        """The layers with attention, as the model numbers them: some in a hybrid, else all."""
         self.n_layers = len(self.blocks)
         self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
         if self.n_layers == 0:
@@ -59,17 +59,17 @@ class Stack:
 
     @property
     def column(self) -> Column:
-        """What the identities of the running certificate depend on."""
+        """The facts that the running certificate's identities depend on."""
         plan = self.architecture
         return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, not plan.within)
 
     @property
     def label(self) -> str:
-        """The label: encoder, decoder or cross; empty where the model has one stack."""
+        """The label: encoder, decoder or cross; empty if the model has one stack."""
         return self.architecture.stack
 
     def point(self, name: str) -> str:
-        """The full name of a point of this stack: "pattern", or "cross.pattern" where there are several."""
+        """The full name of a point of this stack: "pattern", or "cross.pattern" if there are several."""
         return full_name(self.label, name)
 
     def module(self, layer: int, path: str) -> nn.Module:
@@ -89,7 +89,7 @@ class Stack:
         )
 
     def input_shift(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        """The shift β of the norm whose output is `attn_in`; None where that norm has none (RMSNorm).
+        """The shift β of the norm whose output is `attn_in`; None if that norm has none (RMSNorm).
 
         In a post-norm model that is the last norm of the layer below or, in layer 0, of the embedding.
         """
@@ -116,7 +116,7 @@ class Stack:
         attention.attnmech_site = Site(self._in_force, layer, self.label, plan.n_kv_heads)  # type: ignore[assignment]
 
     def _wire_part(self, place: int, block: nn.Module) -> None:
-        """Lets a pass leave the block out, or keep the stream that comes to it (`Part`)."""
+        """Lets a pass skip the block, or keep its incoming stream (`Part`)."""
         in_force, forward = self._in_force, block.forward
 
         def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -140,7 +140,7 @@ class Stack:
         block.forward = through_or_past
 
     def _wire_end(self, blocks: nn.ModuleList) -> None:
-        """Keeps what the last block of a part gives, after hooks there."""
+        """Keeps the output of a part's last block, after hooks there."""
         in_force, end = self._in_force, len(blocks)
 
         def at_end(place: int) -> Callable[..., None]:
@@ -180,7 +180,7 @@ class Stack:
             if visited is not by_token:
                 in_force.hold("mid_in", self.label, layer, by_token.detach().clone())
                 in_force.hold("mid", self.label, layer, visited)
-                # The block goes on with this very tensor as its stream, so the norm's input alone is not enough.
+                # The block continues with this very tensor as its stream, so the norm's input alone is not enough.
                 value.copy_(visited.reshape(value.shape))
             elif post_norm is not None:
                 in_force.hold("mid_in", self.label, layer, by_token)
@@ -201,7 +201,7 @@ class Stack:
             submodule(block, post_norm).register_forward_pre_hook(at_end)
 
     def _visit(self, name: str, layer: int, value: Tensor, before: Kind | None, after: Kind) -> Tensor:
-        """Visits a point of the stream, and holds what comes to it and what leaves it for the running certificate."""
+        """Visits a point of the stream, and records its value before and after for the running certificate."""
         visited = self._in_force.visit(self.point(name), layer, value)
         if before is not None and visited is not value:
             self._in_force.hold(before, self.label, layer, value)
@@ -297,7 +297,7 @@ class Stack:
             submodule(block, plan.mlp_out).register_forward_hook(at_mlp_out)
 
     def _through_results(self, layer: int, merged: Tensor, output: Tensor) -> Tensor:
-        """Visits `result`; attn_raw is made of it where it was edited or will be differentiated."""
+        """Visits `result`; attn_raw is computed from it if it was edited or will be differentiated."""
         weights = self.weights(layer)
         z = rearrange(
             merged, "batch position (head d_head) -> batch position head d_head", head=self.architecture.n_heads
@@ -313,7 +313,7 @@ class Stack:
 
 
 def _by_token(value: Tensor, in_force: InForce) -> Tensor:
-    """`[batch position d_model]`, also in blocks that go on with one row a token (OPT)."""
+    """`[batch position d_model]`, also in blocks that use one row per token (OPT)."""
     return value if value.ndim == 3 else value.reshape(*in_force.under_way.batch.ids.shape, value.shape[-1])
 
 
@@ -322,7 +322,7 @@ def _with_first(output: Any, first: Tensor) -> Any:
 
 
 def _stream_of(args: Any, kwargs: Any) -> Tensor:
-    """The stream that a block is given."""
+    """The input stream of a block."""
     stream = args[0] if args else kwargs["hidden_states"]
     assert isinstance(stream, torch.Tensor)
     return stream

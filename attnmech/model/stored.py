@@ -1,4 +1,4 @@
-"""Whether a folder's weights can be those of its config: told from the headers of its files, before any is read.
+"""Can a folder's weights belong to its config? Decided from the headers of its files, before any is read.
 
 A config is anybody's text. One that asks for a million layers would be built for hours before transformers missed the
 first weight, and weights that are stored as integers would be taken for real ones.
@@ -23,28 +23,28 @@ WHOLE: Final = "model.safetensors"
 SHARDED: Final = "model.safetensors.index.json"
 
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers")
-"""Where configs say how many layers there are, by transformers' common names."""
+"""Transformers' common names for a config's number of layers."""
 
 _REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-"""The types of safetensors whose numbers are the weights themselves."""
+"""The safetensors types whose numbers are the weights themselves."""
 
 _MOST: Final = 2
-"""A config may ask for so many times the numbers that are stored: what is missing by less is named one by one."""
+"""How many times the stored numbers a config may ask for: below this, missing weights are named one by one."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a safetensors file, by its header."""
+    """One tensor of a safetensors file, as described in its header."""
 
     shape: tuple[int, ...]
     dtype: str
-    """The name that safetensors has for its type, such as "F32"."""
+    """Safetensors' name for its type, such as "F32"."""
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder's weights by name; none of their numbers is read.
 
-    Raises `WeightsError` for files that are no safetensors, or an index that names files that are not there.
+    Raises `WeightsError` for files that are not safetensors, or an index that names missing files.
     """
     try:
         files = [WHOLE]
@@ -56,16 +56,16 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
                 for key in file.keys():  # noqa: SIM118 - no dict
                     part = file.get_slice(key)
                     found[key] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
-    except Exception as error:  # what is wrong with anybody's file has many names
+    except Exception as error:  # a file can be wrong in many ways
         raise WeightsError(f"folder {folder}: its weights cannot be read: {first_line(error)}") from error
     return found
 
 
 def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None:
-    """Raises `WeightsError` where a folder's weights cannot be those of the model that its config asks for.
+    """Raises `WeightsError` if a folder's weights cannot belong to the model in its config.
 
-    That is: where it asks for another number of layers, for far more numbers than are stored, or where what is stored
-    under the name of a weight are no real numbers.
+    That is: if the config asks for a different number of layers, or for far more numbers than are stored, or if what is
+    stored under a weight's name is not real numbers.
     """
     stored = stored_tensors(folder)
     if config.model_type in ARCHITECTURES:
@@ -82,7 +82,7 @@ def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None
             f"folder {folder}: its config asks for {numbers:,} parameters, but its weights hold {held:,}; the two do "
             "not belong together."
         )
-    # A file of a headless model leaves out the prefix that the same module has in a model with a head.
+    # A headless model's file omits the prefix that the same module has in a model with a head.
     prefix = f"{kind.base_model_prefix}."
     for name, tensor in stored.items():
         named = {name, f"{prefix}{name}", name.removeprefix(prefix)}

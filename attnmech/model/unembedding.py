@@ -38,13 +38,13 @@ class Unembedding:
 
     @property
     def unit(self) -> str:
-        """What a head's part in a logit is counted in: under a soft cap, logits before the cap."""
+        """The unit of a head's part in a logit: under a soft cap, logits before the cap."""
         return "logits" if self.softcap is None else "pre-cap logits"
 
     def direction(
         self, answers: Int[Tensor, " batch"], against: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch d_model"]:
-        """What a part of the stream is multiplied with: d of the answer, less that of the token it stands against."""
+        """The direction that reads the stream: d of the answer, minus that of the token it is compared with."""
         rows = self.W_U[answers].to(self.gamma.dtype)
         rows = rows if against is None else rows - self.W_U[against].to(self.gamma.dtype)
         scaled = self.logit_scale * rows * self.gamma
@@ -61,7 +61,7 @@ class Unembedding:
         return uncapped if self.softcap is None else self.softcap * torch.tanh(uncapped / self.softcap)
 
     def rounding(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
-        """By how much rounding alone may move each of these logits.
+        """How far rounding alone may move each of these logits.
 
         s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: a product of
         d terms, and what the model rounds to its own precision. An RMSNorm is taken in float32 in float64 models, too.
@@ -87,13 +87,13 @@ class Unembedding:
 
 
 def unembedding_of(model: HookedModel) -> Unembedding:
-    """The head of a model; `InputError` says why where logits are not one norm and one matrix of the last stream."""
+    """A model's head; `InputError`, with the reason, if logits are not one norm and one matrix of the last stream."""
     plan = model.output_stack.architecture
     reason = why_not_linear(model)
     if reason is not None:
         raise InputError(
-            f"{model.name} does not make logits by one norm and one matrix ({reason}), so no head's part in them is "
-            "exact; use an ablation."
+            f"{model.name} does not compute logits with one norm and one matrix ({reason}), so no head's part in them "
+            "is exact; use an ablation."
         )
     assert plan.final_norm is not None and model.unembedding is not None
     norm = submodule(model.base, plan.final_norm)
@@ -114,7 +114,7 @@ def unembedding_of(model: HookedModel) -> Unembedding:
 
 
 def why_not_linear(model: HookedModel) -> str | None:
-    """Why the logits are not a final norm's output times a matrix; None where they are."""
+    """Why the logits are not a final norm's output times a matrix; None if they are."""
     plan = model.output_stack.architecture
     if model.points["logits"].absent is not None:
         return "it was loaded without a head"

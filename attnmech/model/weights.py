@@ -1,4 +1,4 @@
-"""Where a layer's attention weights are, in the field's names and shapes; and whether they are fit for use."""
+"""Where are a layer's attention weights, in the field's names and shapes, and are they usable?"""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Grouped:
-    """q, k and v as one projection, a kv head at a time: its queries, its key, its value (Falcon)."""
+    """q, k and v as one projection, grouped by kv head: its queries, its key, its value (Falcon)."""
 
     path: str
 
@@ -160,14 +160,14 @@ def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
     weight = _as_used(module, "weight")
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         raise UnsupportedModelError(
-            f"a projection of kind {type(module).__name__} holds no plain matrix of floating-point weights "
+            f"a projection of kind {type(module).__name__} has no plain matrix of floating-point weights "
             "(quantised or adapted layers are not supported); load the model without them, or merge them."
         )
     return weight if isinstance(module, Conv1D) else weight.T
 
 
 def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
-    """A projection's bias, None where it has none."""
+    """A projection's bias, None if it has none."""
     bias = _as_used(module, "bias")
     return bias if isinstance(bias, torch.Tensor) else None
 
@@ -176,7 +176,7 @@ def _as_used(module: nn.Module, name: str) -> object:
     """A weight as the next pass will use it: under `torch.nn.utils.prune` the original times its mask."""
     original, mask = (getattr(module, f"{name}_{part}", None) for part in ("orig", "mask"))
     if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
-        # What stands under the name itself is from the last pass, and made anew in each.
+        # The value under the name itself is left over from the last pass; each pass makes a new one.
         return original * mask.to(original)
     return getattr(module, name, None)
 
@@ -194,7 +194,7 @@ def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Raises `WeightsError` naming the first parameter that holds NaN or infinity."""
     for name, parameter in parameters:
-        # A sum is finite unless an entry is not (or it overflows), and takes no second array.
+        # A sum is finite unless an entry is not (or it overflows), and needs no second array.
         if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
             bad = int((~torch.isfinite(parameter)).sum())
             raise WeightsError(
@@ -216,7 +216,7 @@ def weights_hash(model: nn.Module) -> str:
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and the SHA-256 of the bytes of tensors."""
     names = sorted(tensors)
-    # hashlib lets go of the interpreter while it reads a large tensor.
+    # hashlib releases the interpreter lock while it reads a large tensor.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         hashes = pool.map(_bytes_hash, (tensors[name] for name in names))
         lines = [

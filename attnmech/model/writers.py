@@ -1,4 +1,4 @@
-"""The residual stream as a list of writers: who has written into it, and what the norms since then made of that.
+"""Who has written into the residual stream, and what did later norms make of it?
 
 x_i = Σ_s w_s(i). Writers are the embeddings of token, position and token type, every head, every b_O, every MLP, and
 the shift β of every norm on the way. Norms are frozen at the values that they had (`attnmech.maths.norms`), so that
@@ -24,7 +24,7 @@ from .stack import Stack
 
 
 def why_no_sum(model: HookedModel) -> str | None:
-    """Why the stream of a model is not a sum of what points hold; None where it is."""
+    """Why a model's stream is not a sum of captured points; None if it is."""
     if len(model.stacks) > 1:
         return "its stacks share one embedding, and attention to another stack writes into the decoder's stream"
     if model.grid is not None:
@@ -40,12 +40,12 @@ def why_no_sum(model: HookedModel) -> str | None:
 
 
 def most_writers(stack: Stack, layer: int) -> int:
-    """At most so many writers are below a layer: five at the ends of the stream, and four of a layer beside heads."""
+    """The most writers below a layer: five at the ends of the stream, and four per layer besides heads."""
     return 5 + layer * (stack.n_heads + 4)
 
 
 def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKey]:
-    """The points that hold what is written below some layers, and what goes through the norms there."""
+    """The points that hold what is written below some layers, and the inputs of the norms there."""
     stack = model.stack()
     plan = stack.architecture
     below = [layer for layer in stack.layers if layer < max(layers)]
@@ -64,7 +64,7 @@ def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKe
 
 @dataclass(frozen=True)
 class _Step:
-    """A step in the making of the stream: all that is there goes through `norm`, then `write` is added."""
+    """One step of the stream: everything so far goes through `norm`, then `write` is added."""
 
     label: str
     write: Callable[[], Tensor] | None
@@ -72,7 +72,7 @@ class _Step:
 
 
 class Writers:
-    """The stream of one pass as a list of steps, which grows with the layers that the model has gone through."""
+    """The stream of one pass as a list of steps, which grows layer by layer."""
 
     def __init__(self, model: HookedModel, batch: Batch) -> None:
         self._model, self._stack = model, model.stack()
@@ -80,7 +80,7 @@ class Writers:
         self._wide = torch.promote_types(model.dtype, torch.float32)
         self._steps: list[_Step] = []
         self._depth = 0
-        """The layers below this one have their steps in the list."""
+        """The list has the steps of all layers below this one."""
 
     def parts_of(
         self, layer: int, values: Mapping[PointKey, Tensor]
@@ -133,7 +133,7 @@ class Writers:
         ]
 
     def _add_attention(self, layer: int, values: Mapping[PointKey, Tensor]) -> None:
-        """Every head, b_O and, where a norm stands between attention and stream, its shift."""
+        """Every head, b_O and, if there is a norm between attention and stream, its shift."""
         stack, weights = self._stack, self._stack.weights(layer)
         path = stack.architecture.attn_out
         norm, shift = None, None
@@ -152,7 +152,7 @@ class Writers:
         return value.to(self._wide).expand(self._shape)
 
     def _written(self, z: Tensor, W_O: Tensor, norm: FrozenNorm | None) -> Float[Tensor, "batch position d_model"]:
-        """z W_O, through the norm between attention and stream where there is one."""
+        """z W_O, through the norm between attention and stream if there is one."""
         write = self._everywhere(z.to(self._wide) @ W_O.to(self._wide))
         return write if norm is None else norm(write)
 

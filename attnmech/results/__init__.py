@@ -1,4 +1,4 @@
-"""What results share."""
+"""What all results have in common."""
 
 from .by_layer import by_layer as by_layer
 from .by_layer import shared_layers as shared_layers

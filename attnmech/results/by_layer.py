@@ -1,4 +1,4 @@
-"""Numbers by layer and by text: rows for every layer of a model, and differences text by text."""
+"""How are numbers laid out by layer and text? One row for every layer of the model; differences text by text."""
 
 from collections.abc import Sequence
 
@@ -12,29 +12,27 @@ from ..errors import InputError
 def subtracted(
     one: Float[Tensor, "*places text"], other: Float[Tensor, "*places other_text"], paired: bool
 ) -> Float[Tensor, "*places either_text"]:
-    """Text by text where texts are paired; else the difference of the means, as the one entry of the axis `text`.
+    """Text by text if texts are paired; else the difference of the means, as the only entry of the axis `text`.
 
-    So the mean over that axis is the difference in both cases, and one entry has no interval.
+    So the mean over that axis is the difference in both cases, and a single entry has no interval.
     """
     return one - other if paired else one.nanmean(dim=-1, keepdim=True) - other.nanmean(dim=-1, keepdim=True)
 
 
 def shared_layers(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """The layers that two results have in common; `InputError` where there is none.
+    """The layers that two results have in common; `InputError` if there are none.
 
     >>> shared_layers((0, 2, 3), (3, 2))
     (2, 3)
     """
     found = tuple(layer for layer in one if layer in other)
     if not found:
-        raise InputError(
-            f"two results can be subtracted that have layers in common; got {list(one)} and {list(other)}."
-        )
+        raise InputError(f"two results need layers in common to be subtracted; got {list(one)} and {list(other)}.")
     return found
 
 
 def by_layer(measured: Tensor, layers: Sequence[int], n_layers: int, axis: int = 0) -> Tensor:
-    """Numbers of some layers, with a place for every layer of the model along that axis: NaN where none was measured.
+    """Numbers for some layers, as a tensor with every layer of the model along that axis: NaN where not measured.
 
     >>> by_layer(torch.tensor([0.5, 0.2]), [3, 1], 5)
     tensor([   nan, 0.2000,    nan, 0.5000,    nan])

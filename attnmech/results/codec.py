@@ -1,6 +1,6 @@
-"""A result as tensors and JSON values, and back: its fields say what each is, so no kind needs code of its own.
+"""How does a result become tensors and JSON values, and back? By its fields, so that no class needs its own code.
 
-A tensor stands under its path, `effects.zero_value.after`; everything else, at the same path of a JSON object.
+A tensor is stored under its path, `effects.zero_value.after`; everything else at the same path of a JSON object.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from torch import Tensor
 def packed(thing: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a dataclass by path, and the rest as JSON values.
 
-    Left out are fields whose metadata say so (`saved`), and the provenance: one stands for all that a result holds.
+    Omits fields whose metadata say so (`saved`), and the provenance: one covers everything that a result holds.
 
     >>> @dataclasses.dataclass
     ... class Found:
@@ -42,9 +42,9 @@ def packed(thing: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpacked(kind: type[Any], tensors: Mapping[str, Tensor], facts: Mapping[str, Any], **shared: Any) -> Any:
-    """The dataclass that `packed` took apart; `shared` are the fields that it left out.
+    """The dataclass that `packed` took apart; `shared` are the fields that it omitted.
 
-    Raises `KeyError` with the name of what is missing, and `ValueError` for what is of another shape.
+    Raises `KeyError` with the name of a missing field, and `ValueError` for one of the wrong shape.
     """
     return _Reader(tensors, shared).thing(kind, facts, "")
 
@@ -54,7 +54,7 @@ class _Reader:
         self._tensors, self._shared = tensors, shared
 
     def thing(self, kind: type[Any], facts: Any, before: str) -> Any:
-        """A dataclass whose fields stand under a path."""
+        """A dataclass whose fields are stored under a path."""
         if not isinstance(facts, Mapping):
             raise ValueError(f"`{before or kind.__name__}` must be an object")
         hints, found = get_type_hints(kind), {}

@@ -1,4 +1,4 @@
-"""Files of attnmech 0.1.0, as its codec would have written them."""
+"""How are files of attnmech 0.1.0 read? Their tensors are moved to where today's codec would have put them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -10,7 +10,7 @@ from .by_layer import by_layer
 
 _OF_LAYERS: Final = ("after", "swept", "shift", "per_text", "exact", "residual", "largest")
 _BY_LAYER: Final = dict.fromkeys(_OF_LAYERS, 0) | {"facts": 1}
-"""The tensors that held the layers measured alone, with the axis `layer`."""
+"""The tensors that held only the measured layers, with the index of the axis `layer`."""
 _BY_REPLICATE: Final = ("sums", "counts", "block_sums", "block_counts")
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
@@ -38,7 +38,7 @@ def _every_layer(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
 
 
 def _row_means(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
-    """Means of rows: column 0 of the replicates is what was measured; without sums by text there are no intervals."""
+    """Means of rows: column 0 of the replicates is the measurement; without sums by text there are no intervals."""
     for name in set(tensors) & {*_BY_REPLICATE, "rows"}:
         tensors[name] = tensors[name][:, 0] if name == "rows" else tensors[name][..., :1]
     tensors |= {"groups": torch.zeros(1, dtype=torch.long), "modulus": torch.ones(1, dtype=torch.long)}

@@ -1,4 +1,4 @@
-"""Where the numbers of a result come from."""
+"""Where do the numbers of a result come from?"""
 
 import platform
 import re
@@ -11,7 +11,7 @@ from typing import Any, Self
 _PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
 
 _OF_CORPUS = ("corpus", "shard")
-"""The options that say which documents a result is of."""
+"""The options that say which documents a result covers."""
 
 _OF_SELECTION = ("heads", "layers", "reducers")
 """The options that say what was measured, or together with what."""
@@ -27,7 +27,7 @@ class Provenance:
     inputs: str
     """SHA-256 of everything that the model was given."""
     edits: tuple[str, ...]
-    """The points at which hooks were in force, "pattern 3"; such results are not the model's own."""
+    """The points at which hooks were active, such as "pattern 3"; such results are not the model's own."""
     tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(
@@ -48,7 +48,7 @@ class Provenance:
 
     @property
     def entries(self) -> dict[str, str]:
-        """What a page says of it, name by name."""
+        """What a page shows, name by name."""
         return {
             "model": self.model,
             "config and weights (SHA-256)": self.weights,
@@ -59,7 +59,7 @@ class Provenance:
         }
 
     def same_texts(self, other: "Provenance") -> bool:
-        """Whether both are of the same texts: of the same token ids, or of the same shards of one corpus."""
+        """Whether both are on the same texts: the same token ids, or the same shards of one corpus."""
         if self.inputs == other.inputs:
             return True
         corpora = [each.options.get("corpus") for each in (self, other)]
@@ -67,18 +67,18 @@ class Provenance:
 
     @property
     def _documents(self) -> list[tuple[int, int]]:
-        """The shards (k, n) of its corpus; those that together are the corpus as one."""
+        """The shards (k, n) of its corpus; (0, 1) if together they are the whole corpus."""
         shards = sorted(self.shards)
         return [(0, 1)] if sum(Fraction(1, n) for _, n in shards) == 1 else shards
 
     @property
     def shards(self) -> list[tuple[int, int]]:
-        """The shards (k, n) of a corpus that a result covers, which share no document."""
+        """The disjoint shards (k, n) of a corpus that a result covers."""
         given = self.options["shard"]
         return [(int(k), int(n)) for k, n in (given if isinstance(given[0], list | tuple) else [given])]
 
     def minus(self, other: "Provenance") -> "Provenance":
-        """Where a difference comes from: what both share, and "one − other" of what they do not."""
+        """Where a difference comes from: what both share, and "one − other" where they differ."""
 
         def both(one: Any, two: Any) -> Any:
             return one if one == two else f"{one} − {two}"
@@ -95,7 +95,7 @@ class Provenance:
         )
 
     def versus(self, other: "Provenance") -> str:
-        """What tells two results apart, in a few words: "model demo − gpt2, inputs 1f3a… − 77b0…"."""
+        """How two results differ, in a few words: "model demo − gpt2, inputs 1f3a… − 77b0…"."""
         told: dict[str, tuple[Any, Any]] = {
             "model": (self.model, other.model),
             "weights": (self.weights, other.weights),
@@ -109,7 +109,7 @@ class Provenance:
         names = [name for name in (*self.options, *other.options) if name not in (*_OF_CORPUS, *_OF_SELECTION)]
         told |= {name: (self.options.get(name), other.options.get(name)) for name in names}
         found = [f"{name} {_short(one)} − {_short(two)}" for name, (one, two) in told.items() if one != two]
-        return ", ".join(found) or "of the same model and inputs"
+        return ", ".join(found) or "same model and inputs"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -128,6 +128,6 @@ class Provenance:
 
 
 def _short(value: Any) -> str:
-    """A value in words; of a hash its beginning."""
+    """A value as text; a hash is shortened."""
     text = str(value)
     return f"{text[:8]}…" if re.fullmatch("[0-9a-f]{64}", text) else text

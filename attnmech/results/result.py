@@ -1,4 +1,4 @@
-"""What every result shares: a frame, a file, a page, and where it came from."""
+"""What can every result do? Become a frame, a file and a page, and say where it came from."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = 2
-"""Of a file's layout; files of attnmech 0.1.0 name none."""
+"""The version of the file layout; files of attnmech 0.1.0 have none."""
 
 
 class Result(ABC):
@@ -32,14 +32,14 @@ class Result(ABC):
     provenance: Provenance
 
     SUBTRACT: ClassVar[str]
-    """What may be subtracted where a difference of two such results has no meaning."""
+    """What to subtract instead, if a difference of two such results has no meaning."""
 
     def __sub__(self, other: Any) -> Self:
-        raise InputError(f"two results of the kind {type(self).__name__} have no difference; {self.SUBTRACT}.")
+        raise InputError(f"two {type(self).__name__} results cannot be subtracted; {self.SUBTRACT}.")
 
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
-        """The numbers as a tidy table, a row a head."""
+        """The numbers as a tidy table, one row per head."""
 
     def save(self, path: str | Path) -> Path:
         """Writes the result to one safetensors file (tensors, and JSON in its header); never pickle."""
@@ -54,19 +54,19 @@ class Result(ABC):
         return {}
 
     def _measured(self) -> "Sequence[Self]":
-        """The results that were measured: itself, or the two of a difference."""
+        """The measured results: itself, or the two of a difference."""
         return (self,)
 
     def _check(self) -> None:
-        """Raises any exception where what was read is not what `save` wrote."""
+        """Raises any exception if what was read is not what `save` wrote."""
         check_fields(self, self.axis_lengths)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Reads a result that `save` wrote; needs no model.
 
-        Raises `InputError` for a file of something else, and for one that was damaged or edited so that its numbers
-        and labels do not fit together.
+        Raises `InputError` for any other file, and for one that was damaged or edited so that its numbers and labels
+        do not fit together.
         """
         source = path_of(path)
         if not source.is_file():
@@ -83,9 +83,9 @@ class Result(ABC):
             found = cls._read(tensors, header)
             for each in found._measured():
                 each._check()
-        except Exception as error:  # anybody may have written into the file
+        except Exception as error:  # the file may hold anything
             what = f"no {error}" if isinstance(error, KeyError) else first_line(error)
-            raise InputError(f"{source} holds no whole {kind}: {what}. Save the result anew.") from error
+            raise InputError(f"{source} does not hold a valid {kind}: {what}. Save the result again.") from error
         return found
 
     def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -129,16 +129,16 @@ class PagedResult(Result):
 
     @property
     def _heading(self) -> str:
-        """The heading as the page has it."""
+        """The heading as the page shows it."""
         return self._title
 
     @property
     def _origin(self) -> dict[str, str]:
-        """What the numbers came from, as the page says it."""
+        """Where the numbers came from, as the page shows it."""
         return self.provenance.entries
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the figures and the table as one page that opens without a network."""
+        """Writes the figures and the table as one offline page."""
         from ..draw.figure_page import render_figures
 
         target = path_of(path, OutputError)
@@ -164,41 +164,39 @@ class PagedResult(Result):
 
 @dataclass(frozen=True, repr=False)
 class TextResult(PagedResult):
-    """A result measured over texts; two of a kind can be subtracted."""
+    """A result measured over texts; two of the same kind can be subtracted."""
 
     parts: "tuple[Self, Self] | None" = field(default=None, kw_only=True, metadata={"saved": False})
-    """Of a difference `one - other`, the two results; None of what was measured."""
+    """The two results of a difference `one - other`; None for a measured result."""
 
     def _measured(self) -> "Sequence[Self]":
         return (self,) if self.parts is None else self.parts
 
     def __sub__(self, other: Any) -> Self:
-        """By how much this result is above another of its kind: of another model, checkpoint or text, or under hooks.
+        """Subtracts another result of the same kind: for another model, checkpoint or text, or under hooks.
 
         >>> change = am.ablate_heads(tuned, texts) - am.ablate_heads(base, texts)       # doctest: +SKIP
         >>> change.effect, change.interval()                                            # doctest: +SKIP
 
         The difference is a result of the same kind: its numbers are those of the first minus those of the second, head
-        by head, NaN where only one of them has a number. Where both are of the same texts (the same token ids, or the
+        by head, NaN where only one of them has a number. If both are on the same texts (the same token ids, or the
         same shards of a corpus), these are paired: differences are taken text by text, over the texts that both have,
-        and intervals are those of the paired differences. Of other texts intervals are NaN. `parts` keeps the two.
+        and intervals are those of the paired differences. On different texts, intervals are NaN. `parts` keeps both.
 
-        Raises `InputError` where the two do not measure one thing: for another kind, metric, method or option, for
-        models with other numbers of layers or heads, and for differences.
+        Raises `InputError` if the two do not measure the same thing: for another kind, metric, method or option, for
+        models with different numbers of layers or heads, and for differences.
         """
         kind = type(self).__name__
         if type(other) is not type(self):
-            raise InputError(
-                f"from a result of the kind {kind} another {kind} can be subtracted; got {type(other).__name__}."
-            )
+            raise InputError(f"only another {kind} can be subtracted from a {kind}; got {type(other).__name__}.")
         if self.parts is not None or other.parts is not None:
-            raise InputError("a difference cannot be subtracted again; subtract two results that were measured.")
+            raise InputError("a difference cannot be subtracted again; subtract two measured results.")
         for name, mine in self._comparable().items():
             yours = other._comparable().get(name)
             if mine != yours:
                 raise InputError(
-                    f"two results can be subtracted that have the same {name}; got {mine!r} and {yours!r}. Measure "
-                    "both in one way."
+                    f"to be subtracted, two results must have the same {name}; got {mine!r} and {yours!r}. Measure "
+                    "both in the same way."
                 )
         found = self._minus(other, self.provenance.same_texts(other.provenance))
         origin: dict[str, Any] = {"provenance": self.provenance.minus(other.provenance)}
@@ -212,7 +210,7 @@ class TextResult(PagedResult):
 
     @property
     def paired(self) -> bool:
-        """Whether this is a difference text by text, as of two results of the same texts."""
+        """Whether this is a text-by-text difference of two results on the same texts."""
         return self.parts is not None and self.parts[0].provenance.same_texts(self.parts[1].provenance)
 
     @abstractmethod
@@ -236,7 +234,7 @@ class TextResult(PagedResult):
 
     @property
     def _opening(self) -> str:
-        """How a sentence about a difference begins; nothing for what was measured."""
+        """How a sentence about a difference begins; empty for a measured result."""
         if self.parts is None:
             return ""
         one, other = (part.provenance for part in self.parts)
@@ -266,7 +264,7 @@ class TextResult(PagedResult):
 
 
 def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, each once; and, for those that are the same memory, as which they stand."""
+    """The tensors without repeats, and, for each repeat of the same memory, the name that holds it."""
     once: dict[str, Tensor] = {}
     same_as: dict[str, str] = {}
     first: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}

@@ -1,4 +1,4 @@
-"""A file of attnmech: tensors in one safetensors file, all else as JSON in its header; never pickle."""
+"""What is in a file of attnmech? Tensors in safetensors format, all else as JSON in its header; never pickle."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _HEADER: Final = "attnmech"
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
     """Writes them whole or not at all; returns the path."""
     target = path_of(path, OutputError)
-    # Copies: a file takes no two tensors that share memory.
+    # Copies: safetensors refuses tensors that share memory.
     apart = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     with writing(target) as draft:
         save_file(apart, draft, metadata={_HEADER: json.dumps(header)})
@@ -26,7 +26,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header; raises what it likes where the file is none of ours."""
+    """The tensors and the header; raises any exception if the file is not attnmech's."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a safetensors file is no dict
         return tensors, json.loads((file.metadata() or {})[_HEADER])

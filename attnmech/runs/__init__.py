@@ -1,1 +1,1 @@
-"""How work is carried out: corpora read as batches, and journals of runs that may be cut off."""
+"""How runs are carried out: corpora in batches, sweeps of interventions, journals of runs that may be interrupted."""

@@ -1,4 +1,4 @@
-"""How heads are ablated: what stands in for their z."""
+"""How are heads ablated? By what replaces their z."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from ..model.inputs import Inputs
 from .reference import mean_z, resampled_z
 
 METHODS: Final = ("zero", "mean", "resample")
-"""What may become of z."""
+"""What can replace z."""
 
 
 @dataclass(frozen=True)
 class Ablations:
-    """One way to ablate heads: the interventions that it makes of them."""
+    """One way to ablate heads, as interventions."""
 
     method: str
     values: Sequence[Mapping[int, Values]]
-    """What z of each layer becomes, draw by draw; empty where it becomes 0."""
+    """The values that replace z in each layer, draw by draw; empty for zero."""
     stack: str
 
     @classmethod
@@ -38,9 +38,9 @@ class Ablations:
         seed: int = 0,
         bos: bool | None = None,
     ) -> Self:
-        """Takes what the method needs from `reference` or, to resample, from the inputs, for the layers of the heads.
+        """Computes what the method needs from `reference` or, to resample, from the inputs, for the heads' layers.
 
-        Raises `InputError` for a method that there is not, and for a reference that it needs or has no use for.
+        Raises `InputError` for an unknown method, and for a reference that is missing or that the method does not use.
         """
         require_model(model)
         option("method", method, METHODS)
@@ -64,19 +64,19 @@ class Ablations:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a result should say of it."""
+        """What a result's provenance records about it."""
         about = next(iter(self.values[0].values())).about if self.values else None
         drawn = {"draws": len(self.values)} if len(self.values) > 1 else {}
         return {"method": self.method, "values": about, **drawn}
 
 
 def checked_seed(seed: object) -> int:
-    """A seed that a generator of torch takes."""
+    """A seed that torch's generators accept."""
     return whole_number("seed", seed, most=2**63 - 1)
 
 
 def check_reference(method: str, reference: object, per_position: bool) -> None:
-    """Raises `InputError` for reference texts that are missing, or that the method has no use for."""
+    """Raises `InputError` for reference texts that are missing, or that the method does not use."""
     flag("per_position", per_position)
     if method == "mean" and reference is None:
         raise InputError('method="mean" needs `reference`: the texts over which each head\'s mean is taken.')
@@ -94,22 +94,22 @@ def mean_of(
     per_position: bool,
     bos: bool | None,
 ) -> Values:
-    """The mean of z over reference texts, in some layers; or what `mean_z` found of them before."""
+    """The mean of z over reference texts, in some layers; or `reference` itself if `mean_z` returned it."""
     if not isinstance(reference, Values):
         stack = model.output_stack.label or None
         return mean_z(model, reference, layers=layers, stack=stack, per_position=per_position, bos=bos)
     missing = [layer for layer in layers if layer not in reference.by_layer]
     if missing:
         held = sorted(reference.by_layer)
-        raise InputError(f"`reference` holds means of the layers {held}, but none of {missing[0]}.")
+        raise InputError(f"`reference` holds means for layers {held}, but not for layer {missing[0]}.")
     return reference
 
 
 def one_by_one(values: Values) -> dict[int, Values]:
-    """The values of each layer by themselves, so that interventions in one layer share a digest."""
+    """The values of each layer on their own, so that interventions in the same layer share a digest."""
     return {layer: Values({layer: value}, values.about) for layer, value in values.by_layer.items()}
 
 
 def reread(inputs: Inputs | Iterable[Inputs]) -> Inputs | Iterable[Inputs]:
-    """Inputs that can be read several times: those of an iterator as a list."""
+    """Inputs that can be read several times: an iterator becomes a list."""
     return cast(Sequence[Inputs], list(inputs)) if isinstance(inputs, Iterator) else inputs

@@ -1,4 +1,4 @@
-"""The token that each text should go on with, from its text or its id."""
+"""Which token should follow each text? From the token's text or its id."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -12,14 +12,14 @@ from ..errors import InputError, index_of
 from ..model.hooked import HookedModel
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor | None
-"""A token for each text: its text, with its space, or its id."""
+"""One token per text: its string, with its leading space, or its id."""
 
 
 def answer_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Tensor, " text"]:
-    """A token id for each text; `InputError` where one is no single token."""
+    """One token id per text; `InputError` if one is not a single token."""
     if isinstance(given, Tensor):
         given = dense(f"`{name}`", given).tolist()
-    found = [given] if isinstance(given, (str, int)) else listed(name, given, "a token for each text, such as [' Tom']")
+    found = [given] if isinstance(given, (str, int)) else listed(name, given, "one token per text, such as [' Tom']")
     if len(found) != texts:
         raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(found)}.")
     ids = []
@@ -32,7 +32,7 @@ def answer_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Ten
             if len(made) != 1:
                 raise InputError(
                     f"`{name}` must be single tokens; {each!r} becomes {len(made)}: "
-                    f"{model.tokenizer.convert_ids_to_tokens(made)}. Mind the leading space."
+                    f"{model.tokenizer.convert_ids_to_tokens(made)}. Check the leading space."
                 )
             each = made[0]
         ids.append(index_of(name, each, model.n_vocab, "the model's vocabulary"))

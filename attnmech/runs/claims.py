@@ -1,4 +1,4 @@
-"""What is said of the largest of many effects: which are clear, of which texts, and how many would do."""
+"""What can be said about the largest of many effects? Which are clear, and how many texts would show one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,12 +7,12 @@ from typing import Any, Final
 from ..draw.text import with_minus_signs
 from ..maths.intervals import LEAST_TEXTS, TextMeans
 
-PALE: Final = "; pale where its effect cannot be told from none as one of all shown"
-"""What a map says of what is not clear, as the end of a sentence."""
+PALE: Final = "; pale where its effect is not clear among all shown"
+"""What a map says about effects that are not clear, as the end of a sentence."""
 
 
 def most_first(means: TextMeans) -> list[tuple[int, ...]]:
-    """The places at which something was measured: clear ones first, and of those alike the largest in size."""
+    """The places at which something was measured: clear ones first, then by size, largest first."""
     places = (means.texts > 0).nonzero()
     size, clear = means.mean[tuple(places.T)].abs(), means.clear[tuple(places.T)]
     order = sorted(range(len(places)), key=lambda each: (not clear[each], -float(size[each])))
@@ -29,14 +29,14 @@ def about_largest(
     signed: bool = True,
     group: float = 1.0,
 ) -> str:
-    """The sentence on the largest, as one that was picked of many; `group` is how many texts were added up in one.
+    """The sentence about the largest, as one picked out of many; `group` is how many texts were summed into one.
 
     >>> import torch
     >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1]])
     >>> about_largest(TextMeans.of_values(steady), lambda place: f"L0H{place[0]}", things="heads", unit="nats")
     '1 of 2 heads has a clear effect: L0H0, +1 nats (+0.817 to +1.18 with all 2 at once)'
     >>> about_largest(TextMeans.of_values(steady[1:, :3]), lambda place: "L0H1", things="heads")
-    'L0H1 has an effect of −0.0333; 3 texts give no interval, 5 or more do'
+    'L0H1 has an effect of −0.0333; 3 texts are too few for an interval, which needs 5 or more'
     """
     places = most_first(means)
     if not places:
@@ -62,7 +62,7 @@ def about_largest(
         needed = means.texts_needed(top)
         enough = f"; about {round(needed * group)} texts would show one of that size" if needed else ""
         told = (
-            f"none of {count} {things} can be told from no {what} on {round(texts * group)} texts "
+            f"none of {count} {things} has a clear {what} on {round(texts * group)} texts "
             f"(the largest, that of {name}, is {value}{enough})"
         )
     return with_minus_signs(f"{told}{carried}{no_interval(texts)}")
@@ -73,26 +73,26 @@ def _a(what: str) -> str:
 
 
 def no_interval(texts: int) -> str:
-    """Why there is no interval, as the end of a sentence; empty where there may be one."""
+    """Why there is no interval, as the end of a sentence; empty if there may be one."""
     if texts >= LEAST_TEXTS:
         return ""
-    count = "1 text gives" if texts == 1 else f"{texts} texts give"
-    return f"; {count} no interval, {LEAST_TEXTS} or more do"
+    count = "1 text is" if texts == 1 else f"{texts} texts are"
+    return f"; {count} too few for an interval, which needs {LEAST_TEXTS} or more"
 
 
 def interval_note(texts: int) -> str:
-    """What a table says of its intervals."""
+    """What a table says about its intervals."""
     if texts < LEAST_TEXTS:
         return f"No intervals{no_interval(texts)}.".replace("; ", ": ", 1)
     return (
-        "Intervals are 95 % t intervals over texts, each by itself. Clear: told from 0 as one of all shown, by "
-        "simultaneous 95 % intervals (studentised max-T). One text: a single text carries more than half of the sum of "
-        "sizes; then no interval covers."
+        "Intervals are pointwise 95 % t intervals over texts. Clear: the simultaneous 95 % interval over all shown "
+        "(studentised max-T) excludes 0. One text: a single text carries more than half of the sum of sizes; no "
+        "interval then has its nominal coverage."
     )
 
 
 def for_map(means: TextMeans, rows: Sequence[int]) -> dict[str, Any]:
-    """The means, both ends of their intervals, and which are clear (None where no interval says so), in some rows."""
+    """The means, both ends of their intervals, and which are clear (None without intervals), in some rows."""
     low, high = means.interval()
     found = {"effect": means.mean, "low": low, "high": high, "clear": means.clear}
     shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in found.items()}

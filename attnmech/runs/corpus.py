@@ -1,7 +1,7 @@
-"""From a corpus to batches of texts of similar length, the same ones whenever it is read.
+"""How does a corpus become batches of texts of similar length, the same ones on every reading?
 
 A corpus is an iterable of whatever `HookedModel.encode` takes, or a file (`Corpus`). Its documents are numbered from
-0 in the order in which they come, and a document keeps its number in every batch and shard.
+0 in order, and a document keeps its number in every batch and shard.
 """
 
 import codecs
@@ -29,25 +29,25 @@ from ..model.weights import tensors_hash
 # -- files -------------------------------------------------------------------------------------------------------
 
 ROWS_AT_ONCE: Final = 256
-"""How many rows of a Parquet file are in memory together."""
+"""How many rows of a Parquet file are in memory at once."""
 
 READ_AT_ONCE: Final = 2**16
-"""How many bytes of a Parquet file are read together."""
+"""How many bytes of a Parquet file are read at once."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a file, read one by one, and from the start each time that it is iterated.
+    """The documents of a file, read one by one; each iteration starts from the beginning.
 
-    What a file is its name says: `.jsonl` and `.ndjson` hold a JSON value a line, a string or an object with the
-    string "text"; `.parquet` has a column "text"; any other file is UTF-8 with a document a line. Blank documents
-    are left out.
+    The suffix gives the format: `.jsonl` and `.ndjson` hold one JSON value per line, a string or an object with a
+    string "text"; `.parquet` has a column "text"; any other file is UTF-8 with one document per line. Blank documents
+    are skipped.
 
     >>> for text in Corpus("corpus.txt"):      # doctest: +SKIP
     ...     print(text)
 
-    Raises `InputError` for a file that is missing or holds no document, and, at the line where it is met, for what
-    is not UTF-8, not JSON or not a text.
+    Raises `InputError` for a file that is missing or has no documents, and, on reaching it, for a line that is not
+    UTF-8, not JSON or not a text.
     """
 
     path: Path
@@ -59,9 +59,9 @@ class Corpus:
         if not self.path.exists():
             raise InputError(f"there is no file {self.path}.")
         if not self.path.is_file():
-            raise InputError(f"{self.path} is no ordinary file, and a pipe cannot be read twice; write it to a file.")
+            raise InputError(f"{self.path} is not a regular file, and a pipe cannot be read twice; save it to a file.")
         if next(iter(self), None) is None:
-            raise InputError(f"{self.path} holds no document; give a file with at least one word.")
+            raise InputError(f"{self.path} has no documents; give a file with at least one word.")
 
     def __iter__(self) -> Iterator[str]:
         read = _FORMATS.get(self.path.suffix.lower(), _lines)
@@ -69,7 +69,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the file, taken once."""
+        """SHA-256 of the file, computed once."""
         with _opened(self.path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -87,7 +87,7 @@ def _opened(path: Path) -> BufferedReader:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Every line of a file without its end, \\n or \\r\\n; nothing else ends a line."""
+    """Every line of a file, without its \\n or \\r\\n; nothing else ends a line."""
     offset = 0
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
@@ -96,7 +96,7 @@ def _lines(path: Path) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 at = offset + error.start
                 raise InputError(
-                    f"{path} is not UTF-8: line {number} holds the byte {line[error.start]:#04x} at offset {at} of the "
+                    f"{path} is not UTF-8: line {number} has the byte {line[error.start]:#04x} at offset {at} of the "
                     "file. Save it as UTF-8."
                 ) from error
             offset += len(line)
@@ -104,7 +104,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 _BOM: Final = codecs.BOM_UTF8.decode()
-"""What some editors put in front of UTF-8; no part of the text."""
+"""What some editors put at the start of UTF-8 files; not part of the text."""
 
 
 def _json_lines(path: Path) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _json_lines(path: Path) -> Iterator[str]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not JSON ({first_line(error)}); give a JSON value a line.") from error
+            raise InputError(f"{where} is not JSON ({first_line(error)}); give one JSON value per line.") from error
         if isinstance(value, dict):
             if "text" not in value:
                 raise InputError(
@@ -132,7 +132,7 @@ def _parquet(path: Path) -> Iterator[str]:
     except ImportError as error:
         raise InputError(f'to read {path}: pip install "attnmech[parquet]".') from error
     try:
-        # Else a whole row group, often the whole file, is read at once.
+        # Otherwise a whole row group, often the whole file, is read at once.
         bounded = {"buffer_size": READ_AT_ONCE, "pre_buffer": False}
         with _opened(path) as file, parquet.ParquetFile(file, **bounded) as table:
             names = table.schema_arrow.names
@@ -179,8 +179,8 @@ class CorpusBatch:
     truncated: int
     """How many of these documents were cut to the model's positions."""
     digest: str
-    """SHA-256 over all tokens read up to and including the window of documents that this batch comes from: where two
-    readings agree in it, they have had the same batches so far."""
+    """SHA-256 over all tokens read up to and including this batch's window of documents: two readings with the same
+    digest have had the same batches so far."""
 
 
 def batches(
@@ -194,19 +194,19 @@ def batches(
     shard: tuple[int, int] = (0, 1),
     whole: "CorpusHash | None" = None,
 ) -> Iterator[CorpusBatch]:
-    """Cuts a corpus into batches, reading no further ahead than a window of documents.
+    """Splits a corpus into batches, reading no further ahead than one window of documents.
 
-    The documents of a window are sorted by length and cut where one more would make a batch of more than
-    `tokens_per_batch` tokens, padding included; a longer document is a batch by itself. So the batches follow from
-    the documents and from these settings alone. What cannot be cut and padded anew without changing numbers is a
-    batch as it was given: images, texts with further inputs or a decoder's tokens, and texts with padding on the
-    left or inside; the window ends before it.
+    The documents of a window are sorted by length, and a new batch begins where one more would exceed
+    `tokens_per_batch` tokens, padding included; a longer document is a batch on its own. So the batches depend only on
+    the documents and these settings. Inputs that cannot be split and padded again without changing numbers stay the
+    batch they were given as: images, texts with extra inputs or decoder tokens, and texts with padding on the left or
+    inside; the window ends before them.
 
-    `truncate` cuts documents to the model's number of positions. `shard` (k, n) takes the documents k, k + n, ...
-    alone. `bos` is that of `HookedModel.encode`. `whole` takes in every document, those of other shards too.
+    `truncate` cuts documents to the model's number of positions. `shard` (k, n) takes only the documents k, k + n, ...
+    `bos` is that of `HookedModel.encode`. `whole` hashes every document, those of other shards too.
 
-    Raises `InputError`, with the document's number, for one that the model cannot take: empty, of a wrong type, or
-    longer than its positions.
+    Raises `InputError`, with the document's number, for one that the model cannot take: empty, of the wrong type, or
+    longer than the model's positions.
     """
     tokens_per_batch = whole_number("tokens_per_batch", tokens_per_batch, least=1)
     window = whole_number("window", window, least=1)
@@ -225,18 +225,18 @@ def batches(
 
 
 class CorpusHash:
-    """SHA-256 over every document of a corpus, in order: of each text in UTF-8, or of the token ids that were given."""
+    """SHA-256 over every document of a corpus, in order: each text in UTF-8, or the given token ids."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
 
     def note(self, kind: str, content: str) -> None:
-        """One more document, or a batch of them, by the hash of its content."""
+        """Adds one more document, or a batch of them, by the hash of its content."""
         self._digest.update(f"{kind} {content}\n".encode())
 
     @property
     def value(self) -> str:
-        """The hash of what has been read so far: once all batches are through, of the corpus."""
+        """The hash of what has been read so far; after the last batch, that of the corpus."""
         return self._digest.hexdigest()
 
 
@@ -260,14 +260,14 @@ class _Document:
 
 @dataclass(frozen=True)
 class _AsGiven:
-    """Documents that go to the model in the batch that they came in."""
+    """Documents that go to the model in the batch they came in."""
 
     numbers: list[int]
     batch: Batch
 
 
 class _Reading:
-    """One way through a corpus: how many documents have come by, and the digest of those that were taken."""
+    """One pass through a corpus: how many documents were seen, and the digest of those that were taken."""
 
     def __init__(
         self, model: HookedModel, truncate: bool, bos: bool | None, shard: tuple[int, int], whole: CorpusHash
@@ -290,14 +290,14 @@ class _Reading:
                 yield self._as_given(each)
         yield from self._packed(waiting, tokens_per_batch)
         if self._seen == 0:
-            raise InputError("inputs hold no document; give at least one.")
+            raise InputError("inputs have no documents; give at least one.")
 
     def _documents(self, inputs: Iterable[Any]) -> Iterator[_Document | _AsGiven]:
         """The documents of this shard, in order."""
         for item in _one_by_one(inputs):
             first = self._seen
             if isinstance(item, str):
-                # Half a surrogate pair is refused where the text is tokenized: in its own shard.
+                # A lone surrogate is refused when its own shard tokenizes the text.
                 self._whole.note("text", hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest())
                 if not self._takes(first):
                     self._seen += 1
@@ -322,7 +322,7 @@ class _Reading:
         return number % self._shards == self._index
 
     def _read(self, item: Any) -> list[Tensor] | Batch:
-        """The token ids of each document of an item; where ids are not all that it is, the item as a batch."""
+        """The token ids of each document of an item; if an item is more than its ids, the item as a batch."""
         if not isinstance(self._encoder, Encoder):
             return self._model.encode(item, bos=self._bos)
         if isinstance(item, str):
@@ -339,7 +339,7 @@ class _Reading:
             return _Document(number, ids, truncated=False)
         if not self._truncate:
             raise InputError(
-                f"document {number} has {len(ids)} tokens, but this model {limit} positions; split it, or give "
+                f"document {number} has {len(ids)} tokens, but this model has {limit} positions; split it, or give "
                 f"truncate=True to cut it after {limit}."
             )
         return _Document(number, ids[:limit], truncated=True)
@@ -360,7 +360,7 @@ class _Reading:
 
 
 def _batch_hash(batch: Batch) -> str:
-    """SHA-256 of all that a model is given."""
+    """SHA-256 of everything that the model is given."""
     tensors = {"ids": batch.ids, "mask": batch.mask, **batch.extra}
     if batch.target is not None:
         tensors |= {"target ids": batch.target.ids, "target mask": batch.target.mask}
@@ -368,7 +368,7 @@ def _batch_hash(batch: Batch) -> str:
 
 
 def _one_by_one(inputs: Iterable[Any]) -> Iterator[Any]:
-    """The items of a corpus, a list of texts or of their token ids text by text."""
+    """The items of a corpus; a list of texts, or of their token ids, one text at a time."""
     for item in inputs:
         if not isinstance(item, str) and (is_list_of(item, str) or is_list_of(item, Ids)) and len(item):
             yield from item
@@ -377,7 +377,7 @@ def _one_by_one(inputs: Iterable[Any]) -> Iterator[Any]:
 
 
 def _groups(window: Sequence[_Document], tokens_per_batch: int) -> Iterator[list[_Document]]:
-    """The documents of a window by length, as many together as `tokens_per_batch` allows, and never none."""
+    """The documents of a window by length, in groups as large as `tokens_per_batch` allows, at least one each."""
     group: list[_Document] = []
     for document in sorted(window, key=lambda document: len(document.ids)):
         if group and (len(group) + 1) * len(document.ids) > tokens_per_batch:
@@ -389,7 +389,7 @@ def _groups(window: Sequence[_Document], tokens_per_batch: int) -> Iterator[list
 
 
 def _is_text_alone(batch: Batch, decoder_start: int | None) -> bool:
-    """Whether nothing is lost where only the real tokens of each row are kept and padded on the right again."""
+    """Whether keeping only the real tokens of each row, padded on the right again, loses nothing."""
     padding_first = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
     target = batch.target
     usual = target is None or torch.equal(target.ids, torch.full_like(batch.ids[:, :1], decoder_start or 0))

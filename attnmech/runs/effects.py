@@ -1,4 +1,4 @@
-"""What sweeps find: by how much a metric changes, head by head or place by place, with intervals over texts."""
+"""What does a sweep find? How much a metric changes, head by head or place by place, with intervals over texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def unit_of(metric: str) -> str:
-    """What a metric is counted in, with its name."""
+    """A metric's unit, with its name."""
     return {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}.get(metric, metric)
 
 
@@ -36,15 +36,15 @@ _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to
 
 @dataclass(frozen=True, repr=False)
 class Effects(OverTexts, TextResult):
-    """By how much a metric changes when something is done at a place of a layer: after less before.
+    """How much a metric changes when something is done at one place of a layer: after minus before.
 
     Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
-    how the mean would vary with other texts of the same kind. A subclass says what its places are. In a difference
+    how the mean would vary with other texts of the same kind. A subclass says what its places are. In a difference,
     `before`, `after` and `effect` are differences too.
     """
 
     PLACE: ClassVar[str]
-    """What stands along the second axis: heads, or positions."""
+    """What the second axis counts: heads or positions."""
 
     metric: str
     method: str
@@ -54,12 +54,12 @@ class Effects(OverTexts, TextResult):
     before: Float[Tensor, " text"]
     """The metric of each text, with nothing changed."""
     after: Float[Tensor, "layer place text"]
-    """The metric with each place changed alone; NaN where one was not swept, or the sweep was stopped before.
+    """The metric with each place changed alone; NaN if it was not swept, or the sweep stopped first.
 
-    Of heads the axis `layer` has every layer of the model, of positions those in `layers`.
+    For heads, the axis `layer` has every layer of the model; for positions, those in `layers`.
     """
     swept: Float[Tensor, "layer place"]
-    """1 at the places that the sweep was asked for."""
+    """1 at the places that the sweep was to change."""
     tokens: tuple[tuple[str, ...], ...]
     provenance: Provenance
 
@@ -79,7 +79,7 @@ class Effects(OverTexts, TextResult):
 
     @property
     def effect(self) -> Float[Tensor, "layer place"]:
-        """The mean effect over the texts measured; NaN where there is none."""
+        """The mean effect over the texts measured; NaN if none was."""
         return self.per_text.nanmean(dim=-1)
 
     @property
@@ -93,33 +93,33 @@ class Effects(OverTexts, TextResult):
 
     @property
     def complete(self) -> bool:
-        """Whether every place was measured on every text; else the sweep was interrupted, and this is a part."""
+        """Whether every place was measured on every text; False if the sweep was interrupted."""
         return not bool(self.after[self.swept.bool()].isnan().any())
 
     @property
     def texts(self) -> Int[Tensor, "layer place"]:
-        """Over how many texts each mean is; in a difference of other texts, those of the one with fewer."""
+        """The number of texts behind each mean; for an unpaired difference, that of the result with fewer."""
         if self.parts is None or self.paired:
             return (~self.per_text.isnan()).sum(dim=-1)
         one, other = (part.texts[rows] for part, rows in self._parts_in_rows())
         return torch.minimum(one, other)
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
-        """The two results of a difference, each with where it has the difference's rows."""
+        """The two results of a difference, each with its indices of the difference's rows."""
         return [(each, [each._layer_of_row.index(layer) for layer in self._layer_of_row]) for each in self._two]
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
-        """The rows of `to_frame` with the largest effects, whatever their sign: those that are clear first."""
+        """The rows of `to_frame` with the largest effects of either sign, clear ones first."""
         count = whole_number("count", count, least=1)
         frame = self.to_frame()
         keys = frame.assign(unclear=~frame["clear"], size=-frame["effect"].abs())
         return frame.loc[keys.sort_values(["unclear", "size"]).index].head(count).reset_index(drop=True)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head (or position) swept.
+        """One row per head (or position) swept.
 
         Columns: layer, head, effect, effect_low, effect_high, clear, one_text, before, after, texts. Low and high are
-        the interval of the effect by itself. `attrs["intervals"]` says what they are, or why there is none.
+        the pointwise interval of the effect. `attrs["intervals"]` says what the intervals are, or why there are none.
         """
         index, place = self.swept.nonzero().T
         columns = self._columns("effect") | {
@@ -172,7 +172,7 @@ class Effects(OverTexts, TextResult):
             unit=unit_of(self.metric),
             what="effect" if self.parts is None else "difference",
         )
-        part = "" if self.complete else "; stopped early, this is a part"
+        part = "" if self.complete else "; stopped early, incomplete"
         return f"{self._about}: {largest}{part}."
 
     @property
@@ -198,8 +198,8 @@ class Effects(OverTexts, TextResult):
         swept = self.swept[mine] * other.swept[yours]
         if not swept.any():
             raise InputError(
-                f"two results can be subtracted that have {self.PLACE}s in common; got those of the layers "
-                f"{list(self.layers)} and {list(other.layers)}, and none is in both."
+                f"two results need {self.PLACE}s in common to be subtracted; got layers {list(self.layers)} and "
+                f"{list(other.layers)}, with none in common."
             )
         before = subtracted(self.before, other.before, paired)
         return replace(
@@ -214,7 +214,7 @@ class Effects(OverTexts, TextResult):
 
 @dataclass(frozen=True, repr=False)
 class HeadEffects(Effects):
-    """By how much a metric changes when something is done to a head: after less before, `.effect [layer head]`.
+    """How much a metric changes when something is done to a head: after minus before, `.effect [layer head]`.
 
     Units are the metric's: nats for "loss" and "kl", logits for "logit_difference". Intervals are over texts: they say
     how the mean would vary with other texts of the same kind.
@@ -223,22 +223,22 @@ class HeadEffects(Effects):
     PLACE: ClassVar[str] = "head"
 
     shift: Float[Tensor, "layer head of_layer of_head"] | None
-    """By how much changing one head moves the pattern of another, of any layer of the model: Jensen-Shannon
-    divergence in nats."""
+    """How much changing one head moves the pattern of another, in any layer of the model: Jensen-Shannon divergence
+    in nats."""
     by_draw: Float[Tensor, "layer head draw"] | None = field(default=None, kw_only=True)
-    """The effect with each draw of donors, where method="resample" drew several; `effect` is their mean."""
+    """The effect with each draw of donors, if method="resample" drew several; `effect` is their mean."""
 
     @property
     def draw_spread(self) -> Float[Tensor, "layer head"] | None:
-        """The standard deviation of the effect over draws of donors; None of one draw.
+        """The standard deviation of the effect over draws of donors; None for one draw.
 
-        That of the mean over draws is smaller by the root of their number. Intervals over texts hold both the texts'
-        spread and that of their donors.
+        That of the mean over draws is smaller by the square root of their number. Intervals over texts include both
+        the texts' spread and that of their donors.
         """
         return None if self.by_draw is None else self.by_draw.std(dim=-1)
 
     def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
-        """The map of heads on a page that lets its reader choose a head of `layers`; `on` names the texts."""
+        """The map of heads, for a page whose reader chooses a head in `layers`; `on` names the texts."""
         from ..draw.chart import at_head
         from ..draw.section import Section
 
@@ -248,15 +248,15 @@ class HeadEffects(Effects):
             heading="What the model loses with each head",
             finding=self.lead,
             reading="Each cell is one head. Blue: the loss rises without it, so it helped; brown: the loss falls; "
-            "pale: it cannot be told from no change, judged as one of all heads. Click a cell to choose its head.",
-            caveat=f"On {on}. What a head does may be done by others once it is gone, so heads that matter together "
-            "can each look idle; zero is a value that the model may never see otherwise.",
+            "pale: the change is not clear among all heads. Click a cell to choose its head.",
+            caveat=f"On {on}. Other heads may take over what an ablated head did, so heads that matter together can "
+            "each look idle; zero is a value that the model may never see otherwise.",
             figures={"ablation": at_head(self.plot(), self.layers, tuple(layers))},
             call=f"{call}.plot()",
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """The columns of every sweep; and draw_spread, where several donors were drawn for a text."""
+        """The columns of every sweep, plus draw_spread if several donors were drawn for each text."""
         frame = super().to_frame()
         if self.draw_spread is None:
             return frame
@@ -283,12 +283,12 @@ class HeadEffects(Effects):
 
 
 def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1) -> HeadEffects:
-    """The effects of a sweep that changed one head at a time, in as many ways as there were draws."""
+    """The effects of a sweep that changed one head at a time, once per draw."""
     return HeadEffects(**head_fields(model, heads, swept, method, draws))
 
 
 def head_fields(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1) -> dict[str, Any]:
-    """The fields of `HeadEffects` of a sweep that changed one head at a time."""
+    """The fields of `HeadEffects` for a sweep that changed one head at a time."""
     stack = model.output_stack
     n_layers = count_layers(model, stack)
     after = swept.after.reshape(len(heads), draws, -1)
@@ -303,14 +303,14 @@ def head_fields(model: HookedModel, heads: Sequence[Head], swept: Swept, method:
 
 
 def _of_all_layers(fields: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
-    """What is known of some layers, with a row for every layer of the model."""
+    """Fields of some layers, with a row for every layer of the model."""
     there = [name for name in ("after", "swept", "shift", "by_draw") if fields[name] is not None]
     known = {name: by_layer(fields[name], fields["layers"], n_layers) for name in there}
     return known | {"swept": known["swept"].nan_to_num(0.0)}
 
 
 def effect_fields(places: Sequence[tuple[int, int]], count: int, swept: Swept, method: str) -> dict[str, Any]:
-    """The fields of `Effects` of a sweep that changed one of `count` places of a layer at a time."""
+    """The fields of `Effects` for a sweep that changed one of `count` places per layer at a time."""
     return {
         "metric": str(swept.provenance.options["metric"]),
         "method": method,
@@ -326,7 +326,7 @@ def effect_fields(places: Sequence[tuple[int, int]], count: int, swept: Swept, m
 def _at(
     places: Sequence[tuple[int, int]], count: int, values: Float[Tensor, "change ..."]
 ) -> Float[Tensor, "layer place ..."]:
-    """What each change gave, at its place; NaN at the others."""
+    """The result of each change, at its place; NaN at the others."""
     layers = sorted({layer for layer, _ in places})
     rows, columns = torch.tensor([(layers.index(layer), place) for layer, place in places]).T
     whole = torch.full((len(layers), count, *values.shape[1:]), torch.nan, dtype=torch.float64)

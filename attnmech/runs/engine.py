@@ -1,4 +1,4 @@
-"""How changes are run: where a pass begins, what shares a batch, and what the head is taken of."""
+"""How are changes run? Where a pass begins, what shares a batch, and which tokens need logits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,35 +21,35 @@ from ..model.partial_pass import Blocks
 from .metrics import Metric
 
 Change: TypeAlias = tuple[Intervention, ...]
-"""What is in force together in one measurement."""
+"""The interventions applied together in one measurement."""
 
 STEP_TOKENS: Final = 512
-"""About how many tokens go through the model at once on a processor: what an MLP makes of more leaves its cache."""
+"""Roughly how many tokens go through the model at once on a CPU: an MLP's output for more does not fit its cache."""
 
 TEXT_TOKENS: Final = 512
-"""About how many tokens of texts are measured together, so that several changes fit into a step."""
+"""Roughly how many tokens of text are measured together, so that several changes fit into a step."""
 
 
 class Engine:
-    """Runs a model under changes, within a memory budget of so many bytes."""
+    """Runs a model under changes, within a memory budget in bytes."""
 
     def __init__(self, model: HookedModel, memory: float, *, frozen: bool, shifts: bool) -> None:
         self.model, self.memory, self.frozen, self.shifts = model, memory, frozen, shifts
         self.blocks = Blocks(model) if len(model.stacks) == 1 else None
         if frozen and self.blocks is None:
-            raise InputError('later="frozen" is for models of one stack.')
+            raise InputError('later="frozen" needs a model with a single stack.')
         widest = 4 * model.d_model
         if self.blocks is not None:
             widest = max(max(each.shape) for each in self.blocks.first.parameters())
         size = torch.empty((), dtype=model.dtype).element_size()
-        # Stream, its norm, q k v z, what the MLP makes, and 16 rows of scores and pattern at the least.
+        # Stream, its norm, q k v z, the MLP's activations, and at least 16 rows of scores and pattern.
         self._per_token = size * (12 * model.d_model + 3 * widest) + 200 * model.n_heads
         self._per_stream = size * model.d_model
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
     @property
     def text_tokens(self) -> int:
-        """Of how many tokens the streams of all blocks fit into a quarter of the budget."""
+        """For how many tokens the streams of all blocks fit into a quarter of the budget."""
         layers = self.model.n_layers + 2
         return max(1, min(TEXT_TOKENS, int(self.memory / 4 / (layers * self._per_stream))))
 
@@ -61,7 +61,7 @@ class Engine:
         if needed > self.memory:
             raise InputError(
                 f"one change of a text of {length} tokens needs about {needed / 1e9:.2g} GB; `memory` is "
-                f"{self.memory / 1e9:.2g} GB. Give more, or shorter texts."
+                f"{self.memory / 1e9:.2g} GB. Give more memory, or shorter texts."
             )
 
     def start_of(self, change: Change) -> int:
@@ -72,7 +72,7 @@ class Engine:
         return min((min(layers) if layers else 0 for layers in touched), default=0)
 
     def groups(self, batch: Batch, changes: Sequence[Change], todo: Sequence[int]) -> Iterator[list[int]]:
-        """The changes to be measured, those together that begin at one block and fit into a step."""
+        """The changes to measure, grouped so that each group begins at the same block and fits into a step."""
         tokens = batch.ids.numel()
         fit = int(self.memory / 2 / self._per_token)
         if self.model.device.type == "cpu":
@@ -87,11 +87,11 @@ class Engine:
                 yield numbers[first : first + count]
 
     def rows_at_once(self) -> int:
-        """Of how many tokens the logits fit into a quarter of the budget."""
+        """For how many tokens the logits fit into a quarter of the budget."""
         return max(1, int(self.memory / 4 / self._per_row))
 
     def texts(self, batch: Batch, documents: Int[Tensor, " batch"], changes: Sequence[Change]) -> "Texts":
-        """Some texts after their clean pass, ready for the changes that are to be measured on them."""
+        """Some texts after their clean pass, ready for the changes to measure on them."""
         return Texts(self, batch, documents, sorted({start for change in changes for start in self._starts(change)}))
 
     def _starts(self, change: Change) -> list[int]:
@@ -102,14 +102,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class _Output:
-    """The output of `count` copies of a batch: its last stream where the head can be taken later, else its logits."""
+    """The output of copies of a batch: its last stream if logits can be computed later, else its logits."""
 
     stream: Float[Tensor, "rows position d_model"] | None
     logits: Float[Tensor, "rows position vocab"] | None
 
 
 class Texts:
-    """Texts, and what their clean pass left behind."""
+    """Texts, and what their clean pass kept."""
 
     def __init__(self, engine: Engine, batch: Batch, documents: Int[Tensor, " batch"], starts: Sequence[int]) -> None:
         self.engine, self.model, self.blocks = engine, engine.model, engine.blocks
@@ -140,14 +140,14 @@ class Texts:
     def after(
         self, changes: Sequence[Change], judge: Metric
     ) -> tuple[Float[Tensor, "change batch"], Float[Tensor, "change batch layer head"] | None]:
-        """The metric under each of some changes that begin at one block, and how patterns moved."""
+        """The metric under each of some changes that begin at the same block, and how patterns moved."""
         output, shift = (self._frozen(changes), None) if self.engine.frozen else self._recomputed(changes)
         return self._judged(output, len(changes), judge), shift
 
     # -- passes --------------------------------------------------------------------------------------------
 
     def _applied_now(self, changes: Sequence[Change], first: int) -> list[Applied]:
-        """Each change in its own copy of the texts; the first copies are left as they are."""
+        """Each change in its own copy of the texts; the copies before `first` stay unchanged."""
         texts = len(self.batch.ids)
         return [
             self.model.applied(each, slice(copy * texts, (copy + 1) * texts), self.documents)
@@ -179,7 +179,7 @@ class Texts:
         return output, None if watch is None else watch.means()
 
     def _frozen(self, changes: Sequence[Change]) -> _Output:
-        """The last stream where the changed layers' attention alone is another than in the clean pass."""
+        """The last stream if only the changed layers' attention differs from the clean pass."""
         assert self.blocks is not None and self.clean.stream is not None
         touched = sorted({layer for change in changes for layer in self.engine._starts(change)})
         moved = {layer: self._moved(changes, layer) for layer in touched}
@@ -193,7 +193,7 @@ class Texts:
         return _Output(rearrange(stream, "change text ... -> (change text) ..."), None)
 
     def _moved(self, changes: Sequence[Change], layer: int) -> Float[Tensor, "change text position d_model"]:
-        """By how much a layer's attention writes something else, on the clean stream."""
+        """The change in what a layer's attention writes, on the clean stream."""
         assert self.blocks is not None
         here = [tuple(each for each in change if layer in (each.touches or (layer,))) for change in changes]
         count = 1 + len(changes)
@@ -208,7 +208,7 @@ class Texts:
         for change in changes:
             for each in change:
                 if each.point not in HEAD_POINTS:
-                    raise InputError(f'later="frozen" is for what heads do; got {each}.')
+                    raise InputError(f'later="frozen" is only for changes to heads; got {each}.')
         return self._applied_now(changes, 1)
 
     # -- the metric ----------------------------------------------------------------------------------------

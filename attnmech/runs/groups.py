@@ -1,8 +1,8 @@
-"""Sums by document, in memory that does not grow with the documents: beyond 256 they are added up in groups.
+"""How are sums per document kept in bounded memory? Beyond 256 documents they are added up in groups.
 
-A document's group is its number modulo a power of two, the largest for which there are at most 256 groups. So up to
-256 documents each is by itself, and the groups depend on which documents there are alone, not on their order, nor on
-the shards that they came in. Groups of documents are as independent as documents, so an interval over groups covers.
+A document's group is its number modulo a power of two, the largest that gives at most 256 groups. So up to 256
+documents are each a group of one, and the groups depend only on which documents there are, not on their order or
+shards. Groups of documents are as independent as documents, so intervals over groups keep their coverage.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 GROUPS: Final = 256
-"""So many groups there are at most."""
+"""The largest number of groups."""
 
 _NO_MODULUS: Final = 2**62
 """Above every document's number."""
@@ -23,13 +23,13 @@ State = dict[str, Tensor]
 
 
 def by_group(state: State, documents: Int[Tensor, " document"], summed: Sequence[str]) -> State:
-    """Sums by document (the last axis of the entries `summed`) as sums by group, with the groups."""
+    """Turns sums by document (the last axis of the entries `summed`) into sums by group, with the groups."""
     found = {**state, "groups": documents.long().cpu(), "modulus": torch.tensor([_NO_MODULUS])}
     return _folded(found, summed)
 
 
 def joined(one: State, other: State, summed: Sequence[str]) -> State:
-    """The sums by group of both, whatever documents they are of."""
+    """The sums by group of both, whichever documents they cover."""
     modulus = torch.minimum(one["modulus"], other["modulus"])
     both = torch.cat((one["groups"], other["groups"]))
     modulus = _modulus(both, modulus)

@@ -1,9 +1,9 @@
 """Is a function the same as before? A digest of what it is made of, the same in every process.
 
-What counts is the compiled code (not where it stands), the defaults, what the closure holds, and the values of the
-globals that the code names, each in turn: numbers and tensors by content, functions by their code, objects by their
-class and attributes. Functions and classes of installed packages count by name and version. What hides its content
-(a generator, an open file) counts by its type alone.
+What counts is the compiled code (not its location), the defaults, what the closure holds, and the values of the
+globals that the code names, recursively: numbers and tensors by content, functions by their code, objects by their
+class and attributes. Functions and classes of installed packages count by name and version. Objects that hide their
+content (a generator, an open file) count only by type.
 """
 
 import dis
@@ -33,7 +33,7 @@ _FOLDERS: Final[tuple[str | Path, ...]] = (
     Path(__file__).parents[1],
 )
 _INSTALLED: Final = tuple(f"{path}{os.sep}" for folder in _FOLDERS for path in (Path(folder), Path(folder).resolve()))
-"""Where code lies whose version says what it does."""
+"""The folders of code whose version says what it does."""
 
 _NOT_BEHAVIOUR: Final = frozenset(
     ("__abstractmethods__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__", "__doc__",
@@ -47,7 +47,7 @@ Parts: TypeAlias = list[str | bytes]
 
 
 def digest_of(value: object) -> str:
-    """What a function, a class or an object is made of, as the first 16 digits of its SHA-256.
+    """The first 16 hex digits of the SHA-256 of what a function, a class or an object is made of.
 
     >>> def scaled(by):
     ...     return lambda logits, batch: by * logits[:, -1, 0]
@@ -58,9 +58,9 @@ def digest_of(value: object) -> str:
 
 
 def identity_of(model: HookedModel, weights: str, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run must share with its journal to resume from it: version, model, hooks, and `rest`.
+    """What a run must share with a journal to resume from it: version, model, hooks, and `rest`.
 
-    `weights` is the model's `weights_hash`, which takes a while.
+    `weights` is the model's `weights_hash`, which takes a while to compute.
     """
     return {
         "attnmech": version("attnmech"),
@@ -73,17 +73,17 @@ def identity_of(model: HookedModel, weights: str, rest: Mapping[str, Any]) -> di
 
 
 def hooks_digests(model: HookedModel) -> list[list[Any]]:
-    """What is in force on a model, in its order: each hook's point with the digest of its function; interventions."""
+    """What is active on a model, in order: each hook's point with the digest of its function; interventions."""
     hooks = [[name, layer, digest_of(edit)] for (name, layer), edit in model.edit_functions]
     return [*hooks, *([each.digest] for each in model.interventions)]
 
 
 class _Digests:
-    """One walk through values that may hold each other."""
+    """One walk through values that may refer to each other."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, bytes]] = {}
-        """By id; with the object itself, so that no other gets its id."""
+        """By id; with the object itself, so that no other can get its id."""
         self._under_way: list[int] = []
 
     def of(self, value: object) -> bytes:
@@ -122,7 +122,7 @@ class _Digests:
         return self._code_of(value) or list(self._object(value))
 
     def _code_of(self, value: Any) -> Parts:
-        """Likewise of what is code; nothing of other values."""
+        """The same for code; empty for other values."""
         match value:
             case types.CodeType():
                 return list(self._code(value))
@@ -154,7 +154,7 @@ class _Digests:
         code = function.__code__
         yield "function"
         if code.co_filename.startswith((*_INSTALLED, "<frozen ")):
-            # A wrapper of a library may hold a function of the user.
+            # A library's wrapper may hold a user's function.
             yield from (function.__module__ or "", code.co_qualname, _version_of(function.__module__))
         else:
             yield self.of(code)
@@ -176,7 +176,7 @@ class _Digests:
         yield from self._all(code.co_consts)
 
     def _globals(self, function: types.FunctionType) -> Iterator[str | bytes]:
-        """The values of the globals that code names; of those of a module of the user, the attributes that it names."""
+        """The values of the globals that the code names; for a user's module, the attributes that it names."""
         named = function.__globals__
         for path in dict.fromkeys(_paths(function.__code__)):
             first, *rest = path
@@ -202,7 +202,7 @@ class _Digests:
     # -- objects -------------------------------------------------------------------------------------------
 
     def _object(self, value: Any) -> Iterator[str | bytes]:
-        """What copying the object would keep of it: its class, what it was made of, its attributes, its items."""
+        """What a copy of the object would keep: its class, what it was made from, its attributes, its items."""
         yield "object"
         yield self.of(type(value))
         try:
@@ -210,7 +210,7 @@ class _Digests:
         except Exception:  # it hides what it holds
             kept = ""
         if isinstance(kept, str):
-            # A function in a wrapper of C, such as functools.cache, is known by its name alone.
+            # A function in a C wrapper, such as functools.cache, is reduced to its name.
             yield kept
             yield self.of(getattr(value, "__dict__", {}).get("__wrapped__"))
             return
@@ -220,7 +220,7 @@ class _Digests:
 
 
 def _hash(*parts: str | bytes) -> bytes:
-    """SHA-256 of parts, whose ends are marked."""
+    """SHA-256 of parts, each with its length."""
     found = hashlib.sha256()
     for part in parts:
         written = part.encode(errors="surrogatepass") if isinstance(part, str) else part
@@ -240,7 +240,7 @@ def _name_of(value: Any) -> str:
 
 
 def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """The globals that code and the code inside it name, each with the attributes that are taken of it at once."""
+    """The globals that the code, and code nested in it, names, each with the attributes read directly from it."""
     path: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -258,7 +258,7 @@ def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def _without_cached(kind: type, state: Any) -> Any:
-    """An object's state without what it only remembers of itself."""
+    """An object's state without its cached properties."""
     if not isinstance(state, dict):
         return state
     return {

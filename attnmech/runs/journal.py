@@ -1,4 +1,4 @@
-"""A run on disk: what it needs to resume after an interruption, whatever the interruption was."""
+"""How does a run survive an interruption? Its journal, a file with all that it needs to resume."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ from ..model.weights import tensors_hash
 ADVICE: Final = "Give another path or delete it."
 
 _ROUNDING: Final = 1000
-"""By how many units of the last place of the model's precision the same measurement may differ, relative to 1 and to
-the number: what batches of another shape make of deep models."""
+"""How many epsilons of the model's precision the same measurement may differ by, absolutely and relatively: what
+different batch shapes do to deep models."""
 
 _MOST_ROUNDING: Final = 0.1
-"""But by no more than this: half precision knows few digits."""
+"""But by no more than this: half precision has few digits."""
 
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ class _Kept:
     """A journal that this run owns."""
 
     stays: bool = False
-    """Whether it is needed once the run has ended."""
+    """Whether it is still needed when the run has ended."""
 
 
 _KEPT: ContextVar[Mapping[Path, _Kept]] = ContextVar("attnmech_journals", default={})  # noqa: B039 - never changed
@@ -50,16 +50,17 @@ _KEPT: ContextVar[Mapping[Path, _Kept]] = ContextVar("attnmech_journals", defaul
 
 @contextmanager
 def kept(path: str | Path | None) -> Iterator[None]:
-    """Owns the journal at a path while the block lasts, and removes it when the block has ended well.
+    """Owns the journal at a path during the block, and removes it if the block succeeds.
 
     >>> with kept("table.csv.journal"):                             # doctest: +SKIP
     ...     am.ablate_heads(model, texts, journal="table.csv.journal").to_html("page.html")
 
-    Inside another `kept` of the same path the outer one decides, so whoever writes what a run found keeps the journal
-    until that is written. After an exception or Ctrl-C the journal is still there. Without a path nothing happens.
+    Inside another `kept` of the same path, the outer one decides, so a caller that writes a run's result can keep the
+    journal until it is written. After an exception or Ctrl-C the journal is still there. Without a path nothing
+    happens.
 
-    Raises `JournalError` at once where another process, or another thread, owns the journal, and `OutputError` where
-    none can be written.
+    Raises `JournalError` at once if another process or thread owns the journal, and `OutputError` if none can be
+    written.
     """
     if path is None or (real := _real(path_of(path))) in _KEPT.get():
         yield
@@ -76,13 +77,13 @@ def kept(path: str | Path | None) -> Iterator[None]:
 
 
 def leave(path: str | Path | None) -> None:
-    """Lets the journal at a path stand when its `kept` ends: what is returned is a part of what it is for."""
+    """Keeps the journal at a path after its `kept` ends: the result returned is incomplete."""
     if path is not None:
         _KEPT.get()[_real(path)].stays = True
 
 
 def owning_journal(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a function own the journal that its keyword `journal` names, from its first line to its last."""
+    """Makes a function own the journal named by its keyword `journal`, from its first line to its last."""
 
     @wraps(function)
     def owned(*arguments: P.args, **options: P.kwargs) -> R:
@@ -98,21 +99,21 @@ def _real(path: str | Path) -> Path:
 
 @contextmanager
 def _locked(path: Path, real: Path) -> Iterator[None]:
-    """Holds a lock that the system takes back when the process dies; leaves no file behind."""
+    """Holds a lock that the system releases when the process dies; leaves no file behind."""
     check_writable(path)
     lock = FileLock(real.with_name(f".{real.name}.lock"), blocking=False)
     try:
         lock.acquire()
     except Timeout:
         raise JournalError(
-            f"{path} belongs to another run that is under way. Wait until it has ended, or give another path."
+            f"{path} is in use by another run. Wait until it has finished, or give another path."
         ) from None
     except OSError as error:
         raise OutputError(f"cannot lock {path}: {error.strerror or error}.") from error
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows removes no open file
+        with suppress(OSError):  # Windows does not remove open files
             Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
@@ -122,14 +123,14 @@ def _locked(path: Path, real: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Entry:
-    """How far a run has come."""
+    """How far a run has got."""
 
     tensors: Mapping[str, Tensor]
-    """All that it has added up, under any names."""
+    """Everything it has accumulated, under any names."""
     batches: int
-    """How many batches are in it."""
+    """How many batches it covers."""
     digest: str
-    """`CorpusBatch.digest` of the last of them."""
+    """`CorpusBatch.digest` of the last batch."""
     counters: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -144,8 +145,8 @@ class Journal:
         self._identity = {name: _written(value) for name, value in identity.items()}
 
     def write(self, entry: Entry) -> None:
-        """Puts an entry in the place of the last one; a run killed in here leaves the last one."""
-        # Numbers stand for names, since safetensors reserves some names; copies for tensors that share memory.
+        """Replaces the last entry; a run killed here leaves the old one intact."""
+        # Numbered, since safetensors reserves some names; copied, since tensors may share memory.
         tensors = {
             str(number): value.detach().cpu().clone(memory_format=torch.contiguous_format)
             for number, value in enumerate(entry.tensors.values())
@@ -166,10 +167,9 @@ class Journal:
                 os.fsync(file.fileno())
 
     def resume(self) -> Entry | None:
-        """The last entry, or None where there is no file.
+        """The last entry, or None if there is no file.
 
-        Raises `JournalError` for the journal of another run, for a damaged one and for any other file; it stays as it
-        is.
+        Raises `JournalError` for another run's journal, a damaged one or any other file, and leaves the file as it is.
         """
         if not self.path.exists():
             return None
@@ -182,15 +182,15 @@ class Journal:
                 header["counters"],
             )
         except Exception as error:
-            raise JournalError(f"{self.path} is not a whole journal ({first_line(error)}). {ADVICE}") from error
+            raise JournalError(f"{self.path} is not a valid journal ({first_line(error)}). {ADVICE}") from error
         self._check(header["identity"])
         return entry
 
     def require_same(self, names: Sequence[str], held: Tensor, found: Tensor, precision: torch.dtype) -> None:
-        """Raises `JournalError` where a number measured again, one of `names`, is not the one that the journal holds.
+        """Raises `JournalError` if a number measured again, one of `names`, differs from the journal's.
 
-        The same code gives the same number to the bit on a processor, and to within rounding on a GPU or where texts
-        and changes share batches otherwise (`memory`): so much is allowed, by the precision that the model runs in.
+        The same code gives bit-identical numbers on a CPU, and equal ones up to rounding on a GPU or if texts and
+        changes are batched differently (`memory`); the tolerance follows from the model's precision.
         """
         allowed = min(_ROUNDING * torch.finfo(precision).eps, _MOST_ROUNDING)
         apart = ~torch.isclose(found, held, rtol=allowed, atol=allowed, equal_nan=True)
@@ -198,24 +198,24 @@ class Journal:
             first = int(apart.flatten().int().argmax())
             was, now = float(held.flatten()[first]), float(found.flatten()[first])
             raise JournalError(
-                f"{self.path} holds other numbers than this run measures: {names[first]} is {was:.6g} in the journal, "
-                f"{now:.6g} now. The metric, a hook or the model has changed, or one of them draws at random. {ADVICE}"
+                f"{self.path} disagrees with what this run measures: {names[first]} is {was:.6g} in the journal, "
+                f"{now:.6g} now. The metric, a hook or the model has changed, or one of them is random. {ADVICE}"
             )
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with safe_open(self.path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Copies, since what is read in place changes with the file.
+            # Copies, since memory-mapped tensors change with the file.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dict
         header = metadata["attnmech"]
         if metadata["sha256"] != _checksum(header, tensors):
-            raise ValueError("it is damaged: its checksum is that of other numbers")
+            raise ValueError("it is damaged: its checksum does not match")
         return json.loads(header), tensors
 
     def _check(self, held: Mapping[str, str]) -> None:
         names = [*self._identity, *(name for name in held if name not in self._identity)]
         differences = [
-            f"{name}: expected {self._identity.get(name, 'none')}, the journal holds {held.get(name, 'none')}"
+            f"{name}: expected {self._identity.get(name, 'none')}, the journal has {held.get(name, 'none')}"
             for name in names
             if self._identity.get(name) != held.get(name)
         ]
@@ -224,10 +224,10 @@ class Journal:
 
 
 def _checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of all that a journal says."""
+    """SHA-256 of a journal's whole content."""
     return hashlib.sha256(f"{header}\n{tensors_hash(tensors)}".encode()).hexdigest()
 
 
 def _written(value: Any) -> str:
-    """A value as JSON, the same text for the same value."""
+    """A value as canonical JSON."""
     return json.dumps(value, sort_keys=True)

@@ -1,4 +1,4 @@
-"""How many layers a model counts."""
+"""How many layers does a model count?"""
 
 from torch import nn
 
@@ -8,7 +8,7 @@ from ..model.stack import Stack
 
 
 def count_layers(model: HookedModel, stack: Stack) -> int:
-    """The layers of a stack as the model numbers them: of a hybrid, those without attention too."""
+    """The number of layers of a stack, as the model numbers them: in a hybrid, including those without attention."""
     blocks = submodule(model.base, stack.architecture.blocks)
     assert isinstance(blocks, nn.ModuleList)
     return len(blocks)

@@ -1,4 +1,4 @@
-"""What a run is judged by: one number for each text, from its logits."""
+"""What is a run judged by? One number per text, from its logits."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]
 METRICS: Final = {
     "loss": "mean cross-entropy of the next token, in nats",
     "kl": "mean KL divergence from the clean output, in nats",
-    "logit_difference": "logit of the answer less that of the token it stands against, at the last token",
-    "accuracy": "whether the answer is above the token it stands against (or above all), at the last token",
+    "logit_difference": "logit of the answer minus that of the token it is compared with, at the last token",
+    "accuracy": "whether the answer's logit is above that of the token it is compared with (or all), at the last token",
 }
-"""What can be named, with what it is."""
+"""The metrics that have a name, with their definitions."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Metric:
 
     name: str
     compute: Callable[[Tensor, Batch], Tensor] | None = None
-    """A user's own; it is given whole logits."""
+    """A user's own function; it gets the full logits."""
     answers: Int[Tensor, " text"] | None = None
     against: Int[Tensor, " text"] | None = None
 
     @classmethod
     def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
-        """A metric for these texts; `InputError` for one that they or the model have no meaning for."""
+        """A metric for these texts; `InputError` for one without meaning for them or the model."""
         if model.points["logits"].absent is not None:
             raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
         right = None if answers is None else answer_ids(model, "answers", answers, texts)
@@ -55,21 +55,21 @@ class Metric:
                 f"`metric` must be one of {known}, or a function (logits, batch) -> [batch]; got {shown(metric)}."
             )
         if model.grid is not None:
-            raise InputError(f"{metric!r} is of tokens, and an image has one row of logits; give a function of them.")
+            raise InputError(f"{metric!r} needs tokens, but an image has one row of logits; give a function of them.")
         if metric == "loss" and not model.causal:
             raise InputError(
-                'the loss is that of the next token, which this model sees; take metric="kl", or answers with '
+                'the loss is for the next token, which this model can see; use metric="kl", or answers with '
                 'metric="logit_difference".'
             )
         if metric in ("logit_difference", "accuracy") and right is None:
-            raise InputError(f'metric="{metric}" needs `answers`: a token for each text, such as [" Tom"].')
+            raise InputError(f'metric="{metric}" needs `answers`: one token per text, such as [" Tom"].')
         if metric == "logit_difference" and wrong is None:
             raise InputError('metric="logit_difference" needs `against`: the token that each answer is compared with.')
         return cls(metric, None, right, wrong)
 
     @property
     def needs_clean(self) -> bool:
-        """Whether it compares with the output before the change."""
+        """Whether it compares with the clean output."""
         return self.name == "kl" and self.compute is None
 
     def at(self, documents: Int[Tensor, " batch"]) -> "Metric":
@@ -89,7 +89,7 @@ class Metric:
     def of_rows(
         self, logits: Float[Tensor, "row vocab"], clean: Tensor | None, batch: Batch, rows: Int[Tensor, "row 2"]
     ) -> Float[Tensor, " row"]:
-        """A number for each of some rows, given as (text, position) of the batch."""
+        """One number for each of the rows, given as (text, position) in the batch."""
         text, position = rows.unbind(dim=1)
         if self.name == "loss":
             return cross_entropy(logits, batch.ids[text, position + 1])
@@ -116,7 +116,7 @@ class Metric:
         return dense(f"what the metric {self.name} returns", found).double()
 
     def of_logits(self, logits: Float[Tensor, "batch position vocab"], batch: Batch) -> Float[Tensor, " batch"]:
-        """The metric of whole logits, where it needs no clean output; it can be differentiated."""
+        """The metric of the full logits, if it needs no clean output; differentiable."""
         if self.compute is not None:
             return self.of_whole(logits, batch)
         rows = self.rows(batch).nonzero()
@@ -154,6 +154,6 @@ def _name_of(metric: Any) -> str:
         inspect.signature(metric).bind(None, None)
     except TypeError as error:
         raise InputError(f"the metric {name} must take (logits, batch); {error}.") from error
-    except ValueError:  # builtins tell nothing of themselves
+    except ValueError:  # builtins may have no signature
         pass
     return str(name)

@@ -1,4 +1,4 @@
-"""A bar on stderr: for work that goes through a corpus, documents, rate and time left; for a sweep its steps."""
+"""How far is a run? A bar on stderr: documents, rate and time left for a corpus, steps for a sweep."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ class Meter:
         self._tokens = 0
 
     def advance(self, part: CorpusBatch, *, skipped: bool = False) -> None:
-        """One more batch is through, or was so before an interruption."""
+        """One more batch is done, or was done before an interruption."""
         self._tokens += 0 if skipped else int(part.batch.mask.sum())
         elapsed = self._bar.tasks[0].elapsed or 0.0
         rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed and self._tokens else ""
@@ -28,7 +28,7 @@ class Meter:
 
 @contextmanager
 def meter(inputs: Any, shard: tuple[int, int] = (0, 1), *, show: bool) -> Iterator[Meter]:
-    """A bar over the documents of a shard for as long as the block lasts; without `show` nothing is drawn."""
+    """A bar over the documents of a shard, for the duration of the block; without `show` nothing is drawn."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -59,13 +59,13 @@ class Steps:
         self._task = bar.add_task(description, total=total)
 
     def advance(self, count: int) -> None:
-        """So much more is done, or was so before an interruption."""
+        """`count` more steps are done, or were done before an interruption."""
         self._bar.update(self._task, advance=count)
 
 
 @contextmanager
 def steps(description: str, total: int, *, show: bool) -> Iterator[Steps]:
-    """A bar over a known number of steps for as long as the block lasts; without `show` nothing is drawn."""
+    """A bar over a known number of steps, for the duration of the block; without `show` nothing is drawn."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

@@ -1,4 +1,4 @@
-"""What heads write on a reference set: their mean, or that of other texts, as values for interventions."""
+"""What do heads write on a reference set? Their mean z, or z from other texts, as values for interventions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -31,7 +31,7 @@ def mean_z(
     >>> means = am.mean_z(model, texts)                                                 # doctest: +SKIP
     >>> with model.intervene(am.Intervention.replace([(2, 6)], means)): ...               # doctest: +SKIP
 
-    By layer `[1 1 head d_head]`, or `[1 position head d_head]`, in the model's precision.
+    `[1 1 head d_head]` by layer, or `[1 position head d_head]`, in the model's precision.
     """
     flag("per_position", per_position)
     found: Values
@@ -94,17 +94,17 @@ def resampled_z(
     seed: int = 0,
     bos: bool | None = None,
 ) -> list[Values]:
-    """z of each text as it is in another of the texts, drawn by the seed, `[text position head d_head]` by layer.
+    """For each text, z from another of the texts, drawn by the seed: `[text position head d_head]` by layer.
 
-    A draw gives each text one donor; of several draws a text's donors differ. Position i has that of the donor's
-    position i; past the donor's end, that of one of its positions (but the first), drawn too.
+    Each draw gives every text one donor; over several draws, a text's donors differ. Position i takes z from the
+    donor's position i; past the donor's end, from a random one of its positions other than the first.
     """
     label = model.stack(stack).label
     point = model.stack(stack).point("z")
     parts: list[CorpusBatch] = list(batches(inputs, model, bos=bos))
     texts = sum(len(part.documents) for part in parts)
     if texts < 2:
-        raise InputError('method="resample" takes what a head writes from another text; give at least two.')
+        raise InputError('method="resample" takes z from another text; give at least two texts.')
     draws = whole_number("draws", draws, least=1, most=texts - 1, about=f"the other texts, of {texts}")
     lengths = torch.zeros(texts, dtype=torch.long)
     longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
@@ -121,7 +121,7 @@ def resampled_z(
 def captured(
     model: HookedModel, parts: Sequence[CorpusBatch], point: str, layers: Iterable[int]
 ) -> dict[int, Shaped[Tensor, "text position ..."]]:
-    """A point of every text, by layer, 0 past a text's end: z, or one of the stream."""
+    """A point's values on every text, by layer, 0 past a text's end: z, or a point of the stream."""
     keys = model.points.resolve([point], layers, model.refused)
     texts = sum(len(part.documents) for part in parts)
     longest = max(part.batch.queries(split_stack(point)[0]).ids.shape[1] for part in parts)
@@ -137,7 +137,7 @@ def captured(
 def _drawn(
     lengths: Int[Tensor, " text"], longest: int, draws: int, seed: int
 ) -> Iterator[tuple[Int[Tensor, " text"], Int[Tensor, "text position"]]]:
-    """Draw by draw: for each text another, and for each position one of the other's."""
+    """Draw by draw: each text's donor, and each position's place in it."""
     generator = torch.Generator().manual_seed(seed)
     texts = len(lengths)
     first = torch.randint(0, texts - 1, (texts,), generator=generator)

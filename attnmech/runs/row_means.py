@@ -1,7 +1,7 @@
-"""Means over the rows of some texts, layer by layer and head by head, with intervals over the texts.
+"""What are the means over the rows of some texts, layer by layer and head by head, with intervals over the texts?
 
-What a method measures of each row it adds up by text and by the class of the row; of many texts, by groups of them
-(`groups.py`), so that of a corpus nothing is kept that grows with it.
+A method sums what it measures on each row by text and by the class of the row; with many texts, by groups of texts
+(`groups.py`), so that memory does not grow with a corpus.
 """
 
 import hashlib
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from ..draw.section import Section
 
 ROW_CLASSES: Final = ("ordinary", "special", "first")
-"""What may stand at a row: the first token of a text, another special token, or anything else."""
+"""The classes of row: the first token of a text, another special token, or any other token."""
 
 
 def begins(batch: Batch) -> Int[Tensor, " batch"]:
-    """Where the first real token of each text stands."""
+    """The position of the first real token of each text."""
     return batch.mask.int().argmax(dim=1)
 
 
 def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
-    """Which of `ROW_CLASSES` each real token is of; padding is of none."""
+    """Which of `ROW_CLASSES` each real token belongs to; padding belongs to none."""
     first = torch.arange(batch.ids.shape[1], device=batch.ids.device) == begins(batch)[:, None]
     known = torch.isin(batch.ids, torch.tensor(sorted(batch.special), device=batch.ids.device, dtype=batch.ids.dtype))
     return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]
@@ -53,7 +53,7 @@ def sums_by_text(
     valid: Bool[Tensor, "statistic *layers _ batch query"],
     classes: Bool[Tensor, "batch class query"],
 ) -> tuple[Float[Tensor, "statistic class *layers head batch"], Float[Tensor, "statistic class *layers _ batch"]]:
-    """Sums of each text's rows in each class on which a statistic is defined, and how many there are."""
+    """Sums over each text's rows, by class, on which a statistic is defined, and the number of these rows."""
     sums, counts = [], []
     for members in classes.unbind(dim=1):
         counted = valid & members
@@ -63,17 +63,17 @@ def sums_by_text(
 
 
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
-"""The entries of a state whose last axis are texts, or groups of them."""
+"""The entries of a state whose last axis is texts, or groups of them."""
 
 
 def closed(state: State, run: Run) -> State:
-    """A state in which sums by text are sums by group of texts, on the CPU."""
+    """The state with sums by text turned into sums by group of texts, on the CPU."""
     here = {name: value.cpu() for name, value in state.items()}
     return by_group(here, run.documents, [name for name in SUMMED if name in here])
 
 
 def added(one: State, other: State) -> State:
-    """The sums of both; what runs along positions reaches as far as the longer."""
+    """The sums of both; axes of positions extend to the longer."""
     summed = [name for name in SUMMED if name in one]
     grouped = joined(one, other, summed)
     return {name: grouped[name] if name in grouped else _sum(one[name], other[name]) for name in one}
@@ -86,25 +86,25 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _disjoint_shards(parts: Sequence["RowMeans"]) -> list[tuple[int, int]]:
-    """The shards (k, n) of one corpus that some results are of; `InputError` where documents would count twice."""
+    """The shards (k, n) of one corpus that the results cover; `InputError` if documents would count twice."""
     shards: list[tuple[int, int]] = []
     for each in parts:
         corpus, ours = (str(one.provenance.options.get("corpus", "")) for one in (each, parts[0]))
         if not corpus:
             raise InputError(
-                f"results can be merged where it is known which corpus they are of; {each!r} was saved before that was "
-                "noted. Measure it again."
+                f"results can be merged only if their corpus is known; {each!r} was saved before that was recorded. "
+                "Measure it again."
             )
         if corpus != ours:
             raise InputError(
-                f"results can be merged of shards of one corpus; got those of two, with the SHA-256 {ours[:12]}… and "
-                f"{corpus[:12]}…. Give one corpus to every call, each with its shard=(k, n)."
+                f"only shards of the same corpus can be merged; got two, with the SHA-256 {ours[:12]}… and "
+                f"{corpus[:12]}…. Give the same corpus to every call, each with its shard=(k, n)."
             )
         for k, n in each.provenance.shards:
             for other_k, other_n in shards:
                 if (k - other_k) % math.gcd(n, other_n) == 0:
                     raise InputError(
-                        f"results can be merged of shards that share no document; {(other_k, other_n)} and {(k, n)} do."
+                        f"only disjoint shards can be merged; {(other_k, other_n)} and {(k, n)} share documents."
                     )
             shards.append((k, n))
     return shards
@@ -112,16 +112,16 @@ def _disjoint_shards(parts: Sequence["RowMeans"]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, repr=False)
 class RowMeans(TextResult):
-    """What was measured of the rows of some texts: its means, their intervals, and of a single run every row.
+    """Statistics measured on the rows of some texts: their means, intervals and, for texts run together, every row.
 
     `state` holds "sums" `[statistic class layer head group]` and "counts" `[statistic class layer #head group]`, where
-    a group is a text, or of more than 256 some of them; and, of texts that were run together, "values" `[statistic
-    layer head batch query]`, "valid" `[statistic layer #head batch query]` and "classes" `[batch class query]`. A
-    difference has means, their intervals, and rows; the rest is for its two `parts` to say.
+    a group is one text, or several if there are more than 256; and, for texts run together, "values" `[statistic layer
+    head batch query]`, "valid" `[statistic layer #head batch query]` and "classes" `[batch class query]`. A difference
+    has means, their intervals, and rows; its two `parts` have the rest.
     """
 
     STATISTICS: ClassVar[tuple[str, ...]]
-    """What is measured, in the order of the axis `statistic`."""
+    """The statistics, in the order of the axis `statistic`."""
 
     STATE: ClassVar[Mapping[str, Any]] = {
         "sums": Float[Tensor, "statistic class layer head group"],
@@ -132,27 +132,27 @@ class RowMeans(TextResult):
         "valid": Bool[Tensor, "statistic layer #head batch row"],
         "classes": Bool[Tensor, "batch class row"],
     }
-    """What the entries of `state` are; a subclass adds its own."""
+    """The types of the entries of `state`; a subclass adds its own."""
 
     layers: tuple[int, ...]
-    """The layers measured: all that a frame lists, and the axis `layer` of what has a query, key or position axis."""
+    """The layers measured: the rows of a frame, and the axis `layer` of tensors with a query, key or position axis."""
     n_layers: int
-    """How many layers the model has: the length of the axis `layer` of means, which are NaN at layers not measured."""
+    """The model's number of layers: the length of the axis `layer` of means, which are NaN at layers not measured."""
     documents: int
     """How many texts there were."""
     truncated: int
     """How many of them were cut to the model's length."""
     state: Mapping[str, Tensor]
-    """The sums that everything is made of."""
+    """The sums from which everything is computed."""
     chosen: tuple[str, ...]
     """The classes of rows that count (`ROW_CLASSES`)."""
     tokens: tuple[tuple[str, ...], ...]
-    """The tokens that look, of texts that were run together."""
+    """The query tokens, for texts that were run together."""
     provenance: Provenance
 
     @classmethod
     def of(cls, state: State, source: Source, **more: Any) -> Self:
-        """The result of a state: the first row of each text is left out."""
+        """The result for a state, without the first row of each text."""
         batch = source.batch
         return cls(
             layers=source.layers,
@@ -168,7 +168,7 @@ class RowMeans(TextResult):
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
-        """The lengths of the axes that statistics, classes, layers and, of texts run together, tokens label."""
+        """The lengths of the axes that statistics, classes, layers and, for texts run together, tokens label."""
         rows = {"batch": len(self.tokens), "row": len(self.tokens[0])} if self.tokens else {}
         return {"statistic": len(self.STATISTICS), "class": len(ROW_CLASSES), "layer": len(self.layers), **rows}
 
@@ -184,30 +184,29 @@ class RowMeans(TextResult):
             option("chosen", name, ROW_CLASSES)
 
     def merged(self, *others: Self) -> Self:
-        """The result over the texts of several runs on parts of one corpus, as if they had been run together.
+        """The result over several runs on shards of the same corpus, as if they had been one run.
 
         >>> parts = [am.attention_focus(model, am.Corpus(path), shard=(k, 4)) for k in range(4)]    # doctest: +SKIP
         >>> parts[0].merged(*parts[1:])                                                             # doctest: +SKIP
 
-        Raises `InputError` for shards that share documents, for those of two corpora, and for results of another
-        model, or with other layers, options or hooks.
+        Raises `InputError` for shards that share documents or come from two corpora, and for results with another
+        model, other layers, options or hooks.
         """
         parts = (self, *others)
         for each in parts:
             if not isinstance(each, RowMeans):
-                raise InputError(f"results are merged with results; got {shown(each)}.")
+                raise InputError(f"results can only be merged with results; got {shown(each)}.")
             if each.parts is not None:
                 raise InputError("differences cannot be merged; merge the results of each corpus, then subtract.")
             if "values" in each.state:
-                raise InputError("results of texts that were run together keep their rows; merge results of a corpus.")
+                raise InputError("results on texts that were run together cannot be merged; merge those of a corpus.")
             if (each.provenance.weights, each.provenance.edits, each._kind) != (
                 self.provenance.weights,
                 self.provenance.edits,
                 self._kind,
             ):
                 raise InputError(
-                    f"results can be merged of one model, with the same layers, options and hooks; got {self!r} and "
-                    f"{each!r}."
+                    f"merged results must have the same model, layers, options and hooks; got {self!r} and {each!r}."
                 )
         shards = _disjoint_shards(parts)
         state = self.state
@@ -230,34 +229,34 @@ class RowMeans(TextResult):
         return type(self), self.layers, self.chosen, json.dumps(options, sort_keys=True, default=str)
 
     def mean(self, statistic: str) -> Float[Tensor, "layer head"]:
-        """The mean of a statistic over the rows that count and on which it is defined; NaN where there is none."""
+        """The mean of a statistic over the rows that count and on which it is defined; NaN if there are none."""
         return self._by_layer(self._means(statistic).mean)
 
     def interval(
         self, statistic: str, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
-        """Low and high end of the t interval over texts, of each head by itself; None of fewer than five texts.
+        """Low and high end of the pointwise t interval over texts for each head; None for fewer than five texts.
 
-        Of a difference that of the paired differences; NaN where the two results are of other texts.
+        For a difference, that of the paired differences; NaN if the two results are on different texts.
         """
         return self._ends(statistic, self._means(statistic).interval(level))
 
     def simultaneous(
         self, statistic: str, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
-        """The same as intervals that hold for all heads together, so also for one that is picked of them.
+        """Simultaneous intervals: they hold for all heads together, so also for one picked among them.
 
         Source: `attnmech.maths.intervals`, studentised max-T.
         """
         return self._ends(statistic, self._means(statistic).simultaneous(checked_level(level)))
 
     def clear(self, statistic: str) -> Bool[Tensor, "layer head"]:
-        """Whether a head's mean can be told from 0, as one of all: in a difference, whether the two results differ."""
+        """Whether the simultaneous 95 % interval excludes 0: in a difference, whether the two results differ."""
         clear = self._by_layer(self._means(statistic).clear.double())
         return clear.nan_to_num(0.0).bool()
 
     def one_text(self, statistic: str) -> Bool[Tensor, "layer head"]:
-        """Whether one text, or group of texts, carries more than half of the sum of sizes: then no interval covers."""
+        """Whether one text, or group of texts, carries more than half of Σ |value|; intervals then undercover."""
         return self._by_layer(self._means(statistic).one_text.double()).nan_to_num(0.0).bool()
 
     def _ends(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
@@ -268,17 +267,17 @@ class RowMeans(TextResult):
         return self._by_layer(low), self._by_layer(high)
 
     def _bounds(self, statistic: str) -> tuple[float, float]:
-        """Between which bounds a statistic lies; its intervals go no further."""
+        """The bounds of a statistic; its intervals are clamped to them."""
         return -math.inf, math.inf
 
     @property
     def has_intervals(self) -> bool:
-        """Whether there are texts enough for intervals."""
+        """Whether there are enough texts for intervals."""
         return self._n_groups >= LEAST_TEXTS
 
     @property
     def _n_groups(self) -> int:
-        """How many texts, or groups of them, intervals are over."""
+        """The number of texts, or groups of them, that intervals are over."""
         return min(len(each.state["groups"]) if "groups" in each.state else 1 for each in self._measured())
 
     def by_row(self, statistic: str) -> Float[Tensor, "layer head batch query"]:
@@ -286,7 +285,7 @@ class RowMeans(TextResult):
         place = self._place(statistic)
         if self.parts is not None:
             if not self.paired:
-                raise MissingPointError("rows of different texts have no difference; take `by_row` of each of `parts`.")
+                raise MissingPointError("rows of different texts have no difference; use `by_row` of each of `parts`.")
             one, other = (part.by_row(statistic)[rows] for part, rows in self._parts_in_rows())
             return one - other
         return self._row("values")[place].masked_fill(~self._row("valid")[place], torch.nan)
@@ -294,10 +293,10 @@ class RowMeans(TextResult):
     def where(
         self, *, first_row: bool = False, special: bool = True, rows: Bool[Tensor, "batch query"] | None = None
     ) -> Self:
-        """The same over other rows: with the first row of each text, or without those of special tokens.
+        """The same result over other rows: with the first row of each text, or without those of special tokens.
 
-        `rows` is True at the rows to be counted, of texts that were run together (of a corpus rows are not kept); then
-        only what is known of each row can be had.
+        `rows` is True at the rows to count, for texts that were run together (rows of a corpus are not kept); then
+        only statistics that are kept row by row are available.
         """
         if self.parts is not None:
             one, other = self._two
@@ -326,7 +325,7 @@ class RowMeans(TextResult):
         return by_layer(measured, self.layers, self.n_layers)
 
     def _parts_in_rows(self) -> list[tuple[Self, list[int]]]:
-        """The two results of a difference, each with where its state has the difference's layers."""
+        """The two results of a difference, each with the places of the difference's layers in its state."""
         return [(each, [each.layers.index(layer) for layer in self.layers]) for each in self._two]
 
     def _means(self, statistic: str) -> TextMeans:
@@ -345,25 +344,25 @@ class RowMeans(TextResult):
         return self.STATISTICS.index(option("statistic", statistic, self.STATISTICS))
 
     def _row(self, name: str) -> Tensor:
-        return self._kept(name, "rows are kept of texts that are run together (a string or a list), not of a corpus")
+        return self._kept(name, "rows are kept for texts that are run together (a string or a list), not for a corpus")
 
     def _sums(self, name: str) -> Tensor:
         """An entry `[class ...]` summed over the classes that count."""
-        whole = self._kept(name, "of rows that were chosen one by one, only what is known of each is added up")
+        whole = self._kept(name, "for individually chosen rows, there are only statistics that are kept row by row")
         return whole[[ROW_CLASSES.index(each) for each in self.chosen]].sum(dim=0)
 
     def _kept(self, name: str, why: str) -> Tensor:
         if self.parts is not None:
-            raise MissingPointError("a difference does not hold that; take it of each of its two results, `parts`.")
+            raise MissingPointError("a difference does not have this; use each of its two results, `parts`.")
         if name not in self.state:
-            raise MissingPointError(f"this result does not hold that: {why}.")
+            raise MissingPointError(f"this result does not have this: {why}.")
         return self.state[name]
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a head: layer, head, every statistic, and its `_low` and `_high` where there is an interval.
+        """One row per head: layer, head, every statistic, and its `_low` and `_high` where there is an interval.
 
-        In a difference also `_clear`, whether the two results differ at that head, judged as one of all, and
-        `_one_text`, whether one text carries more than half of it.
+        In a difference also `_clear`, whether the two results differ at that head (by simultaneous intervals), and
+        `_one_text`, whether one text carries more than half of the difference.
         """
         columns: dict[str, Tensor] = {}
         for name in self.STATISTICS:
@@ -419,7 +418,7 @@ class RowMeans(TextResult):
 
         reading = (
             "Each cell is one head: blue where the first result has more, brown where the second has; pale where the "
-            "two cannot be told apart, judged as one of all heads."
+            "difference is not clear among all heads."
         )
         return [
             Section(
@@ -456,7 +455,7 @@ class RowMeans(TextResult):
 
     @property
     def lead(self) -> str:
-        """One sentence that the numbers support."""
+        """The one sentence that the numbers support."""
         return f"{self._opening}Means over the rows of {self._texts}."
 
     @property

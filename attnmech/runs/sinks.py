@@ -1,6 +1,6 @@
-"""Where heads park their attention: the sink of each text, what it gets, what its value writes, and what is written.
+"""Where do heads park their attention? Each text's sink: what it receives, what its value writes, what heads write.
 
-In one pass; of the attention itself nothing is kept but what each key receives and which key each row attends most.
+All in one pass, which keeps only what each key receives and which key each row attends to most.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,25 +29,25 @@ Target: TypeAlias = Literal["first", "most_attended", "special"]
 
 TARGETS: Final[Mapping[str, str]] = {
     "first": "the first token",
-    "most_attended": "the key that gets most",
+    "most_attended": "the most attended key",
     "special": "the special tokens",
 }
-"""What can be taken for the sink, in words."""
+"""What can count as the sink, in words."""
 
 FACTS: Final = ("sink_mass", "value_ratio", "update_at_sink", "update_elsewhere")
-"""What is measured of every head in every text, in the order of the axis `fact`."""
+"""What is measured for every head in every text, in the order of the axis `fact`."""
 
 
 @dataclass(frozen=True)
 class Sinks:
-    """What is known of the sinks of some texts."""
+    """What was measured about the sinks of some texts."""
 
     facts: Float[Tensor, "fact layer head text"]
-    """`FACTS`; NaN where a text has no row or token to tell by."""
+    """`FACTS`; NaN where a text has no row or token that defines one."""
     keys: Bool[Tensor, "#layer #head text key"]
     """True at the sink."""
     mean_value: Float[Tensor, "layer head d_head"]
-    """Each head's mean value v over all tokens that are no sink; NaN where all are."""
+    """Each head's mean value v over all tokens other than the sink; NaN if there are none."""
 
 
 def sinks_of(
@@ -59,15 +59,15 @@ def sinks_of(
     stack: str | None = None,
     bos: bool | None = None,
 ) -> Sinks:
-    """Measures the sinks of texts, which go through in batches, numbered as in a sweep over the same inputs.
+    """Measures the sinks of texts, in batches, with the texts numbered as in a sweep over the same inputs.
 
-    Raises `InputError` for a target that there is not, and where a text has no special token to be the sink.
+    Raises `InputError` for an unknown target, and if a text has no special token to be the sink.
     """
     if not isinstance(target, str) or target not in TARGETS:
         known = ", ".join(f'"{name}" ({about})' for name, about in TARGETS.items())
         raise InputError(f"`target` must be one of {known}; got {shown(target)}.")
     if target == "special" and not model.encoder.special:
-        raise InputError('target="special" needs a tokenizer with special tokens; take target="first".')
+        raise InputError('target="special" needs a tokenizer with special tokens; use target="first".')
     whole = isinstance(inputs, str | Ids | Mapping | Batch) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
     found: Sinks
@@ -77,13 +77,13 @@ def sinks_of(
 
 @dataclass(frozen=True)
 class SinkReducer(Reducer):
-    """Measures the sinks of each text, a layer at a time."""
+    """Measures the sinks of each text, layer by layer."""
 
     target: str
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
 
     def start(self, run: Run) -> State:
-        """Sums by key, the key that each row attends most, and the facts of each text."""
+        """Sums by key, the key that each row attends to most, and the facts of each text."""
         batch = run.batch.keys(run.stack.label)
         layers, heads, (texts, width) = run.n_layers, run.n_heads, batch.ids.shape
         precision = torch.promote_types(run.model.dtype, torch.float32)
@@ -102,7 +102,7 @@ class SinkReducer(Reducer):
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def _known(self, batch: Batch, run: Run) -> Bool[Tensor, "batch key"]:
-        """The sinks that are known beforehand: none where the most attended key is to be found."""
+        """The sinks that are known beforehand: none if the target is the most attended key."""
         if self.target == "most_attended":
             return torch.zeros_like(batch.mask)
         if self.target == "first":
@@ -113,12 +113,12 @@ class SinkReducer(Reducer):
         if len(without):
             raise InputError(
                 f'target="special" needs a special token in every text; text {int(run.documents[int(without[0])])} has '
-                "none. bos=True puts one at its beginning."
+                "none. bos=True adds one at its beginning."
             )
         return found
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """What each key receives from the other rows that are no sink, and which key each row attends most."""
+        """Adds what each key receives from other rows outside the sink, and notes each row's most attended key."""
         rows = slice(block.rows.start, block.rows.stop)
         counted = block.real & ~state["known"][:, rows]
         received = received_by_key(block.attention, counted[:, None])[:, :, 0]
@@ -131,9 +131,9 @@ class SinkReducer(Reducer):
         state["top_key"][block.index][..., rows] = key.int()
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """The facts of a layer, once all that its keys receive is known."""
+        """Measures the facts of a layer, once everything that its keys receive is known."""
         layer, real = end.index, end.real
-        # A row's weight on itself was taken off again, which leaves its rounding.
+        # A row's weight on itself was subtracted again, which leaves rounding errors.
         received = state["received"][layer].clamp_min(0.0)
         sink = state["known"][:, None]
         if "most" in state:
@@ -170,12 +170,12 @@ class SinkReducer(Reducer):
         state["value_counts"][layer] = counted.sum(dim=(0, 2))
 
     def close(self, state: State, run: Run) -> State:
-        """What is kept of each text."""
+        """What to keep of each text."""
         kept = {name: state[name] for name in ("documents", "facts", "defined", "value_sums", "value_counts")}
         return kept | {"keys": state["most"] if "most" in state else state["known"][None, None]}
 
     def merge(self, one: State, other: State) -> State:
-        """The texts of both, and the sums over all."""
+        """The texts of both, and the sums of both."""
         longest = max(one["keys"].shape[-1], other["keys"].shape[-1])
         keys = [torch.nn.functional.pad(each["keys"], (0, longest - each["keys"].shape[-1])) for each in (one, other)]
         return {
@@ -185,7 +185,7 @@ class SinkReducer(Reducer):
         }
 
     def finish(self, state: State, source: Source) -> Sinks:
-        """The texts in their order."""
+        """The result, with the texts in order."""
         order = state["documents"].argsort()
         return Sinks(
             state["facts"].masked_fill(~state["defined"], torch.nan)[..., order],

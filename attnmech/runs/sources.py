@@ -1,4 +1,4 @@
-"""What each writer of the stream puts into the queries and keys of chosen cells, gathered as a pass goes by.
+"""What does each writer of the stream add to the queries and keys of chosen cells? Collected during one pass.
 
 The equations are in `attnmech.maths.sources`.
 """
@@ -21,7 +21,7 @@ from ..model.writers import Writers
 
 @dataclass(frozen=True)
 class SourceParts:
-    """What every writer puts into the queries and keys of the cells of one layer.
+    """What every writer adds to the queries and keys of the cells of one layer.
 
     Queries and keys are those of the score: with the multipliers of a qk-norm, and rotated where the model rotates.
     """
@@ -30,7 +30,7 @@ class SourceParts:
     heads: tuple[int, ...]
     """The heads chosen, in the order of the axis `head`."""
     sources: tuple[str, ...]
-    """The writers, in the order of the axis `source`, which is the order in which they write."""
+    """The writers, in the order in which they write: the axis `source`."""
     scale: float
     query: Float[Tensor, "batch head cell source d_head"]
     key: Float[Tensor, "batch head cell source d_head"]
@@ -42,7 +42,7 @@ class SourceParts:
     keys_seen: Int[Tensor, "batch cell"]
     """How many keys the cell's row sees."""
     preference: Float[Tensor, "batch head cell"]
-    """The model's whole score of the cell, above the mean score of the keys that its row sees."""
+    """The model's score in the cell, minus the mean score over the keys that its row sees."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -52,7 +52,7 @@ class SourceParts:
     def pairs(
         self, place: int, cells: Bool[Tensor, "batch cell"], *, contrast: bool
     ) -> Float[Tensor, "source_q source_k"]:
-        """The mean over cells of what each pair of writers puts into the score of the head at `place`."""
+        """The mean over cells of what each pair of writers adds to the score of the head at `place`."""
         query, key = self.query[:, place][cells], self.key[:, place][cells]
         return pair_terms(query, key - self.mean_key[:, place][cells] if contrast else key, self.scale)
 
@@ -63,14 +63,14 @@ class SourceParts:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is read off a block of rows for its cells."""
+    """What a block of rows gives for its cells."""
 
     key_at: Int[Tensor, "batch head cell"]
     preference: Float[Tensor, "batch head cell"]
 
 
 class SourceWalk:
-    """Takes every chosen layer apart as the model goes through it: its rows as they come, its writers at the end."""
+    """Decomposes every chosen layer as the model runs: its rows as they come, its writers at the end."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""One forward pass, any number of statistics: reducers see the blocks of every layer's attention as they go by.
+"""How does one forward pass give any number of statistics? Reducers see each layer's attention in blocks of rows.
 
-A reducer keeps a few tensors (its state) and adds to them what it wants to know of each block of rows; states
-of two parts of a corpus can be merged, so a text, a corpus and many workers are the same code, and memory grows with
+A reducer keeps a few tensors (its state) and adds to them what it needs from each block of rows; the states of two
+parts of a corpus can be merged, so the same code serves one text, a corpus and many workers, and memory grows with
 the length of a text, not with its square.
 """
 
@@ -35,37 +35,37 @@ State: TypeAlias = dict[str, Tensor]
 """What a reducer has found so far: tensors by name."""
 
 _JOURNAL_SHARE: Final = 0.05
-"""At most about this share of the time goes into writing the journal."""
+"""Roughly the largest share of the time spent on writing the journal."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a reducer is told before a batch goes through the model."""
+    """What a reducer knows before a batch goes through the model."""
 
     model: HookedModel
     stack: Stack
     layers: tuple[int, ...]
-    """The layers that pass by, in order; `block.index` is the place of a layer among them."""
+    """The layers that the reducer sees, in order; `block.index` is a layer's index among them."""
     batch: Batch
     documents: Int[Tensor, " batch"]
     """The number of each text in its corpus."""
     corpus: bool
-    """Whether more batches may follow; of a single one, a reducer may keep every row."""
+    """Whether more batches may follow; for a single batch, a reducer may keep every row."""
 
     @property
     def n_layers(self) -> int:
-        """How many layers pass by."""
+        """The number of layers that the reducer sees."""
         return len(self.layers)
 
     @property
     def n_heads(self) -> int:
-        """Heads in each layer."""
+        """The number of heads per layer."""
         return self.stack.n_heads
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a result comes from, once everything went through the model."""
+    """What a result comes from, known after the last batch."""
 
     model: HookedModel
     stack: Stack
@@ -73,14 +73,14 @@ class Source:
     documents: int
     """How many texts there were."""
     truncated: int
-    """How many of them were cut to the model's length; `truncate` of `stream` asks for it."""
+    """How many of them were cut to the model's length (`truncate` in `stream`)."""
     batch: Batch | None
-    """The texts; None of a corpus, of which they are not kept."""
+    """The texts; None for a corpus, whose texts are not kept."""
     provenance: Provenance
 
 
 class Reducer(ABC):
-    """A statistic of attention that is made while the model runs; subclass it for your own.
+    """A statistic of attention that is computed while the model runs; subclass it for your own.
 
     The largest score of each head:
 
@@ -98,30 +98,29 @@ class Reducer(ABC):
     ...         return {"largest": torch.maximum(one["largest"], other["largest"])}
     >>> am.stream(model, "Anna sang of shells.", [LargestScore()])[0]["largest"]       # doctest: +SKIP
 
-    For every batch, `start` makes the tensors of a state, on the model's device. `add` changes them in place, keeping
-    shapes and dtypes, as the blocks of rows of one layer after another go by, and must not keep views of a block's
-    tensors; `add_layer` does the same with what the points say of a layer that is through. A reducer has one of the
-    two, or both. `close` may turn what was found of the batch into something else, such as its sums. What it
-    returns comes to the CPU; from there on `merge` joins the states of two batches, or of two shards, in whatever
-    order: the tensors keep their names, dtypes and number of axes. `finish` makes the result of the last one
-    (without it, the state is the result).
+    For every batch, `start` makes the tensors of a state, on the model's device. `add` receives the blocks of rows of
+    each layer in turn; it changes the tensors in place, keeping shapes and dtypes, and must not keep views of a block's
+    tensors. `add_layer` does the same with the points of each finished layer. A reducer has one of the two, or both.
+    `close` may turn a batch's state into something else, such as sums. What it returns is moved to the CPU; then
+    `merge` joins the states of two batches, or of two shards, in any order: the tensors keep their names, dtypes and
+    number of axes. `finish` turns the final state into the result (by default, the state is the result).
 
-    Padding is for `add` to leave out: `block.real` is True at rows of real tokens and `block.visible` at the keys that
-    a row may see; hidden ones have the lowest finite score and no weight. `run.batch` holds the tokens,
-    `run.documents` the number of each text in its corpus, and `block.rows` the positions of the rows in the text. A
-    state with NaN is refused; infinite numbers may stand in it.
+    `add` must leave padding out: `block.real` is True at rows of real tokens and `block.visible` at the keys that a
+    row can see; hidden keys have the lowest finite score and no weight. `run.batch` holds the tokens, `run.documents`
+    the number of each text in its corpus, and `block.rows` the positions of the rows in the text. A state with NaN is
+    refused; infinite numbers are allowed.
 
-    States hold numbers, so what belongs to a token is kept as its id, and
-    `source.model.encode(ids).tokens` gives the texts in `finish`; `examples/reducers.py` does so.
+    States hold numbers, so keep a token as its id: `source.model.encode(ids).tokens` gives the texts in `finish`, as in
+    `examples/reducers.py`.
     """
 
     points: tuple[str, ...] = ()
-    """Activation points of the layers that are handed over: `block["resid_pre"]`, `end["z"]`.
+    """Activation points of the layers to pass to the reducer: `block["resid_pre"]`, `end["z"]`.
 
-    What other reducers of the same call asked for may be there too; `block` has no more than comes before attention.
+    Points that other reducers of the same call need may be there too; `block` has only those before attention.
     """
     optional_points: tuple[str, ...] = ()
-    """Likewise, where the model has them (`"resid_mid" in end`)."""
+    """Likewise, if the model has them (`"resid_mid" in end`)."""
 
     @abstractmethod
     def start(self, run: Run) -> State:
@@ -131,10 +130,10 @@ class Reducer(ABC):
         """Adds a block of rows of one layer."""
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:  # noqa: B027
-        """Adds what the points say of a layer that is through."""
+        """Adds the points of one finished layer."""
 
     def close(self, state: State, run: Run) -> State:
-        """What is kept of a batch that is through, padding and all; by default the state as it is."""
+        """What to keep of a finished batch, padding included; by default the state as it is."""
         return state
 
     @abstractmethod
@@ -147,15 +146,15 @@ class Reducer(ABC):
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return type(self).__name__
 
     @property
     def options(self) -> dict[str, str]:
-        """What distinguishes it from another of its kind, for provenance and journal: by default its attributes.
+        """What distinguishes it from others of its class, for provenance and journal: by default its attributes.
 
-        A journal is resumed where these texts are the same, so none may hold an address in memory; and where the code
-        of the class is and, unless the class has `options` of its own, all attributes are, tensors by content.
+        A run resumes from a journal only if these texts are the same, so none may hold a memory address. The code of
+        the class must be the same too and, unless the class defines `options`, all attributes (tensors by content).
         """
         return {name: repr(value) for name, value in vars(self).items()}
 
@@ -179,20 +178,20 @@ def stream(
     ...     model, "Anna sang of shells.", [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()]
     ... )
 
-    `inputs` are what `model.run` takes, or an iterator (or another iterable that is no list) of such: a corpus.
-    A corpus goes through in batches of similar length and is not kept. `shard=(k, n)` takes every n-th of its
-    documents from the k-th on, under its own number, so that the merged states of n shards are those of the whole;
-    `truncate` cuts documents that are longer than the model allows, and counts them. With `journal`, a path, the
-    states so far are kept in a file: the same call after an interruption resumes from it, and ends with the same
-    result; the file is removed at the end. `progress` shows a bar with rate and time left on stderr.
+    `inputs` are what `model.run` takes, or an iterator (or another iterable that is not a list) of these: a corpus.
+    A corpus is run in batches of similar length and is not kept. `shard=(k, n)` takes every n-th document from the
+    k-th on, under its own number, so that the merged states of n shards are those of the whole corpus; `truncate` cuts
+    documents that are too long for the model, and counts them. With `journal`, a path, the states so far are kept in a
+    file: after an interruption, the same call resumes from it and gives the same result; the file is removed at the
+    end. `progress` shows a bar with rate and time left on stderr.
 
-    `layers` and `stack` choose what passes by. Hooks in force change what reducers see. States of shards, which are
-    what a reducer without `finish` gives, become one by `reducer.merge(one, other)`.
+    `layers` and `stack` choose what reducers see. Active hooks change what reducers see. A reducer without `finish`
+    returns states; merge those of shards with `reducer.merge(one, other)`.
 
-    Raises `InputError` for inputs that cannot be, `MissingPointError` and `CertificateError` for points that this
-    model does not have or that could not be proven, `ReducerError` for a reducer that misbehaves, and
-    `JournalError` for a journal of something else (other code of a reducer or a hook included), a damaged one, or one
-    that another process is writing.
+    Raises `InputError` for invalid inputs, `MissingPointError` and `CertificateError` for points that this model does
+    not have or that could not be proven, `ReducerError` for a reducer that breaks these rules, and `JournalError` for
+    another run's journal (or if the code of a reducer or a hook has changed), a damaged one, or one that another
+    process is writing.
     """
     require_model(model)
     work = _Streaming(model, _checked(reducers), model.stack(stack), layers)
@@ -209,7 +208,7 @@ def stream(
 
 
 def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]:
-    """Whether more may come than one batch: an iterable that is no text, list, tensor or image."""
+    """Whether there may be more than one batch: an iterable other than a text, list, tensor or image."""
     known = isinstance(inputs, (str, torch.Tensor, Mapping, Batch, Sequence))
     return isinstance(inputs, Iterable) and not known and not hasattr(inputs, "__array__")
 
@@ -226,7 +225,7 @@ def _checked(reducers: Any) -> tuple[Reducer, ...]:
 
 
 class _Streaming:
-    """One call of `stream`: what goes through which layers, and who looks on."""
+    """One call of `stream`: which reducers see which layers of which stack."""
 
     def __init__(
         self, model: HookedModel, reducers: tuple[Reducer, ...], stack: Stack, layers: Iterable[int] | None
@@ -253,11 +252,11 @@ class _Streaming:
         keys = self.model.points.resolve(full, self.layers, self.model.refused)
         for name, layer in keys:
             if layer is None:
-                raise InputError(f"point {name!r} stands outside the layers, so no reducer sees it; take it from run.")
+                raise InputError(f"point {name!r} has no layer, so reducers cannot see it; take it from model.run.")
         return keys
 
     def batch(self, batch: Batch) -> tuple[Any, ...]:
-        """The results of texts that are run at once."""
+        """The results for texts that are run at once."""
         states = self._reduced(Run(*self._place, batch, torch.arange(len(batch.ids)), corpus=False))
         tokens = batch.queries(self.stack.label).tokens
         provenance = self.model.provenance(batch, tokens, self._options(batch.bos))
@@ -272,7 +271,7 @@ class _Streaming:
         path: str | Path | None,
         progress: bool,
     ) -> tuple[Any, ...]:
-        """The results of a corpus, batch by batch."""
+        """The results for a corpus, batch by batch."""
         options = self._options(bos) | {"truncate": truncate, "shard": list(shard)}
         with kept(path):
             journal = None if path is None else Journal(path_of(path), self._identity(options, inputs))
@@ -286,7 +285,7 @@ class _Streaming:
                 if journal and total.fresh:
                     journal.write(total.entry())
             if total.states is None:
-                raise InputError(f"no document is in shard {shard}; give fewer shards than there are documents.")
+                raise InputError(f"shard {shard} has no documents; use no more shards than there are documents.")
             options |= {"corpus": whole.value}
             provenance = self.model.provenance_of(total.digest, (), options)
             source = Source(*self._place, total.documents, total.truncated, None, provenance)
@@ -322,7 +321,7 @@ class _Streaming:
         return identity_of(self.model, self.model.weights_hash, rest)
 
     def _reduced(self, run: Run) -> list[State]:
-        """The states of every reducer after one batch."""
+        """The state of every reducer after one batch."""
         states = [each.start(run) for each in self.reducers]
         shapes = [_shapes(each, state) for each, state in zip(self.reducers, states, strict=True)]
 
@@ -345,7 +344,7 @@ class _Streaming:
         for each, state, before in zip(self.reducers, states, shapes, strict=True):
             _require_same_shapes(each, before, _shapes(each, state))
             found = _finite(each, each.close(state, run), run.documents)
-            # Where a state out of a journal is, too.
+            # A state from a journal is on the CPU too.
             closed.append({name: value.cpu() for name, value in found.items()})
         return closed
 
@@ -354,13 +353,13 @@ class _Streaming:
 
 
 def _digest_of(reducer: Reducer) -> str:
-    """A reducer's code and attributes; its code alone, where its `options` say what distinguishes it."""
+    """A digest of a reducer's code and attributes; of its code alone if it defines `options`."""
     says_itself = type(reducer).options is not Reducer.options
     return digest_of(type(reducer) if says_itself else reducer)
 
 
 def _after(parts: Iterator[CorpusBatch], total: "_Total", bar: Meter) -> Iterator[CorpusBatch]:
-    """The batches that are not in the total yet; `JournalError` where those that are were others."""
+    """The batches that are not in the total yet; `JournalError` if those already in it were others."""
     digest = ""
     for _ in range(total.batches):
         part = next(parts, None)
@@ -369,14 +368,14 @@ def _after(parts: Iterator[CorpusBatch], total: "_Total", bar: Meter) -> Iterato
             bar.advance(part, skipped=True)
     if digest != total.digest:
         raise JournalError(
-            f"the journal goes on after {total.documents} documents, but these inputs begin with others. Give the "
-            "inputs that it was begun with, another path, or delete it."
+            f"the journal resumes after {total.documents} documents, but these inputs begin with others. Give the "
+            "inputs that it was started with, another path, or delete it."
         )
     yield from parts
 
 
 class _Total:
-    """What the batches so far come to."""
+    """The merged states of the batches so far."""
 
     def __init__(self, reducers: Sequence[Reducer], done: Entry | None) -> None:
         self.reducers = reducers
@@ -384,7 +383,7 @@ class _Total:
         self.batches = self.documents = self.truncated = 0
         self.digest = ""
         self.fresh = False
-        """Whether something is in it that the journal has not."""
+        """Whether it holds anything that the journal does not."""
         if done is not None:
             self.batches, self.digest = done.batches, done.digest
             self.documents, self.truncated = done.counters["documents"], done.counters["truncated"]
@@ -395,7 +394,7 @@ class _Total:
 
     def add(self, part: CorpusBatch, states: list[State]) -> None:
         """Merges the states of one more batch."""
-        # A merge may change its first argument; if it is cut off half-way, that must not get into the journal.
+        # A merge may change its first argument; if interrupted half-way, that must not get into the journal.
         self.fresh = False
         if self.states is None:
             self.states = states
@@ -457,11 +456,11 @@ def _finite(reducer: Reducer, state: Any, documents: Tensor) -> State:
             if type(reducer).__module__.startswith("attnmech."):
                 raise ExactnessError(
                     f"{reducer.name}: {name!r} is NaN after {where}, which finite activations never give. "
-                    "Try dtype=torch.float32, and report it as a fault of attnmech."
+                    "Try dtype=torch.float32, and report it as a bug in attnmech."
                 )
             raise ReducerError(
-                f"{reducer.name}: {name!r} is NaN after {where}. Leave out what is not defined (padding, rows "
-                "without a choice) before adding it up."
+                f"{reducer.name}: {name!r} is NaN after {where}. Leave out what is undefined (padding, rows without a "
+                "choice) before summing."
             )
     found: State = state
     return found

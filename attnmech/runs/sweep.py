@@ -1,8 +1,8 @@
-"""Many interventions, each measured on the same texts.
+"""How are many interventions measured on the same texts?
 
-One clean pass keeps the stream as it enters each block. What stands below the first block that a change touches would
-come out the same again, so its pass begins there; changes that begin at one block share a batch, as copies of the
-texts; and the head is taken of no more tokens than the metric needs (`attnmech.runs.engine`).
+One clean pass keeps the stream as it enters each block. Everything below the first block that a change touches would
+come out the same again, so its pass begins there; changes that begin at the same block share a batch, as copies of the
+texts; and logits are computed only for the tokens that the metric needs (`attnmech.runs.engine`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from .metrics import Metric, MetricLike, require_finite
 from .progress import Steps, steps
 
 LATER: Final = ("recompute", "frozen")
-"""Whether what stands after the change is computed again, or held at its clean output."""
+"""Whether what comes after the change is recomputed, or held at its clean output."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Swept:
     before: Float[Tensor, " text"]
     """The metric of each text, with nothing changed."""
     after: Float[Tensor, "change text"]
-    """The metric under each change; NaN where the sweep was interrupted before."""
+    """The metric under each change; NaN where the sweep was interrupted first."""
     documents: int
     provenance: Provenance
     tokens: tuple[tuple[str, ...], ...]
     shift: Float[Tensor, "change layer head"] | None = None
-    """By how much each head's pattern moved, in nats of Jensen-Shannon divergence, mean over rows, then texts."""
+    """How far each head's pattern moved: Jensen-Shannon divergence in nats, mean over rows, then texts."""
 
     @property
     def complete(self) -> bool:
@@ -72,20 +72,20 @@ def sweep(
 ) -> Swept:
     """Measures each change on every text.
 
-    `memory` is by how many GB (10⁹ bytes) a step may grow; it decides how many changes share a batch. With `journal`, a
-    path, what is measured is kept in a file, and the same call resumes from it after an interruption; the file is
-    removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the sweep with what is done. `shifts`
-    also measures how patterns move.
+    `memory` is how many GB (10⁹ bytes) a step may use on top of the model; it decides how many changes share a batch.
+    With `journal`, a path, measurements are kept in a file, and the same call resumes from it after an interruption;
+    the file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the sweep with what is
+    done. `shifts` also measures how patterns move.
 
-    Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: one of other
-    weights, texts, changes, hooks or metric, by their code and by what the first texts give when measured again.
+    Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: with other
+    weights, texts, changes, hooks or metric, judged by their code and by measuring the first texts again.
     """
     require_model(model)
     if not isinstance(later, str) or later not in LATER:
         raise InputError(f'`later` must be "recompute" or "frozen"; got {shown(later)}.')
     memory, progress = finite_number("memory", memory, above=0.0, below=1e9), flag("progress", progress)
     if flag("shifts", shifts) and later == "frozen":
-        raise InputError('patterns do not move where later="frozen" holds them.')
+        raise InputError('`shifts` cannot be measured with later="frozen", which holds the patterns fixed.')
     for change in changes:
         for each in change:
             model.applied(each)
@@ -126,7 +126,7 @@ def _identity(
 
 
 def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run that measures a metric must share with its journal."""
+    """What identifies a run that measures a metric, for its journal."""
     targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against)]
     measured = {
         "code of the metric": None if judge.compute is None else digest_of(judge.compute),
@@ -140,13 +140,13 @@ def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, res
 def batches_of(
     model: HookedModel, inputs: Inputs | Iterable[Inputs], tokens: int, bos: bool | None = None
 ) -> list[CorpusBatch]:
-    """All texts, in batches of so many tokens, a longer text by itself; whatever `tokens` is, of one digest."""
+    """All texts, in batches of up to `tokens` tokens, a longer text alone; the digest does not depend on `tokens`."""
     parts = batches(inputs, model, tokens_per_batch=tokens, window=4096, bos=bos)
     return [piece for part in parts for piece in _pieces(part, tokens)]
 
 
 def _pieces(part: CorpusBatch, tokens: int) -> Iterator[CorpusBatch]:
-    """A batch that came in one, cut into pieces of few tokens."""
+    """A batch, split into pieces of up to `tokens` tokens."""
     batch = part.batch
     count = max(1, tokens // batch.ids.shape[1])
     if len(batch.ids) <= count:
@@ -157,7 +157,7 @@ def _pieces(part: CorpusBatch, tokens: int) -> Iterator[CorpusBatch]:
 
 
 def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tuple[str, ...], ...]:
-    """The tokens of each text that look, in one stack of the model."""
+    """The query tokens of each text, in one stack of the model."""
     found: list[tuple[str, ...]] = [()] * texts
     for part in parts:
         batch = part.batch.queries(stack)
@@ -214,13 +214,13 @@ class _Sweep:
     journal: Journal | None
 
     def check(self, parts: Sequence[CorpusBatch]) -> None:
-        """Measures the first texts of the journal again; `JournalError` where they give other numbers than it holds."""
+        """Measures the journal's first texts again; `JournalError` if they give other numbers."""
         done = ~self.record.after.isnan()
         for part in parts:
             first = next(self.engine.groups(part.batch, self.changes, range(len(self.changes))))
             rows = done[first[0], part.documents].nonzero()[:, 0]
             if len(rows):
-                # As they were measured the first time, if the same texts and changes share a batch.
+                # Bit-identical to the first time if the same texts and changes share a batch.
                 batch = part.batch if len(rows) == len(part.documents) else part.batch.texts(rows)
                 documents = part.documents[rows]
                 group = [number for number in first if bool(done[number, documents].all())]
@@ -241,7 +241,7 @@ class _Sweep:
         self.journal.require_same(names, torch.cat(held), torch.cat(found), self.model.dtype)
 
     def part(self, part: CorpusBatch, bar: Steps) -> None:
-        """All changes that are not measured on these texts yet."""
+        """Measures all changes that have not been measured on these texts yet."""
         documents = part.documents
         missing = self.record.after[:, documents].isnan().any(dim=1)
         bar.advance(int((~missing).sum()) * len(documents))

@@ -1,4 +1,4 @@
-"""A result on disk: its table, CSV or Parquet, and its page; both are new or neither is."""
+"""How are a result's table (CSV or Parquet) and page written? Both, or neither."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ FORMATS = (".csv", ".parquet")
 def check_table(target: Path) -> None:
     """Raises `OutputError` if no table can be written there; leaves nothing behind."""
     if target.suffix not in FORMATS:
-        raise OutputError(f"a table ends in {' or '.join(FORMATS)}; got {target}.")
+        raise OutputError(f"a table's name must end in {' or '.join(FORMATS)}; got {target}.")
     if target.suffix == ".parquet":
         try:
             import pyarrow  # type: ignore[import-untyped]  # noqa: F401
@@ -25,10 +25,10 @@ def check_table(target: Path) -> None:
 
 
 def write_table_and_page(found: "PagedResult", table: Path, page: Path) -> None:
-    """Writes a result's table, in the format that its name says, and its page."""
+    """Writes a result's table, in the format given by its suffix, and its page."""
     check_table(table)
     frame = found.to_frame()
-    # Neither draft takes its place before both are written.
+    # Neither draft replaces its file before both are written.
     with writing(table) as rows, writing(page) as html:
         if table.suffix == ".csv":
             frame.to_csv(rows, index=False)

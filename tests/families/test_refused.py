@@ -187,7 +187,7 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows(name: str) -> 
     with pytest.raises(am.InputError) as caught:
         am.load(models.fresh(name), tokenizer=models.tokenizer(words=words))
     rows = models.plain(name).get_input_embeddings().weight.shape[0]
-    assert f"the tokenizer has {len(words)} tokens, the model's embedding {rows} rows" in one_line(caught.value)
+    assert f"the tokenizer has {len(words)} tokens, but the model's embedding has {rows} rows" in one_line(caught.value)
 
 
 class WithoutWeight(nn.Module):

@@ -207,8 +207,10 @@ def test_intervals_and_what_it_says() -> None:
     assert f"{int(effects.clear.sum())} of 15 heads have a clear effect" in repr(effects)
     one = am.ablate_heads(hooked, ids[:1])
     assert all(end.isnan().all() for end in (*one.interval(), *one.simultaneous())) and not one.clear.any()
-    assert repr(one).endswith("; 1 text gives no interval, 5 or more do.)")
-    assert one.to_frame().attrs["intervals"] == "No intervals: 1 text gives no interval, 5 or more do."
+    assert repr(one).endswith("; 1 text is too few for an interval, which needs 5 or more.)")
+    assert (
+        one.to_frame().attrs["intervals"] == "No intervals: 1 text is too few for an interval, which needs 5 or more."
+    )
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"heads": [(9, 0)]}, r"`layer` must be from 0 to 2"),
         ({"heads": [(0, 5)]}, r"`head` must be from 0 to 4"),
         ({"heads": []}, "at least one head"),
-        ({"heads": [(2, 0), (1, 3)], "layers": [1]}, "names layer 2, which `layers` leaves out"),
+        ({"heads": [(2, 0), (1, 3)], "layers": [1]}, "names layer 2, which is not in `layers`"),
         ({"heads": "every"}, r'"all" or a list of \(layer, head\)'),
         ({"method": "remove"}, "`method` must be one of zero, mean, resample"),
         ({"method": "mean"}, "needs `reference`"),
@@ -245,7 +247,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"metric": lambda logits, batch: torch.tensor([1.0, -torch.inf, 2.0])[: len(logits)]}, "is -inf for text 1"),
         ({"memory": 1e-6}, "`memory` is"),
         ({"later": "never"}, '"recompute" or "frozen"'),
-        ({"later": "frozen", "shifts": True}, "patterns do not move"),
+        ({"later": "frozen", "shifts": True}, "which holds the patterns fixed"),
     ],
 )
 def test_bad_input(options: dict[str, Any], said: str) -> None:
@@ -293,7 +295,7 @@ def loss_of(hooked: am.HookedModel, ids: Tensor) -> float:
 def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
     with pytest.raises(am.InputError, match="give at least two"):
         am.ablate_heads(models.hooked("gpt2"), torch.arange(4, 9)[None], method="resample")
-    with pytest.raises(am.InputError, match='take metric="kl"'):
+    with pytest.raises(am.InputError, match='use metric="kl"'):
         am.ablate_heads(models.hooked("bert"), models.token_ids("bert"))
     with pytest.raises(am.InputError, match="single tokens; ' zzxq' becomes 5"):
         am.ablate_heads(am.load(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])

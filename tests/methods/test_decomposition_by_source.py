@@ -286,7 +286,7 @@ def test_a_wired_head_is_explained_by_its_wire() -> None:
         said = signed(beyond, ".2f")
         assert f"score {said} against" in line and f"of which query_key {said}: " in line
         assert f"{said} (100%), " in line and "61 other pairs" in line
-    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees one key only, so it has no choice"
+    assert why.explain(1, 3, 0) == f"L1H3 at 0 “{ids[0, 0]}” sees only one key, so it has no choice"
 
 
 def test_what_is_the_same_at_every_key_is_no_reason_to_look_at_one() -> None:
@@ -449,7 +449,7 @@ def test_one_token_has_no_choice() -> None:
         why = am.decompose_by_source(models.hooked(name), torch.tensor([[5]]))
         assert bool(why.matrix(1, 0).isnan().all()) and not bool(why.matrix(1, 0, 0).isnan().any())
         assert bool((why.matrix(1, 0, 0, contrast=True) == 0).all())
-        assert why.explain(0, 0, 0).endswith("sees one key only, so it has no choice")
+        assert why.explain(0, 0, 0).endswith("sees only one key, so it has no choice")
 
 
 # -- what it leaves alone, and what it refuses ---------------------------------------------------------------
@@ -538,7 +538,7 @@ def test_half_precision_models_keep_to_their_own_tolerance() -> None:
 def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decomposition_by_source, "MAX_BYTES", 20_000)
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
-    with pytest.raises(am.InputError, match=r"into 7 cells of 6 heads takes about .* GiB.*layers=\[3\]"):
+    with pytest.raises(am.InputError, match=r"to 7 cells of 6 heads takes about .* GiB.*layers=\[3\]"):
         am.decompose_by_source(hooked, ids)
     assert len(am.decompose_by_source(hooked, ids, cells=[(4, 1)], heads=[(1, 2)]).sources) == 8
 
@@ -558,7 +558,7 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
         (ask(heads=[5]), r"a list of \(layer, head\); got \[5\]"),
         (ask(heads=[(0, 5)]), r"`head` must be from 0 to 4 \(this model has 5 heads in each layer\); got 5"),
         (ask(heads=[(3, 0)]), r"from 0 to 2 \(this model has 3 layers\); got 3"),
-        (ask(heads=[(1, 0)], layers=[0, 2]), "`heads` names layer 1, which `layers` leaves out"),
+        (ask(heads=[(1, 0)], layers=[0, 2]), "`heads` names layer 1, which is not in `layers`"),
         (ask(cells=[(7, 0)]), "`query` must be from 0 to 6; got 7"),
         (ask(cells=[(2, -1)]), "`key` must be from 0 to 6; got -1"),
         (ask(cells=[]), r"`cells` must be a list of \(query, key\); got an empty list"),
@@ -570,7 +570,7 @@ def test_what_is_out_of_range_is_named_with_its_range(unchecked: None) -> None:
         (lambda: why.explain(2, 1, 7), "`query` must be from 0 to 6; got 7"),
         (lambda: why.explain(2, 1, 4, 9), "`key` must be from 0 to 6; got 9"),
         (lambda: why.explain(2, 1, 4, sequence=3), r"`sequence` must be from 0 to 2 \(3 texts were run\); got 3"),
-        (lambda: why.explain(2, 1, 1, 5), r"no cell \(1, 5\) in text 0\. Ask for one .*cells=\[\(1, 5\)\]"),
+        (lambda: why.explain(2, 1, 1, 5), r"no cell \(1, 5\) in text 0\. Choose a key .*cells=\[\(1, 5\)\]"),
     ]
     for call, message in bad:
         with pytest.raises(am.InputError, match=message):

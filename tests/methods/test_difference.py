@@ -166,7 +166,9 @@ def test_heads_measured_in_one_of_them_have_no_difference() -> None:
     apart = am.ablate_heads(model, ids, [(0, 0)]), am.ablate_heads(model, ids, [(0, 1)])
     assert "heads in common" in refused(lambda: apart[0] - apart[1])
     apart_focus = (am.attention_focus(model, ids, layers=[layer]) for layer in (0, 2))
-    assert "layers in common; got [0] and [2]" in refused(lambda: next(apart_focus) - next(apart_focus))
+    assert "layers in common to be subtracted; got [0] and [2]" in refused(
+        lambda: next(apart_focus) - next(apart_focus)
+    )
 
 
 def test_texts_that_only_one_of_them_has_are_left_out() -> None:
@@ -187,7 +189,7 @@ def test_verdicts_say_how_they_changed() -> None:
         for name, after, earlier in zip(row, new, old, strict=True):
             assert name == (after if after == earlier else f"{earlier} → {after}")
             changed += after != earlier
-    assert changed and f"{changed} of 15 heads have another verdict" in found.lead
+    assert changed and f"{changed} of 15 heads have a different verdict" in found.lead
     torch.testing.assert_close(found.null_share, now.null_share - before.null_share)
 
 
@@ -216,7 +218,7 @@ def test_rows_and_other_facts_of_a_difference() -> None:
         first.mean("self_mass"), one.where(first_row=True).self_mass - other.where(first_row=True).self_mass
     )
     for ask in (lambda: found.received, lambda: found.top_key, lambda: found.collapse, lambda: found.sink_share(0)):
-        with pytest.raises(am.MissingPointError, match="take it of each of its two results, `parts`"):
+        with pytest.raises(am.MissingPointError, match="use each of its two results, `parts`"):
             ask()
     with pytest.raises(am.MissingPointError, match="rows of different texts have no difference"):
         (result("focus", "others") - other).by_row("entropy")
@@ -225,7 +227,7 @@ def test_rows_and_other_facts_of_a_difference() -> None:
     np.testing.assert_array_equal(
         maps.shown(updates.plot("magnitude", side="target")), updates.target_magnitude.numpy()
     )
-    assert "is drawn by figure" in refused(lambda: updates.plot("magnitude_by_position"))
+    assert "is drawn with figure" in refused(lambda: updates.plot("magnitude_by_position"))
     torch.testing.assert_close(
         updates.blocks.mean("cancellation"),
         result("blocks", "hooked").mean("cancellation") - result("blocks", "plain").mean("cancellation"),
@@ -240,7 +242,10 @@ def test_what_does_not_match_is_refused_with_what_differs() -> None:
     narrow = am.load(models.randomised(models.gpt2(heads=4)))
     heads = [(0, 0), (1, 1)]
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: plain - am.ablate_heads(model, ids, heads, metric="kl"), "same metric; got 'loss' and 'kl'"),
+        (
+            lambda: plain - am.ablate_heads(model, ids, heads, metric="kl"),
+            "same metric; got 'loss' and 'kl'",
+        ),
         (lambda: plain - am.ablate_heads(model, ids, heads, "resample"), "same method; got 'zero' and 'resample'"),
         (lambda: plain - am.ablate_heads(model, ids, heads, later="frozen"), "same later; got 'recompute' and"),
         (lambda: plain - am.ablate_heads(shallow, ids, heads), "same number of layers; got 3 and 2"),
@@ -252,7 +257,7 @@ def test_what_does_not_match_is_refused_with_what_differs() -> None:
         (lambda: result("importance", "plain") - am.head_importance(model, ids, method="zero"), "same method; got"),
         (lambda: result("null", "plain") - am.null_attention(model, ids, heads=heads, delta=0.1), "same delta; got"),
         (lambda: result("pairs", "plain") - am.ablate_pairs(model, ids, PAIRS[:1]), "same pairs; got"),
-        (lambda: plain - focus, "kind HeadEffects another HeadEffects can be subtracted; got AttentionFocus"),
+        (lambda: plain - focus, "only another HeadEffects can be subtracted from a HeadEffects; got AttentionFocus"),
         (lambda: plain - 1.0, "got float"),
         (lambda: (plain - plain) - plain, "a difference cannot be subtracted again"),
         (lambda: plain - (plain - plain), "a difference cannot be subtracted again"),

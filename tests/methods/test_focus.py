@@ -233,7 +233,7 @@ def test_where_leaves_out_rows_afterwards() -> None:
     entropy = focus.by_row("entropy")
     assert torch.allclose(some.entropy, ((entropy[:, :, 0, 3] + entropy[:, :, 1, 5]) / 2).double(), atol=1e-6)
     assert some.interval("entropy") is None  # of two texts
-    with pytest.raises(am.MissingPointError, match="chosen one by one"):
+    with pytest.raises(am.MissingPointError, match="individually chosen rows"):
         _ = some.received
     with pytest.raises(am.InputError, match=r"each of the \[2, 8\] rows"):
         focus.where(rows=rows[:1])
@@ -339,9 +339,9 @@ def test_parts_of_a_corpus_merge() -> None:
     assert torch.equal(merged.state["counts"], whole.state["counts"])
     for ends, wanted in zip(merged.interval("entropy"), whole.interval("entropy"), strict=True):
         assert torch.allclose(ends, wanted, atol=1e-6)
-    with pytest.raises(am.InputError, match="with the same layers, options"):
+    with pytest.raises(am.InputError, match="must have the same model, layers, options"):
         whole.merged(am.attention_focus(model, iter(texts), layers=[1]))
-    with pytest.raises(am.InputError, match="keep their rows"):
+    with pytest.raises(am.InputError, match="results on texts that were run together cannot be merged"):
         whole.merged(am.attention_focus(model, texts[:2]))
 
 
@@ -367,8 +367,10 @@ def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
     texts = some_documents()
     whole, half, other, quarter = (focus_of(texts, *shard) for shard in ((0, 1), (0, 2), (1, 2), (2, 4)))
     for twice in (lambda: half.merged(half), lambda: half.merged(other, half), lambda: whole.merged(other)):
-        assert "share no document" in refused(twice)
-    assert refused(lambda: half.merged(quarter)).endswith("share no document; (0, 2) and (2, 4) do.")
+        assert "only disjoint shards" in refused(twice)
+    assert refused(lambda: half.merged(quarter)).endswith(
+        "only disjoint shards can be merged; (0, 2) and (2, 4) share documents."
+    )
     assert "(0, 2) and (2, 3)" in refused(lambda: half.merged(focus_of(texts, 2, 3)))
     merged = other.merged(quarter)
     assert merged.provenance.options["shard"] == [[1, 2], [2, 4]]
@@ -377,7 +379,7 @@ def test_a_document_counts_once_in_a_merged_result(tmp_path: Path) -> None:
     everything = merged.merged(rest)
     assert everything.documents == 12
     torch.testing.assert_close(everything.mean("entropy"), whole.mean("entropy"), rtol=1e-6, atol=1e-7)
-    assert "share no document" in refused(lambda: everything.merged(rest))
+    assert "only disjoint shards" in refused(lambda: everything.merged(rest))
 
 
 def test_parts_of_two_corpora_are_not_merged() -> None:
@@ -385,7 +387,7 @@ def test_parts_of_two_corpora_are_not_merged() -> None:
     half = focus_of(texts, 0, 2)
     changed = [*texts[:4], texts[4] + 1, *texts[5:]]
     for corpus in (changed, texts[:-1], texts[::-1], [*texts, texts[0]]):
-        assert "shards of one corpus; got those of two" in refused(
+        assert "shards of the same corpus can be merged; got two" in refused(
             lambda corpus=corpus: half.merged(focus_of(corpus, 1, 2))
         )
     # In whatever form the same token ids come.
@@ -404,7 +406,9 @@ def test_shards_of_texts_know_their_corpus(tmp_path: Path) -> None:
     digest = first.provenance.options["corpus"]
     path.write_text("the keys\na dog\nthe cabinet\nthe dog and a cabinet\n")
     assert am.attention_focus(model, am.Corpus(path), shard=(0, 2)).provenance.options["corpus"] != digest
-    assert "got those of two" in refused(lambda: first.merged(am.attention_focus(model, am.Corpus(path), shard=(1, 2))))
+    assert "got two, with the SHA-256" in refused(
+        lambda: first.merged(am.attention_focus(model, am.Corpus(path), shard=(1, 2)))
+    )
 
 
 def test_a_result_that_does_not_know_its_corpus_is_not_merged() -> None:
@@ -412,7 +416,7 @@ def test_a_result_that_does_not_know_its_corpus_is_not_merged() -> None:
     options = {name: value for name, value in half.provenance.options.items() if name != "corpus"}
     old = replace(half, provenance=replace(half.provenance, options=options))
     for merge in (lambda: old.merged(other), lambda: other.merged(old)):
-        assert "saved before that was noted. Measure it again." in refused(merge)
+        assert "saved before that was recorded. Measure it again." in refused(merge)
 
 
 def test_a_resumed_run_knows_its_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

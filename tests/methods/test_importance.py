@@ -219,7 +219,7 @@ def test_saved_drawn_and_written(tmp_path: Path) -> None:
         ({"per_position": True}, '`per_position` is for method="mean"'),
         (
             {"method": "mean", "reference": torch.arange(5, 9)[None], "per_position": True},
-            "the means are for 4 positions, but a text has 7",
+            "the means cover 4 positions, but a text has 7",
         ),
         ({"metric": "kl"}, "its gradient there is 0"),
         ({"metric": "accuracy", "answers": [3, 4, 5]}, "has no gradient"),
@@ -242,7 +242,7 @@ def test_a_sweep_of_something_else_is_refused() -> None:
     kl = am.ablate_heads(hooked, ids, [(0, 1)], metric="kl")
     with pytest.raises(am.InputError, match="metric there: kl, here: loss"):
         am.head_importance(hooked, ids, sweep=kl)
-    with pytest.raises(am.InputError, match=r"no head of the layers \[2\]; it has the layers \[0\]"):
+    with pytest.raises(am.InputError, match=r"no head in layers \[2\]; it covers layers \[0\]"):
         am.head_importance(hooked, ids, layers=[2], sweep=am.ablate_heads(hooked, ids, [(0, 1)]))
-    with pytest.raises(am.InputError, match=r"means of the layers \[1\], but none of 0"):
+    with pytest.raises(am.InputError, match=r"means for layers \[1\], but not for layer 0"):
         am.head_importance(hooked, ids, method="mean", reference=am.mean_z(hooked, ids, layers=[1]))

@@ -92,7 +92,7 @@ def test_answers_by_their_text() -> None:
 
 def test_what_cannot_be_asked() -> None:
     model, text = am.load(), "Anna sang of shells."
-    with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Mind the leading"):
+    with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Check the leading"):
         am.residual_updates(model, text, answers="zebra crossing")
     with pytest.raises(am.InputError, match="one token for each of the 1 texts; got 2"):
         am.residual_updates(model, text, answers=[4, 5])
@@ -109,7 +109,7 @@ def test_what_cannot_be_asked() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("bert", "its head transforms the stream by a layer of its own before the unembedding"),
+        ("bert", "its head transforms the stream with its own layer before the unembedding"),
         ("bert_headless", "it was loaded without a head"),
         ("opt_post", "its stream is projected before the unembedding"),
         ("t5", "the norm above its stacks is not among its points, and tied heads scale it"),
@@ -119,7 +119,7 @@ def test_where_the_head_is_not_linear_answers_alone_are_refused(name: str, reaso
     hooked = models.hooked(name)
     stack = "decoder" if name == "t5" else None
     inputs = models.inputs_of(name)
-    with pytest.raises(am.InputError, match=rf"not make logits by one norm and one matrix \({reason}\), so no head's"):
+    with pytest.raises(am.InputError, match=rf"compute logits with one norm and one matrix \({reason}\), so no head's"):
         am.residual_updates(hooked, inputs, answers=[5, 5, 5], stack=stack)
     assert am.residual_updates(hooked, inputs, stack=stack).magnitude.isfinite().any()
 
@@ -131,7 +131,7 @@ def test_under_a_soft_cap_they_are_pre_cap_logits(tmp_path: Path) -> None:
         assert f" {unit} on average." in updates.lead
         assert am.ResidualUpdates.load(updates.save(tmp_path / f"{name}.safetensors")).logit_unit == unit
     plain = am.residual_updates(models.hooked("gemma2"), models.padded("gemma2"))
-    assert "Towards the answers" not in plain.lead
+    assert "towards the answers" not in plain.lead
     with pytest.raises(am.MissingPointError, match="ask for it"):
         _ = plain.logit_unit
 
@@ -140,7 +140,7 @@ def test_the_lead_names_the_head_that_writes_most() -> None:
     updates = am.residual_updates(models.hooked("gpt2"), models.padded("gpt2"), answers=[4, 5, 6])
     mean = updates.logits.mean(dim=-1)
     layer, head = divmod(int(mean.abs().argmax()), 5)
-    assert f"L{layer}H{head} writes most: {float(mean[layer, head]):+.2f} logits" in updates.lead
+    assert f"L{layer}H{head} writes most towards the answers: {float(mean[layer, head]):+.2f} logits" in updates.lead
 
 
 def test_a_head_that_somebody_has_changed_is_refused() -> None:

@@ -472,7 +472,7 @@ def test_the_page_has_map_table_and_rule(tmp_path: Path) -> None:
     page = of_built().to_html(tmp_path / "null.html").read_text(encoding="utf-8")
     assert "1 resting, 1 active, 1 unused, 0 subtle, 1 undecided, 1 not attending" in page
     assert "not attending</td>" in page
-    assert "making the value 0 changes the metric by more than 0.01" in page
+    assert "zeroing the value changes the metric by more than 0.01" in page
 
 
 def test_a_sweep_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,7 +552,7 @@ def test_a_text_without_a_special_token_is_named() -> None:
 
 
 def test_texts_of_the_sink_alone_have_no_mean_value() -> None:
-    with pytest.raises(am.InputError, match="must hold tokens beside the sink"):
+    with pytest.raises(am.InputError, match="must have tokens other than the sink"):
         am.null_attention(models.hooked("bert"), torch.tensor([[5], [7]]), metric="kl")
 
 

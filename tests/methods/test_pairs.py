@@ -111,8 +111,8 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     ("pairs", "said"),
     [
         ([], "at least one pair"),
-        ([(0, 1)], "must be a list of two heads each"),
-        ([((0, 1), (1, 2), (0, 0))], "must be a list of two heads each"),
+        ([(0, 1)], "must be a list of pairs of heads"),
+        ([((0, 1), (1, 2), (0, 0))], "must be a list of pairs of heads"),
         ([((0, 1), (0, 1))], "a pair needs two heads; got L0H1 twice"),
         ([((0, 1), (3, 1))], "`layer` must be from 0 to 2"),
         ([((0, 5), (1, 1))], "`head` must be from 0 to 4"),

@@ -140,7 +140,7 @@ def test_left_padding_is_as_it_was_given() -> None:
         alone = am.patch(hooked, *ids, answers=ANSWERS[row : row + 1], against=AGAINST[row : row + 1])
         torch.testing.assert_close(found.after[:, :, row], alone.after[:, :, 0], rtol=1e-4, atol=1e-5)
     wrong = models.padded("bloom", side="right")
-    with pytest.raises(am.InputError, match="the padding of pair 1 has the clean one at 2 and the corrupted one at 0"):
+    with pytest.raises(am.InputError, match="the padding of pair 1 puts the clean one at 2 and the corrupted one at 0"):
         am.patch(hooked, given, wrong, **JUDGED)
 
 
@@ -241,7 +241,7 @@ def test_a_function_of_ones_own_and_a_journal(tmp_path: Path) -> None:
         ({"layers": [4]}, "`layer` must be from 0 to 2"),
         ({"positions": [7]}, r"`positions` must be from 0 to 6 \(tokens of the shortest prompt\); got 7"),
         ({"positions": []}, "at least one position"),
-        ({"metric": "kl"}, "cannot say how near the clean one is"),
+        ({"metric": "kl"}, "cannot say how close the clean one is"),
         ({"answers": None, "against": None}, "needs `answers`"),
         ({"answers": [3, 4]}, "one token for each of the 3 texts; got 2"),
     ],
@@ -261,5 +261,5 @@ def test_prompts_that_are_no_pairs() -> None:
         am.patch(hooked, clean, ["the dog to the cabinet", "a a dog"], **options)
     with pytest.raises(am.InputError, match="got 2 clean and 1 corrupted"):
         am.patch(hooked, clean, ["the dog to the cabinet"], **options)
-    with pytest.raises(am.InputError, match="must have one length; pair 0 has 5 tokens, pair 1 has 2"):
+    with pytest.raises(am.InputError, match="must have the same length; pair 0 has 5 tokens, pair 1 has 2"):
         am.patch(hooked, clean, ["the dog to the cabinet", "a a"], at="resid_pre", **options)

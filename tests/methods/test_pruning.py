@@ -101,7 +101,7 @@ def test_a_function_of_ones_own_says_what_is_better() -> None:
     assert low.random.shape == (0, 1, 3) and low.complete and low.to_frame()["random"].isna().all()
     with pytest.raises(am.InputError, match="say what is better"):
         am.prune_heads(hooked, ids, metric=own)
-    with pytest.raises(am.InputError, match="of loss, lower is better; leave `higher_is_better` out"):
+    with pytest.raises(am.InputError, match="for loss, lower is better; leave `higher_is_better` out"):
         am.prune_heads(hooked, ids, higher_is_better=True)
 
 

@@ -523,9 +523,9 @@ def test_a_corpus_is_the_texts_together(words: am.HookedModel, monkeypatch: pyte
         lambda: corpus.top_key,
         lambda: corpus.blocks.by_row("cancellation"),
     ):
-        with pytest.raises(am.MissingPointError, match="not of a corpus"):
+        with pytest.raises(am.MissingPointError, match="not for a corpus"):
             ask()
-    with pytest.raises(am.MissingPointError, match="not of a corpus"):
+    with pytest.raises(am.MissingPointError, match="not for a corpus"):
         corpus.where(rows=torch.ones(7, 9, dtype=torch.bool))
 
 
@@ -552,7 +552,10 @@ def test_few_texts_have_no_interval(words: am.HookedModel) -> None:
         assert list(updates.blocks.to_frame().columns) == ["layer", *BLOCK_STATISTICS]
     four, five = (am.residual_updates(words, [TEXTS[0] + " and" * more for more in range(n)]) for n in (4, 5))
     assert four.interval("magnitude") is None and five.interval("magnitude") is not None
-    assert four.to_frame().attrs["intervals"] == "No intervals: 4 texts give no interval, 5 or more do."
+    assert (
+        four.to_frame().attrs["intervals"]
+        == "No intervals: 4 texts are too few for an interval, which needs 5 or more."
+    )
     assert {"magnitude_low", "magnitude_high"} <= set(five.to_frame().columns)
     assert {"cancellation_low", "cancellation_high"} <= set(five.blocks.to_frame().columns)
 

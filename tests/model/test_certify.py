@@ -191,12 +191,12 @@ def test_keys_and_values_that_the_model_repeats_itself_are_those_of_the_kv_heads
 
 def test_padding_on_either_side_is_tried() -> None:
     check = {check.name: check for check in models.hooked("roberta").certificate.checks}["padding"]
-    assert check.passed and check.statement == "neither padding nor the tokens that stand there change any output"
+    assert check.passed and check.statement == "neither padding nor the tokens in it change any output"
 
 
 def test_where_the_head_is_not_linear_the_certificate_says_so_and_holds() -> None:
     reasons = {
-        "bert": "its head transforms the stream by a layer of its own before the unembedding; answers= is refused",
+        "bert": "its head transforms the stream with its own layer before the unembedding; answers= is refused",
         "bert_headless": "it was loaded without a head; answers= is refused",
         "opt_post": "its stream is projected before the unembedding; answers= is refused",
         "t5": "the norm above its stacks is not among its points, and tied heads scale it; answers= is refused",

@@ -32,7 +32,7 @@ def test_every_point_is_the_same_with_and_without_the_continuation(demo: am.Hook
 
 
 def test_what_cannot_be_continued_is_refused(demo: am.HookedModel) -> None:
-    with pytest.raises(am.InputError, match="one length"):
+    with pytest.raises(am.InputError, match="the same length"):
         demo.generate(["Anna sang.", "Anna lost her book."])
     with demo.hooks({"pattern": lambda pattern: pattern}), pytest.raises(am.InputError, match="do not reach"):
         demo.generate("Anna")

@@ -259,7 +259,7 @@ def test_mappings_that_cannot_be() -> None:
         ({"attention_mask": torch.ones(1, 3)}, 'must hold "input_ids"'),
         ({"input_ids": ids, "attention_mask": torch.ones(1, 2)}, "attention_mask must have the shape of the token ids"),
         ({"input_ids": ids, "attention_mask": torch.ones(1, 1, 3, 3)}, "attention_mask must have the shape"),
-        ({"input_ids": ids, "attention_mask": torch.zeros(1, 3)}, "attention_mask hides a whole one"),
+        ({"input_ids": ids, "attention_mask": torch.zeros(1, 3)}, "attention_mask hides a whole sequence"),
         ({"input_ids": ids, "labels": ids}, "got also labels"),
         ({"input_ids": ids, "past_key_values": ids, "x": ids}, "got also past_key_values, x"),
         ({"input_ids": ids.float()}, "must be whole numbers"),

@@ -876,7 +876,7 @@ def test_gradients_under_interventions_against_finite_differences(name: str) -> 
         for point in ("q", "k"):
             with pytest.raises(am.InputError, match=f"gradients at '{point}' 1 would miss them"):
                 hooked.run(ids, points=[(point, 1)], gradients_of=measure)
-            said = f"a hook at '{point}' 1 makes its terms others"
+            said = f"a hook at '{point}' 1 changes its terms"
             with hooked.hooks({(point, 1): lambda x: x * 2}), pytest.raises(am.InputError, match=said):
                 hooked.run(ids)
     assert hooked.run(ids, points=[("q", 1)], gradients_of=measure).gradients is not None
@@ -909,7 +909,7 @@ def stated(*shape: int) -> dict[int, Tensor]:
         ("gpt2", Intervention.zero([(3, 0)]), r"`layer` must be from 0 to 2 \(this model has 3 layers\); got 3"),
         ("gpt2", Intervention.zero([(0, 5)]), r"`head` must be from 0 to 4 .*; got 5"),
         ("gpt2", Intervention.stream("mlp_out", [3]), r"`layer` must be from 0 to 2"),
-        ("jamba", Intervention.zero([(0, 0)]), r"one of 1, 3 \(the layers of this model that have attention\); got 0"),
+        ("jamba", Intervention.zero([(0, 0)]), r"one of 1, 3 \(the layers of this model with attention\); got 0"),
         ("gpt2", Intervention.zero([(0, 0)], stack="encoder"), r"`stack` must be one of 'self' .*; got 'encoder'"),
         ("t5", Intervention.zero([(0, 0)]), r"`stack` must be one of 'encoder', 'decoder', 'cross' on this model"),
         ("t5", Intervention.attend("all", "self", stack="cross"), "in cross-attention no key is the token itself"),
@@ -946,11 +946,14 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
     ("intervention", "said"),
     [
         (Intervention.scale("position"), "no such term; they have query_key, key_bias, query_bias, constant"),
-        (Intervention.zero([(1, 0)], positions=[2, 7]), "the text has 7 positions, from 0 on"),
-        (Intervention.attend([(1, 0)], "first", positions=[9]), "first token only at positions 9: the text has 7 pos"),
-        (Intervention.remove_keys([(1, 0)], [1], positions=[7]), "the text has 7 positions"),
-        (Intervention.remove_keys([(1, 0)], [1, 7]), "keys 1, 7 removed .*: the text has 7 keys"),
-        (Intervention.zero_values([(1, 0)], [8]), "the text has 7 keys"),
+        (Intervention.zero([(1, 0)], positions=[2, 7]), "the text has only 7 positions, counted from 0"),
+        (
+            Intervention.attend([(1, 0)], "first", positions=[9]),
+            "first token only at positions 9: the text has only 7 pos",
+        ),
+        (Intervention.remove_keys([(1, 0)], [1], positions=[7]), "the text has only 7 positions"),
+        (Intervention.remove_keys([(1, 0)], [1, 7]), "keys 1, 7 removed .*: the text has only 7 keys"),
+        (Intervention.zero_values([(1, 0)], [8]), "the text has only 7 keys"),
         (
             Intervention.zero_values([(1, 0)], torch.ones(3, 6, dtype=torch.bool)),
             "mask is for 6 keys, but the text has 7",
@@ -966,7 +969,7 @@ def test_refused_before_a_run(name: str, intervention: Intervention, said: str) 
         (Intervention.replace_values([(1, 0)], "first", stated(1, 2, 5, 4)), "values are for 2 positions, but .* 7"),
         (Intervention.stream("resid_pre", [1], stated(1, 5, 20)), "values are for 5 positions, but the text has 7"),
         (Intervention.stream("attn_out", [1], stated(4, 1, 20)), "made for 4 texts, but 3 run"),
-        (Intervention.stream("attn_out", [1], positions=[7]), "the text has 7 positions"),
+        (Intervention.stream("attn_out", [1], positions=[7]), "the text has only 7 positions"),
     ],
 )
 def test_refused_in_a_run(intervention: Intervention, said: str) -> None:

@@ -109,10 +109,10 @@ def test_unknown_names_fail_in_one_line_without_a_network(monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
-    assert "holds no config.json" in message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
+    assert "has no config.json" in message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
     models.fresh("gpt2").config.save_pretrained(tmp_path)
     said = message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
-    assert "holds no weights: expected model.safetensors." in said
+    assert "has no weights: expected model.safetensors." in said
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     said = message_of(lambda: am.load(tmp_path), am.ModelNotFoundError)
-    assert "holds no weights" in said
+    assert "has no weights" in said
     assert "they may run code" in said
 
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     del weights["transformer.h.1.attn.c_attn.bias"], weights["transformer.h.1.ln_2.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     said = message_of(lambda: am.load(tmp_path), am.WeightsError)
-    assert "lacks 2 of the weights of GPT2LMHeadModel, among them transformer.h.1.attn.c_attn.bias" in said
+    assert "lacks 2 of the weights of GPT2LMHeadModel, including transformer.h.1.attn.c_attn.bias" in said
 
 
 def test_a_checkpoint_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused() -> None:
     words = ("[PAD]", "[UNK]", "[BOS]", *(f"w{n}" for n in range(60)))
     large = models.tokenizer(words=words)
     said = message_of(lambda: am.load(models.fresh("gpt2"), tokenizer=large), am.InputError)
-    assert said.startswith("the tokenizer has 63 tokens, the model's embedding 53 rows")
+    assert said.startswith("the tokenizer has 63 tokens, but the model's embedding has 53 rows")
 
 
 def test_the_callers_tokenizer_is_not_changed() -> None:

@@ -255,7 +255,7 @@ def test_names_and_layers_that_cannot_be() -> None:
         ([("pattern", 3)], "`layer` must be from 0 to 2 (this model has 3 layers); got 3"),
         ([("pattern", -1)], "got -1"),
         (["blocks.7.attn.hook_pattern"], "got 7"),
-        ([("logits", 0)], "stands outside the layers"),
+        ([("logits", 0)], "has no layer"),
         ([("pattern", True)], "a point is a name or a pair"),
         ([""], "there is no point ''"),
     ]

@@ -193,7 +193,7 @@ def test_contrast_and_shares_of_cross_attention() -> None:
 
 def test_a_stack_must_be_named() -> None:
     model = hooked(F32)
-    with pytest.raises(am.InputError, match=r"say which 'pattern' is meant: 'encoder\.pattern', 'decoder\.pattern'"):
+    with pytest.raises(am.InputError, match=r"choose one for 'pattern': 'encoder\.pattern', 'decoder\.pattern'"):
         model.run(inputs(), points=["pattern"])
     with pytest.raises(am.InputError, match="`stack` must be one of 'encoder', 'decoder', 'cross'"):
         am.decompose_scores(model, inputs())
@@ -203,7 +203,7 @@ def test_a_stack_must_be_named() -> None:
         model.run(inputs(), points=["cross.mlp_out"])
     with pytest.raises(am.InputError, match="cross-attention"):
         am.decompose_scores(model, inputs(), stack="cross").view()
-    with pytest.raises(am.InputError, match="a row a text; got 2 rows for 3 texts"):
+    with pytest.raises(am.InputError, match="must have one row per text; got 2 rows for 3 texts"):
         model.run(inputs() | {"decoder_input_ids": torch.ones(2, 4, dtype=torch.long)})
 
 

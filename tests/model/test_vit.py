@@ -61,12 +61,12 @@ def test_what_cannot_be_read_is_refused_by_name() -> None:
         (torch.arange(5), "floating-point tensor of pixel values"),
         (torch.randn(2, 2, 8, 8), r"\[batch, 2, 8, 12\].*got \(2, 2, 8, 8\)"),
         (torch.randn(0, 2, 8, 12), r"got \(0, 2, 8, 12\)"),
-        ({"input_ids": torch.arange(5)}, 'a mapping of "pixel_values" alone'),
+        ({"input_ids": torch.arange(5)}, 'must hold only "pixel_values"'),
     ]
     for given, message in bad:
         with pytest.raises(am.InputError, match=message):
             model.run(given)
-    with pytest.raises(am.InputError, match="bos is a matter of texts"):
+    with pytest.raises(am.InputError, match="bos is only for texts"):
         model.run(images(), bos=True)
     with pytest.raises(am.MissingPointError, match="an image has no tokens"):
         model.run(images(), points=["embed"])

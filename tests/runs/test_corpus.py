@@ -85,8 +85,8 @@ def test_files_that_cannot_be_a_corpus(tmp_path: Path) -> None:
         ("b.jsonl", b'\n""\n{"text":" "}'),
     ):
         (tmp_path / name).write_bytes(content)
-        assert f"{name} holds no document" in refused(lambda name=name: Corpus(tmp_path / name))
-    assert "holds no document" in refused(lambda: Corpus(write(tmp_path / "a.parquet", [])))
+        assert f"{name} has no documents" in refused(lambda name=name: Corpus(tmp_path / name))
+    assert "has no documents" in refused(lambda: Corpus(write(tmp_path / "a.parquet", [])))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
@@ -98,9 +98,9 @@ def test_not_utf8_names_line_and_byte_where_it_is_reached(tmp_path: Path, name: 
     next(reading)
     said = refused(lambda: next(reading))
     at = len(first) + len(second) + 2
-    assert f"{name} is not UTF-8: line 3 holds the byte 0xe4 at offset {at} of the file." in said
+    assert f"{name} is not UTF-8: line 3 has the byte 0xe4 at offset {at} of the file." in said
     (tmp_path / name).write_bytes("Käse".encode("utf-16"))
-    assert "line 1 holds the byte 0xff at offset 0" in refused(lambda: Corpus(tmp_path / name))
+    assert "line 1 has the byte 0xff at offset 0" in refused(lambda: Corpus(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_documents_longer_than_the_models_positions(words: am.HookedModel) -> No
     texts = ["a dog", "the " * 25, "the keys " * 11, "here " * 19]
     said = refused(lambda: list(batches(iter(texts), words)))
     assert said == (
-        "document 1 has 25 tokens, but this model 19 positions; split it, or give truncate=True to cut it after 19."
+        "document 1 has 25 tokens, but this model has 19 positions; split it, or give truncate=True to cut it after 19."
     )
     found = list(batches(iter(texts), words, truncate=True, tokens_per_batch=38))
     assert rows_of(found) == {0: [11, 12], 1: [3] * 19, 2: [3, 4] * 9 + [3], 3: [8] * 19}
@@ -332,7 +332,7 @@ def test_documents_longer_than_the_models_positions(words: am.HookedModel) -> No
     assert next(batches(iter(texts), words, truncate=True, bos=True)).batch.ids[-1, :2].tolist() == [2, 8]
     together = torch.full((3, 21), 7)
     said = refused(lambda: list(batches(iter(["a dog", together]), words, shard=(1, 2))))
-    assert said.startswith("document 1 has 21 tokens, but this model 19 positions")
+    assert said.startswith("document 1 has 21 tokens, but this model has 19 positions")
     mask = torch.ones_like(together)
     mask[:, 17:] = 0
     assert len(rows_of(batches(iter([{"input_ids": together, "attention_mask": mask}]), words))[0]) == 17
@@ -349,7 +349,7 @@ def test_documents_that_cannot_be(words: am.HookedModel) -> None:
         ([5, 7], "For a list of ids: torch.tensor(ids)."), ([], "the list of texts is empty"), (b"the", "got bytes"),
         (["the", ""], empty), (torch.tensor([1.0]), "token ids must be whole numbers"),
         (torch.tensor([5, 99]), "token ids must be from 0 to 52"), ({"ids": torch.ones(2)}, '"input_ids"'),
-        ("the \ud800", "half of a surrogate pair"),
+        ("the \ud800", "a lone surrogate"),
     ]  # fmt: skip
     for item, message in bad:
         reading = batches(iter(["the dog", ["the", "keys"], torch.tensor([[4, 5], [6, 7]]), item]), words, window=2)
@@ -358,7 +358,7 @@ def test_documents_that_cannot_be(words: am.HookedModel) -> None:
         number = 6 if isinstance(item, list) and item[-1:] == [""] else 5
         assert said.startswith(f"document {number}: ") and message in said
     for nothing in ([], iter([]), ()):
-        assert refused(lambda nothing=nothing: list(batches(nothing, words))) == "inputs hold no document; give at " \
+        assert refused(lambda nothing=nothing: list(batches(nothing, words))) == "inputs have no documents; give at " \
             "least one."  # fmt: skip
     for thing in (None, 5, words):
         assert "an iterable of them; got" in refused(lambda thing=thing: batches(thing, words))

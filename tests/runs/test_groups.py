@@ -72,5 +72,5 @@ def test_sentences_count_texts_not_groups() -> None:
     plain, grouped = (about_largest(means, lambda place: "L0H0", things="heads", group=group) for group in (1.0, 4.0))
     needed = means.texts_needed((int(means.mean.argmax()),))
     assert needed is not None
-    assert "no effect on 256 texts" in plain and f"about {needed} texts would" in plain
-    assert "no effect on 1024 texts" in grouped and f"about {4 * needed} texts would" in grouped
+    assert "clear effect on 256 texts" in plain and f"about {needed} texts would" in plain
+    assert "clear effect on 1024 texts" in grouped and f"about {4 * needed} texts would" in grouped

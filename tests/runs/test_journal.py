@@ -94,18 +94,18 @@ def test_the_journal_of_another_run(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     Journal(path, IDENTITY).write(Entry({"sum": torch.ones(3)}, 4, "d"))
     said = refused(Journal(path, IDENTITY | {"model": "6a"}))
-    assert f'{path} is the journal of another run. model: expected "6a", the journal holds "5f". Give' in said
+    assert f'{path} is the journal of another run. model: expected "6a", the journal has "5f". Give' in said
     assert "version" not in said
     said = refused(Journal(path, IDENTITY | {"version": "0.2.0", "reducers": ["Focus", {"bins": 8, "k": 3}]}))
     assert (
-        'version: expected "0.2.0", the journal holds "0.1.0"; reducers: expected ["Focus", {"bins": 8, "k": 3}], '
+        'version: expected "0.2.0", the journal has "0.1.0"; reducers: expected ["Focus", {"bins": 8, "k": 3}], '
         in said
     )
     said = refused(Journal(path, {"model": "5f", "shard": [0, 2]}))
-    assert "shard: expected [0, 2], the journal holds none" in said and "corpus: expected none" in said
+    assert "shard: expected [0, 2], the journal has none" in said and "corpus: expected none" in said
     for same in (IDENTITY | {"reducers": ("Focus", {"k": 3, "bins": 7})}, dict(reversed(IDENTITY.items()))):
         assert Journal(path, same).resume() is not None
-    assert "expected true, the journal holds 1" in refused(_with(path, {"a": 1}, {"a": True}))
+    assert "expected true, the journal has 1" in refused(_with(path, {"a": 1}, {"a": True}))
 
 
 def _with(path: Path, written: dict[str, Any], read: dict[str, Any]) -> Journal:
@@ -126,11 +126,11 @@ def test_files_that_are_no_journal(tmp_path: Path) -> None:
         whole + b"x",
     ):
         path.write_bytes(content)
-        assert "is not a whole journal (" in refused(journal)
+        assert "is not a valid journal (" in refused(journal)
     path.unlink()
     am.decompose_scores(am.load(), "The key.").save(path)
-    assert "is not a whole journal" in refused(journal)
-    assert "is not a whole journal" in refused(Journal(tmp_path, IDENTITY))
+    assert "is not a valid journal" in refused(journal)
+    assert "is not a valid journal" in refused(Journal(tmp_path, IDENTITY))
 
 
 def test_where_no_journal_can_be_written(tmp_path: Path) -> None:
@@ -197,11 +197,11 @@ def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        with pytest.raises(am.JournalError, match="is not a whole journal"):
+        with pytest.raises(am.JournalError, match="is not a valid journal"):
             journal.resume()
     # The last bytes are the numbers: safetensors reads them, whatever they are.
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "its checksum is that of other numbers" in refused(journal)
+    assert "its checksum does not match" in refused(journal)
     path.write_bytes(whole)
     assert journal.resume() is not None
 
@@ -268,7 +268,7 @@ def test_the_journal_behind_a_symbolic_link(tmp_path: Path) -> None:
         Journal(link, {}).write(Entry({}, 1, ""))
         assert real.is_file() and link.is_symlink()
         said = contextvars.Context().run(refused_owner, real)
-        assert f"{real} belongs to another run" in said
+        assert f"{real} is in use by another run" in said
     assert not real.exists() and list(real.parent.iterdir()) == []
 
 
@@ -312,7 +312,7 @@ def test_another_process_is_refused_at_once_and_harms_nothing(owner: Any, tmp_pa
     path = tmp_path / "journal"
     held = path.read_bytes()
     said = refused_owner(path)
-    assert said == f"{path} belongs to another run that is under way. Wait until it has ended, or give another path."
+    assert said == f"{path} is in use by another run. Wait until it has finished, or give another path."
     assert path.read_bytes() == held
     owner.stdin.write("\n")
     owner.stdin.flush()

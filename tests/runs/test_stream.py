@@ -221,7 +221,7 @@ def test_points_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(am.InputError, match="no point 'zz'"):
         am.stream(hooked, ids, [needing("zz")])
     for outside in ("embed", "logits"):
-        with pytest.raises(am.InputError, match=f"{outside!r} stands outside the layers"):
+        with pytest.raises(am.InputError, match=f"{outside!r} has no layer"):
             am.stream(hooked, ids, [needing(outside)])
     am.stream(hooked, ids, [needing("q_rot", optional=True)])
     for refused, reducer in (("z", needing("z")), ("z", needing("z", optional=True)), ("scores", rows)):
@@ -244,9 +244,9 @@ def test_inputs_and_options_that_cannot_be(tmp_path: Path) -> None:
             am.stream(hooked, ids, [Rows(3)], layers=layers)
     with pytest.raises(am.InputError, match="`stack` must be one of"):
         am.stream(hooked, ids, [Rows(3)], stack="cross")
-    with pytest.raises(am.InputError, match="hold no document"):
+    with pytest.raises(am.InputError, match="have no documents"):
         am.stream(hooked, iter([]), [Rows(3)], journal=tmp_path / "j")
-    with pytest.raises(am.InputError, match=r"no document is in shard \(4, 5\)"):
+    with pytest.raises(am.InputError, match=r"shard \(4, 5\) has no documents"):
         am.stream(hooked, iter([ids]), [Rows(3)], shard=(4, 5), journal=tmp_path / "j")
     with pytest.raises(am.InputError, match="`shard` must be"):
         am.stream(hooked, iter([ids]), [Rows(3)], shard=(2, 2))
@@ -408,7 +408,7 @@ def test_nothing_of_a_batch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_documents_that_are_too_long() -> None:
     hooked, documents = models.hooked("gpt2"), documents_of("gpt2", [4, 19, 25, 7, 20])
-    with pytest.raises(am.InputError, match="document 2 has 25 tokens, but this model 19 positions"):
+    with pytest.raises(am.InputError, match="document 2 has 25 tokens, but this model has 19 positions"):
         am.stream(hooked, iter(documents), [Rows(5)])
     focus, rows = am.stream(hooked, iter(documents), [am.AttentionFocus.reducer(), Rows(5)], truncate=True)
     assert focus.truncated == 2 and focus.documents == 5
@@ -568,7 +568,7 @@ def test_journals_of_something_else(broken_off: Path, monkeypatch: pytest.Monkey
     file.write_text("the keys\n")
     assert "corpus: expected" in refused(inputs=am.Corpus(file))
     with monkeypatch.context() as patch:
-        patch.setattr(stream_module, "version", lambda _: "9.9")
+        patch.setattr("attnmech.runs.identity.version", lambda _: "9.9")
         assert 'attnmech: expected "9.9"' in refused()
     am.stream(hooked, iter(documents), [Rows(21), Breaks()], journal=str(broken_off))
     assert not broken_off.exists()
@@ -918,5 +918,5 @@ def test_the_example_prints_its_tables(example: Any, capsys: pytest.CaptureFixtu
 def test_nan_of_our_own_is_not_the_fault_of_a_reducer(monkeypatch: pytest.MonkeyPatch) -> None:
     reducer = am.AttentionFocus.reducer()
     monkeypatch.setattr(type(reducer), "close", lambda self, state, run: state | {"sums": state["sums"] * torch.nan})
-    with pytest.raises(am.ExactnessError, match=r"FocusReducer: 'sums' is NaN after document.* fault of attnmech"):
+    with pytest.raises(am.ExactnessError, match=r"FocusReducer: 'sums' is NaN after document.* bug in attnmech"):
         am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2"))

@@ -171,8 +171,8 @@ def test_the_first_texts_are_measured_again(memory: float, tmp_path: Path, monke
     hidden.by = 1.01
     said = refused(path, metric=hidden, memory=memory)
     assert re.search(
-        r"holds other numbers than this run measures: the Hidden of text \d+ \(nothing changed\) is \S+ in the "
-        r"journal, \S+ now\. The metric, a hook or the model has changed, or one of them draws at random\.",
+        r"disagrees with what this run measures: the Hidden of text \d+ \(nothing changed\) is \S+ in the "
+        r"journal, \S+ now\. The metric, a hook or the model has changed, or one of them is random\.",
         said,
     )
     hidden.by = 1.0
@@ -205,7 +205,7 @@ def test_another_run_under_way(tmp_path: Path) -> None:
         read.append(1)
         yield TEXTS
 
-    with kept(path), pytest.raises(am.JournalError, match="belongs to another run that is under way"):
+    with kept(path), pytest.raises(am.JournalError, match="is in use by another run"):
         # Outside the block's context, as in another thread.
         contextvars.Context().run(partial(resumed, journal=path, method="mean", reference=reference()))
     assert not read, "it is refused before any work"
