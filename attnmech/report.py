@@ -17,10 +17,10 @@ from .demo.about import notes as notes_on_demo
 from .demo.text import documents
 from .draw.embed import View
 from .draw.focus_sections import about_all_heads
+from .draw.numbers import ScoreNumbers, TableRow
 from .draw.page import render_page
 from .draw.section import Section
 from .draw.text import bound, html_text
-from .draw.view import ScoreView, TableRow
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
 from .methods.ablation import ablate_heads
@@ -115,7 +115,7 @@ class Report:
 
     def to_html(self) -> str:
         """The page: one file that opens without a network."""
-        view = self.scores.view(pattern=self.pattern)
+        view = self.scores.numbers(pattern=self.pattern)
         view = replace(view, notes=(*self.notes, *view.notes), special=self.special)
         provenance = self.scores.provenance
         return render_page(
@@ -157,9 +157,9 @@ class Report:
     def _found(self, kind: type[R]) -> R | None:
         return next((each.result for each in self.measured if isinstance(each.result, kind)), None)
 
-    def _sections(self, view: ScoreView) -> list[Section]:
+    def _sections(self, view: ScoreNumbers) -> list[Section]:
         """The page's sections: those of figures 1 to 10, and after them what else was measured."""
-        focus, layers, calls = self.focus.view(), view.layers, self.calls
+        focus, layers, calls = self.focus.numbers(), view.layers, self.calls
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
         return [
             *self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus)),
@@ -169,7 +169,7 @@ class Report:
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
         ]
 
-    def _start(self, view: ScoreView) -> tuple[int, int, int] | None:
+    def _start(self, view: ScoreNumbers) -> tuple[int, int, int] | None:
         """The head without which the loss changes most, and the row in which it looks hardest at another token."""
         if self.effects is None:
             return None
@@ -227,7 +227,7 @@ class Report:
         page = html_text(self.to_html())
         return f'<iframe srcdoc="{page}" title="attnmech report" style="width:100%;height:85vh;border:0"></iframe>'
 
-    def _facts(self, view: ScoreView) -> list[TableRow]:
+    def _facts(self, view: ScoreNumbers) -> list[TableRow]:
         shown = list(self.scores.layers)
         largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")

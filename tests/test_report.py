@@ -77,7 +77,7 @@ def test_the_page_begins_at_the_head_that_matters_most(
     start = json.loads(found[1])
     strongest = report.effects.strongest(1).iloc[0]
     assert (start["layer"], start["head"]) == (strongest.layer, strongest["head"])
-    pattern = report.scores.view().pattern[start["layer"], start["head"]]
+    pattern = report.scores.numbers().pattern[start["layer"], start["head"]]
     weights = [(pattern[i, j], i) for i in range(len(pattern)) for j in range(1, len(pattern)) if i != j]
     assert start["query"] == max(weights)[1]
 
@@ -197,7 +197,7 @@ def test_the_page_shows_the_attention_that_the_model_used(name: str, edit: str) 
     data = page_data(report.to_html())
     np.testing.assert_allclose(attention_of(data), used, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(report.pattern.numpy(), used, rtol=1e-5, atol=1e-7)
-    softmax = report.scores.view().pattern
+    softmax = report.scores.numbers().pattern
     if edit == "z":
         np.testing.assert_allclose(softmax, used, rtol=1e-3, atol=1e-5)
         assert not np.allclose(used, model.run(ids, points=["pattern"])["pattern"][:, 0].numpy(), atol=1e-3)
@@ -206,7 +206,7 @@ def test_the_page_shows_the_attention_that_the_model_used(name: str, edit: str) 
     key = int(used[1, 0, -1].argmax())
     told = text_at(data, "row-finding", layer=1, head=0, query=used.shape[2] - 1)
     assert f"attends {percent(float(used[1, 0, -1, key]))} to {key} “" in told
-    (note,) = [each for each in report.scores.view().notes if "softmax of these scores" in each]
+    (note,) = [each for each in report.scores.numbers().notes if "softmax of these scores" in each]
     assert note not in report.to_html() and "Hooks were in force" in report.to_html()
 
 

@@ -14,8 +14,8 @@ from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
 from attnmech.draw.chart import ByChoice, Chart, Slot
 from attnmech.draw.figure import Figure
+from attnmech.draw.numbers import FocusNumbers
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
-from attnmech.draw.view import FocusView
 from attnmech.errors import InputError, index_of
 
 RANK_COLOURS: Final = SCORE_COLOURS[3:0:-1]
@@ -35,7 +35,7 @@ QUANTITIES: Final = {
 """What stands at the axis of figures 4, 5 and 6."""
 
 
-def focus_chart(view: FocusView, number: str, layers: Sequence[int]) -> Chart:
+def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart:
     """Figure 4, 5 or 6 by its `number` ("self_top", "first_top", "concentration"), its ring at the chosen head.
 
     `layers` are those that can be chosen, some of the figure's or all.
@@ -53,17 +53,17 @@ def focus_chart(view: FocusView, number: str, layers: Sequence[int]) -> Chart:
     )
 
 
-def self_focus(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
+def self_focus(view: FocusNumbers, *, chosen: tuple[int, int] | None = None) -> go.Figure:
     """Figure 4: how often a head's highest score is at the token itself; `chosen` as in `rank_lines`."""
     return rank_lines_of(view, "self_top", chosen)
 
 
-def first_focus(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
+def first_focus(view: FocusNumbers, *, chosen: tuple[int, int] | None = None) -> go.Figure:
     """Figure 5: how often a head's highest score is at the first token; `chosen` as in `rank_lines`."""
     return rank_lines_of(view, "first_top", chosen)
 
 
-def concentration(view: FocusView, *, chosen: tuple[int, int] | None = None) -> go.Figure:
+def concentration(view: FocusNumbers, *, chosen: tuple[int, int] | None = None) -> go.Figure:
     """Figure 6: how far the highest probability stands above the second; `chosen` as in `rank_lines`."""
     return rank_lines_of(view, "concentration", chosen)
 
@@ -130,7 +130,7 @@ def rank_lines(
     return figure
 
 
-def rank_lines_of(view: FocusView, number: str, chosen: tuple[int, int] | None = None) -> go.Figure:
+def rank_lines_of(view: FocusNumbers, number: str, chosen: tuple[int, int] | None = None) -> go.Figure:
     """Figure 4, 5 or 6 by its `number`; `chosen` as in `rank_lines`."""
     return rank_lines(
         getattr(view, number),

@@ -8,9 +8,9 @@ import numpy as np
 
 from attnmech.draw.chart import ByChoice
 from attnmech.draw.focus import focus_chart, rank_lines_of
+from attnmech.draw.numbers import FocusNumbers
 from attnmech.draw.section import Section
 from attnmech.draw.text import percent
-from attnmech.draw.view import FocusView
 
 MANY: Final = 0.5
 """From this share on, a head counts as one that looks there."""
@@ -24,7 +24,7 @@ _RANKS_JOINED: Final = (
 @dataclass(frozen=True)
 class _Figure:
     number: str
-    """The number that it shows, by its name in a `FocusView`."""
+    """The number that it shows, by its name in a `FocusNumbers`."""
     name: str
     contents: str
     heading: str
@@ -69,7 +69,7 @@ _FIGURES: Final = (
 )
 
 
-def focus_sections(view: FocusView, call: str, layers: Sequence[int] = ()) -> list[Section]:
+def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) -> list[Section]:
     """Figures 4 to 6 of all heads.
 
     Args:
@@ -81,7 +81,7 @@ def focus_sections(view: FocusView, call: str, layers: Sequence[int] = ()) -> li
     return [_chosen(view, each, call, layers) if layers else _plain(view, each, call) for each in _FIGURES]
 
 
-def _plain(view: FocusView, figure: _Figure, call: str) -> Section:
+def _plain(view: FocusNumbers, figure: _Figure, call: str) -> Section:
     return Section(
         contents=figure.contents,
         heading=figure.heading,
@@ -92,7 +92,7 @@ def _plain(view: FocusView, figure: _Figure, call: str) -> Section:
     )
 
 
-def _chosen(view: FocusView, figure: _Figure, call: str, layers: Sequence[int]) -> Section:
+def _chosen(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int]) -> Section:
     plain = _plain(view, figure, call)
     return replace(
         plain,
@@ -103,7 +103,7 @@ def _chosen(view: FocusView, figure: _Figure, call: str, layers: Sequence[int]) 
     )
 
 
-def about_all_heads(view: FocusView) -> str:
+def about_all_heads(view: FocusNumbers) -> str:
     """Of how many heads half the rows or more look at the first token, at themselves, at the token before."""
 
     def count(name: str) -> int:
@@ -115,7 +115,7 @@ def about_all_heads(view: FocusView) -> str:
     )
 
 
-def _place_of_head(view: FocusView, figure: _Figure, layers: Sequence[int]) -> ByChoice:
+def _place_of_head(view: FocusNumbers, figure: _Figure, layers: Sequence[int]) -> ByChoice:
     """The head's own number, the highest of all, and how many heads have half or more."""
     values = getattr(view, figure.number)
     places = [view.layers.index(layer) for layer in layers]
@@ -141,7 +141,7 @@ def _place_of_head(view: FocusView, figure: _Figure, layers: Sequence[int]) -> B
     return ByChoice.texts(("layer", "head"), (len(layers), values.shape[1]), told)
 
 
-def _rows_in_words(view: FocusView) -> str:
+def _rows_in_words(view: FocusNumbers) -> str:
     rows = f"{view.rows[:1].upper()}{view.rows[1:].rstrip('.')}."
     if view.low:
         return f"{rows} The hover box gives each number's interval."

@@ -16,6 +16,7 @@ from attnmech.draw import scripts
 from attnmech.draw.carried import Carried
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.embed import View
+from attnmech.draw.numbers import ScoreNumbers, TableRow
 from attnmech.draw.packing import precision_of
 from attnmech.draw.score_sections import row_sentences
 from attnmech.draw.scores import of_heads
@@ -24,7 +25,6 @@ from attnmech.draw.style import MARKS
 from attnmech.draw.templates import rendered
 from attnmech.draw.text import json_for_script, token_labels, visible_token, with_minus_signs
 from attnmech.draw.token_weights import unattended
-from attnmech.draw.view import ScoreView, TableRow
 
 SINK: Final = 1e-3
 """Where a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
@@ -37,7 +37,7 @@ def render_page(
     *,
     title: str,
     lead: str,
-    view: ScoreView,
+    view: ScoreNumbers,
     sections: Sequence[Section],
     facts: Sequence[TableRow],
     checks: Sequence[TableRow],
@@ -101,7 +101,7 @@ def render_page(
     )
 
 
-def _choices(view: ScoreView, sections: Sequence[Section]) -> list[Choice]:
+def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
     """All that can be chosen, in the order of an address; what only one section offers comes last."""
     offered = {choice.name: choice for section in sections for choice in section.choices}
     return [
@@ -114,7 +114,7 @@ def _choices(view: ScoreView, sections: Sequence[Section]) -> list[Choice]:
 
 
 def _data(
-    view: ScoreView,
+    view: ScoreNumbers,
     sections: Sequence[Section],
     choices: Sequence[Choice],
     reasons: Sequence[Sequence[Sequence[str]]],

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from attnmech.draw.carried import error_of
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.ledger import REFERENCES, ledger_chart, likeliest
+from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.scores import (
     MEASURES,
     attention_chart,
@@ -21,7 +22,6 @@ from attnmech.draw.scores import (
 from attnmech.draw.section import Choice, OfPattern, Section
 from attnmech.draw.style import MARKS, term_style
 from attnmech.draw.text import bound, percent, signed, visible_token
-from attnmech.draw.view import ScoreView
 
 MEASURE: Final = Choice(
     "measure", "Cells show", tuple(MEASURES), ("the score", "the score minus its row's highest", "the probability")
@@ -34,7 +34,7 @@ SMALLEST_LEAD: Final = 0.0005
 """A term whose lead would be written as 0.000 is not named."""
 
 
-def score_sections(view: ScoreView, call: str, shown: str, overview: str = "") -> list[Section]:
+def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = "") -> list[Section]:
     """Figures 1 to 3 of every head.
 
     Args:
@@ -132,7 +132,7 @@ def score_sections(view: ScoreView, call: str, shown: str, overview: str = "") -
     ]
 
 
-def _ledger(view: ScoreView, call: str) -> Section:
+def _ledger(view: ScoreNumbers, call: str) -> Section:
     return Section(
         contents="One row as a sum",
         heading="One row as a sum",
@@ -152,7 +152,7 @@ def _charts(section: Section) -> list[Chart]:
     return [each for each in section.figures.values() if isinstance(each, Chart)]
 
 
-def row_sentences(view: ScoreView) -> ByChoice:
+def row_sentences(view: ScoreNumbers) -> ByChoice:
     """Of every query in every head, the three keys that it attends most."""
 
     def told(layer: int, head: int, query: int) -> str:
@@ -165,7 +165,7 @@ def row_sentences(view: ScoreView) -> ByChoice:
     return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
 
 
-def _about_rows(view: ScoreView) -> ByChoice:
+def _about_rows(view: ScoreNumbers) -> ByChoice:
     marks = marks_of(highest_key(view.scores))
 
     def told(layer: int, head: int) -> str:
@@ -178,7 +178,7 @@ def _about_rows(view: ScoreView) -> ByChoice:
     return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)
 
 
-def _about_leads(view: ScoreView) -> ByChoice:
+def _about_leads(view: ScoreNumbers) -> ByChoice:
     """By how much the likeliest key's score leads the next one's, term by term."""
     order = likeliest(view.scores, view.pattern)[..., :2]
     count = np.isfinite(view.scores).sum(axis=-1)
@@ -210,7 +210,7 @@ def _leads(terms: Mapping[str, Float[np.ndarray, " two"]]) -> str:
     return ", ".join(f"{term_style(name).label} {signed(leads[name], '.3f')}" for name in named)
 
 
-def _about_shares(view: ScoreView) -> ByChoice:
+def _about_shares(view: ScoreNumbers) -> ByChoice:
     shape = (*view.scores.shape[:2], view.ranked_key.shape[3])
     counted = {name: np.isfinite(share).sum(axis=2) for name, share in view.ranked_share.items()}
     mean = {name: np.nansum(share, axis=2) / counted[name].clip(1) for name, share in view.ranked_share.items()}
@@ -225,7 +225,7 @@ def _about_shares(view: ScoreView) -> ByChoice:
     return ByChoice.texts(("layer", "head", "rank"), shape, told)
 
 
-def _about_key_terms(view: ScoreView) -> ByChoice | str:
+def _about_key_terms(view: ScoreNumbers) -> ByChoice | str:
     if not view.key_terms:
         return ""
 
@@ -236,5 +236,5 @@ def _about_key_terms(view: ScoreView) -> ByChoice | str:
     return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)
 
 
-def _token(view: ScoreView, position: int) -> str:
+def _token(view: ScoreNumbers, position: int) -> str:
     return f"{position} “{visible_token(view.tokens[position])}”"

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from attnmech.draw.carried import carried_error
 from attnmech.draw.chart import ByChoice
+from attnmech.draw.numbers import Side, UpdateNumbers
 from attnmech.draw.scores import marks_of
 from attnmech.draw.section import Choice, Section
 from attnmech.draw.style import MARKS
@@ -17,7 +18,6 @@ from attnmech.draw.updates import (
     orientation_by_magnitude_chart,
     orientation_histograms_chart,
 )
-from attnmech.draw.view import Side, UpdateView
 
 SIDES: Final[tuple[Side, ...]] = ("query", "target")
 
@@ -33,7 +33,7 @@ _WHAT_A_SIDE_IS: Final = {
 _OF_HEAD: Final = ("side", "layer", "head")
 
 
-def update_sections(view: UpdateView, call: str) -> list[Section]:
+def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
     """Figures 7 to 10 of every layer; `call` is the Python that gives the result."""
     magnitude = np.stack([view.magnitude_of(side) for side in SIDES])
     orientation = np.stack([view.orientation_of(side) for side in SIDES])
@@ -105,7 +105,7 @@ def _by_side(reading: str, more: dict[str, str] | None = None) -> ByChoice:
     return ByChoice.texts(("side",), (len(SIDES),), lambda side: f"{reading} {words[SIDES[side]]}")
 
 
-def _about_magnitudes(view: UpdateView, magnitude: Float[np.ndarray, "side layer head token"]) -> ByChoice:
+def _about_magnitudes(view: UpdateNumbers, magnitude: Float[np.ndarray, "side layer head token"]) -> ByChoice:
     def told(side: int, layer: int, head: int) -> str:
         values = magnitude[side, layer, head]
         values = values[values > 0]
@@ -119,7 +119,7 @@ def _about_magnitudes(view: UpdateView, magnitude: Float[np.ndarray, "side layer
     return ByChoice.texts(_OF_HEAD, magnitude.shape[:3], told)
 
 
-def _about_orientations(view: UpdateView, orientation: Float[np.ndarray, "side layer head token"]) -> ByChoice:
+def _about_orientations(view: UpdateNumbers, orientation: Float[np.ndarray, "side layer head token"]) -> ByChoice:
     def told(side: int, layer: int, head: int) -> str:
         values = orientation[side, layer, head]
         values = values[np.isfinite(values)]
@@ -134,7 +134,7 @@ def _about_orientations(view: UpdateView, orientation: Float[np.ndarray, "side l
 
 
 def _about_largest(
-    view: UpdateView,
+    view: UpdateNumbers,
     magnitude: Float[np.ndarray, "side layer head token"],
     orientation: Float[np.ndarray, "side layer head token"],
 ) -> ByChoice:
@@ -152,7 +152,7 @@ def _about_largest(
     return ByChoice.texts(_OF_HEAD, magnitude.shape[:3], told)
 
 
-def _about_marks(view: UpdateView, magnitude: Float[np.ndarray, "side layer head token"]) -> ByChoice:
+def _about_marks(view: UpdateNumbers, magnitude: Float[np.ndarray, "side layer head token"]) -> ByChoice:
     marks = marks_of(view.attended)
 
     def told(side: int, layer: int) -> str:
@@ -169,5 +169,5 @@ def _about_marks(view: UpdateView, magnitude: Float[np.ndarray, "side layer head
     return ByChoice.texts(("side", "layer"), magnitude.shape[:2], told)
 
 
-def _nothing(view: UpdateView, layer: int, head: int) -> str:
+def _nothing(view: UpdateNumbers, layer: int, head: int) -> str:
     return f"L{view.layers[layer]}H{head} has no update to show."

@@ -17,10 +17,10 @@ from jaxtyping import Float, Int, Integer
 
 from attnmech.draw.chart import ByChoice, Chart, Slot
 from attnmech.draw.figure import Figure
+from attnmech.draw.numbers import Side
 from attnmech.draw.scores import marks_of
 from attnmech.draw.style import FIGURE_STYLE, MARKS, NEUTRAL, SCORE_COLOURS, MarkStyle
 from attnmech.draw.text import token_labels
-from attnmech.draw.view import Side
 from attnmech.errors import InputError, index_of
 
 AXIS_TITLES: Final = {

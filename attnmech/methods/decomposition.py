@@ -33,8 +33,8 @@ from ..runs.layers import count_layers
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+    from ..draw.numbers import ScoreNumbers
     from ..draw.section import Section
-    from ..draw.view import ScoreView
 
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger")
 
@@ -283,15 +283,15 @@ class ScoreDecomposition(Result):
                 rows.append(row)
         return pd.DataFrame(rows)
 
-    def view(
+    def numbers(
         self, sequence: int = 0, ranks: int = 10, *, pattern: Float[Tensor, "layer head query key"] | None = None
-    ) -> "ScoreView":
+    ) -> "ScoreNumbers":
         """The numbers of figures 1 to 3 for one text, as arrays for drawing.
 
         `pattern` is the attention of the run itself, over the text's real tokens, in the layers decomposed. Without
         it, the softmax of the scores is shown, which is what the model used unless a hook changed the pattern.
         """
-        from ..draw.view import ScoreView
+        from ..draw.numbers import ScoreNumbers
 
         ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
@@ -315,7 +315,7 @@ class ScoreDecomposition(Result):
             key_terms.append({name: one.term(name)[0, :, 0].expand(-1, length) for name in one.names_by_key()})
             terms.append({name: one.term(name)[0] for name in one.names() if name != "mask"})
         heads = self.residual.shape[1]
-        return ScoreView(
+        return ScoreNumbers(
             tokens=tokens,
             layers=self.layers,
             scores=torch.stack(scores).float().cpu().numpy(),
@@ -368,7 +368,7 @@ class ScoreDecomposition(Result):
         rank = index_of("rank", rank, len(self.key_tokens[0]), "0 is the highest score")
         heads = self.residual.shape[1]
         head = index_of("head", head, heads, f"this model has {heads} heads in each layer")
-        view = self.select([self.layers[index]]).view(sequence, ranks=rank + 1)
+        view = self.select([self.layers[index]]).numbers(sequence, ranks=rank + 1)
         if figure == "row_ledger":
             from ..draw.ledger import row_ledger
 
@@ -388,12 +388,12 @@ class ScoreDecomposition(Result):
 
     def to_html(self, path: str | Path, *, sequence: int = 0) -> Path:
         """Writes figures 1 to 3 for every head on one text as one offline page."""
+        from ..draw.numbers import TableRow
         from ..draw.page import render_page
-        from ..draw.view import TableRow
 
         target = path_of(path, OutputError)
         worst = float(self.residual[list(self.layers)].max())
-        view = self.view(sequence)
+        view = self.numbers(sequence)
         html = render_page(
             title=f"Attention scores of {self.provenance.model}",
             lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
@@ -409,7 +409,7 @@ class ScoreDecomposition(Result):
 
     def sections(
         self,
-        view: "ScoreView",
+        view: "ScoreNumbers",
         call: str = "split",
         shown: str = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")',
         overview: str = "",
@@ -427,7 +427,7 @@ class ScoreDecomposition(Result):
 
         if self.tokens != self.key_tokens:
             return super()._repr_html_()
-        view = self.view()
+        view = self.numbers()
         try:
             maps = model_view(view.pattern, view.tokens, layers=view.layers, sums_to_one=False, title="Attention")
         except InputError:

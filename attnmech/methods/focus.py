@@ -43,8 +43,8 @@ from ..runs.stream import Reducer, Run, Source, State, stream
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+    from ..draw.numbers import FocusNumbers
     from ..draw.section import Section
-    from ..draw.view import FocusView
 
 TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
 """The types of key, in the order of the axis `type`."""
@@ -408,11 +408,11 @@ class AttentionFocus(RowMeans):
         if self.parts is not None:
             return self._difference_map(FIGURES[figure])
         chosen = None if layer is None or head is None else (layer, head)
-        return rank_lines_of(self.view(), FIGURES[figure], chosen)
+        return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
 
-    def view(self) -> "FocusView":
+    def numbers(self) -> "FocusNumbers":
         """The numbers of figures 4 to 6, as arrays for drawing."""
-        from ..draw.view import FOCUS_NUMBERS, FocusView
+        from ..draw.numbers import FOCUS_NUMBERS, FocusNumbers
 
         if self.parts is not None:
             raise InputError("figures 4 to 6 show shares, which a difference does not have; use .plot().")
@@ -423,7 +423,7 @@ class AttentionFocus(RowMeans):
         ends = {name: self.interval(name) for name in FOCUS_NUMBERS}
         known = {name: pair for name, pair in ends.items() if pair is not None}
         left_out = "" if "first" in self.chosen else " The first row of each text is left out."
-        return FocusView(
+        return FocusNumbers(
             layers=self.layers,
             **{name: array(self.mean(name)) for name in FOCUS_NUMBERS},
             rows=f"Rows that see only one key have no choice and do not count.{left_out}",
@@ -435,7 +435,7 @@ class AttentionFocus(RowMeans):
         """Figures 4 to 6 as a page shows them; with `layers`, the reader can choose a head in these layers."""
         from ..draw.focus_sections import focus_sections
 
-        return focus_sections(self.view(), call, layers)
+        return focus_sections(self.numbers(), call, layers)
 
     def _sections(self) -> "Sequence[Section]":
         return self._difference_sections(FIGURES) if self.parts is not None else self.sections()

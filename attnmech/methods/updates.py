@@ -40,8 +40,8 @@ from ..runs.stream import Reducer, Run, Source, State, stream
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+    from ..draw.numbers import Side, UpdateNumbers
     from ..draw.section import Section
-    from ..draw.view import Side, UpdateView
 
 STATISTICS: Final = (
     "magnitude", "orientation", "along", "across", "target_magnitude", "target_orientation",
@@ -432,7 +432,7 @@ class ResidualUpdates(_Updates):
         option("side", side, ("query", "target"))
         option("figure", figure, FIGURES)
         place = 0 if layer is None else self._place_of(layer)
-        view = self.view(sequence)
+        view = self.numbers(sequence)
         magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
         attended = view.attended[place]
         if figure == "magnitude":
@@ -455,9 +455,9 @@ class ResidualUpdates(_Updates):
             )
         return self._difference_map(statistic)
 
-    def view(self, sequence: int = 0, layers: Iterable[int] | None = None) -> "UpdateView":
+    def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None) -> "UpdateNumbers":
         """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all its layers or some."""
-        from ..draw.view import UpdateView
+        from ..draw.numbers import UpdateNumbers
 
         real = self._row("classes").any(dim=1)
         sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
@@ -472,7 +472,7 @@ class ResidualUpdates(_Updates):
         def rows(statistic: str) -> Any:
             return self.by_row(statistic)[places][:, :, sequence][..., here].float().numpy()
 
-        return UpdateView(
+        return UpdateNumbers(
             tokens=tuple(self.tokens[sequence][place] for place in here.tolist()),
             layers=tuple(shown),
             magnitude=rows("magnitude"),
@@ -486,7 +486,7 @@ class ResidualUpdates(_Updates):
         """Figures 7 to 10 of one text, for a page whose reader chooses a layer and a head."""
         from ..draw.update_sections import update_sections
 
-        return update_sections(self.view(layers=layers), call)
+        return update_sections(self.numbers(layers=layers), call)
 
     def _sections(self) -> "Sequence[Section]":
         from ..draw.section import Section

@@ -14,7 +14,7 @@ from ..interventions import Intervention, Values
 from ..maths.scores import ScoreParts
 from ..points import POINTS, PointKey, full_name
 from .mask import MaskRule
-from .observed import LayerFacts
+from .observed import LayerAttention
 
 Ledger: TypeAlias = Callable[[Any, Tensor, Tensor], ScoreParts]
 """Makes the terms of a layer's scores from the layer's block, `attn_in`, and the visible keys."""
@@ -153,7 +153,7 @@ class AppliedInLayer:
         """Whether it may put weight on keys that no row of a block can see."""
         return any(change.intervention.edit == "replace" for change in self.patterns)
 
-    def ledger(self, facts: "LayerFacts", mask: "MaskRule") -> ScoreParts:
+    def ledger(self, facts: "LayerAttention", mask: "MaskRule") -> ScoreParts:
         """The terms of the current scores; `InputError` if they lack one to be scaled."""
         make, attn_in = self.scales[0].ledger, facts.notes.attn_in
         assert make is not None and attn_in is not None

@@ -23,7 +23,7 @@ from ..points import full_name
 from .applied import AppliedInLayer
 from .in_force import InForce
 from .mask import MaskRule, mask_rule
-from .observed import LayerFacts, RowBlock
+from .observed import LayerAttention, RowBlock
 
 IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
@@ -61,7 +61,7 @@ def attend(
     position = None if position is None else position.to(wide)
     changes = in_force.applied_in(site.stack, layer)
     keys_batch = in_force.under_way.batch.keys(site.stack)
-    facts = LayerFacts(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
+    facts = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
     ledger = None if changes is None else _terms_to_scale(changes, site, facts, mask)
     other_values = None if changes is None else changes.change_of_values(v, q.shape[1], keys_batch)
     whole = any(in_force.wants(site.point(name), layer) for name in ("scores", "pattern"))
@@ -117,7 +117,7 @@ def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> 
     return Attention(pattern, scores)
 
 
-def _terms_to_scale(changes: AppliedInLayer, site: "Site", facts: LayerFacts, mask: MaskRule) -> ScoreParts | None:
+def _terms_to_scale(changes: AppliedInLayer, site: "Site", facts: LayerAttention, mask: MaskRule) -> ScoreParts | None:
     """The ledger of a layer in which interventions scale terms, computed from `attn_in` and the weights."""
     if not changes.scales:
         return None

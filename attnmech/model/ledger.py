@@ -12,13 +12,13 @@ from ..errors import ExactnessError
 from ..maths.precision import least_rounding, product_rounding, steps_rounding
 from ..maths.scores import Rotation, Rounded, ScoreParts, product_error, score_parts, score_rounding
 from .architectures import Architecture
-from .observed import LayerFacts, RowBlock
+from .observed import LayerAttention, RowBlock
 from .stack import Stack
 
 
 def ledger_of_block(
     stacks: Mapping[str, Stack],
-    block: RowBlock | LayerFacts,
+    block: RowBlock | LayerAttention,
     attn_in: Float[Tensor, "batch position d_model"],
     visible: Bool[Tensor, "batch 1 query key"],
     *,
@@ -215,7 +215,7 @@ def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
     return value.abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3)).double()
 
 
-def _rotation(plan: Architecture, block: RowBlock | LayerFacts, dtype: torch.dtype) -> Rotation | None:
+def _rotation(plan: Architecture, block: RowBlock | LayerAttention, dtype: torch.dtype) -> Rotation | None:
     rotary = plan.rotary
     if rotary is None:
         return None

@@ -44,7 +44,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class LayerFacts:
+class LayerAttention:
     """What the scores of a layer depend on, besides queries and keys."""
 
     stack: str

@@ -14,11 +14,11 @@ from browser import WHOLE, opening
 from attnmech.draw.circuitsvis import token_log_probs
 from attnmech.draw.embed import View
 from attnmech.draw.focus_sections import about_all_heads, focus_sections
+from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, TableRow, UpdateNumbers
 from attnmech.draw.page import render_page
 from attnmech.draw.score_sections import score_sections
 from attnmech.draw.section import Section
 from attnmech.draw.update_sections import update_sections
-from attnmech.draw.view import FocusView, ScoreView, TableRow, UpdateView
 
 TOKENS = (
     "</script><script>window.owned=1</script>",
@@ -34,7 +34,7 @@ HOSTILE = "</script><script>window.owned=1</script><img src=x onerror=window.own
 
 
 @pytest.fixture(scope="session")
-def view() -> ScoreView:
+def view() -> ScoreNumbers:
     """2 layers × 3 heads × 7 tokens of a causal model without a position term, ranks 0 to 4."""
     layers, heads, count, ranks = 2, 3, len(TOKENS), 5
     generator = np.random.default_rng(0)
@@ -50,7 +50,7 @@ def view() -> ScoreView:
         ranked_key[:, :, query, : order.shape[-1]] = order
     share[:, :, 0] = np.nan
     share[ranked_key < 0] = np.nan
-    return ScoreView(
+    return ScoreNumbers(
         tokens=TOKENS,
         layers=(2, 5),
         scores=scores,
@@ -65,12 +65,12 @@ def view() -> ScoreView:
 
 
 @pytest.fixture(scope="session")
-def focus() -> FocusView:
+def focus() -> FocusNumbers:
     """4 layers × 3 heads, two of the layers those of `view`, one head without a number, intervals for one number."""
     generator = np.random.default_rng(1)
     first_top, previous_top, concentration = generator.uniform(size=(3, 4, 3)).astype(np.float32)
     self_top = np.array([[0.2, 0.9, 0.5], [0.25, 0.25, 0.75], [0.0, np.nan, 1.0], [0.1, 0.3, 0.6]], dtype=np.float32)
-    return FocusView(
+    return FocusNumbers(
         layers=(0, 2, 5, 7),
         self_top=self_top,
         first_top=first_top,
@@ -83,7 +83,7 @@ def focus() -> FocusView:
 
 
 @pytest.fixture(scope="session")
-def updates(view: ScoreView) -> UpdateView:
+def updates(view: ScoreNumbers) -> UpdateNumbers:
     """3 layers × 3 heads × 7 tokens, two of the layers those of `view`; a magnitude of 0, and no choice in row 0."""
     generator = np.random.default_rng(2)
     shape = (3, 3, len(TOKENS))
@@ -94,7 +94,7 @@ def updates(view: ScoreView) -> UpdateView:
     attended = np.zeros(shape, dtype=np.int32)
     attended[0], attended[2], attended[1] = view.ranked_key[0, :, :, 0], view.ranked_key[1, :, :, 0], 1
     attended[:, :, 0] = -1
-    return UpdateView(
+    return UpdateNumbers(
         tokens=TOKENS,
         layers=(2, 4, 5),
         magnitude=magnitude[0],
@@ -105,19 +105,19 @@ def updates(view: ScoreView) -> UpdateView:
     )
 
 
-def sections_of(view: ScoreView, *further: Section) -> list[Section]:
+def sections_of(view: ScoreNumbers, *further: Section) -> list[Section]:
     """The sections of figures 1 to 3, and others."""
     return [*score_sections(view, "scores", SHOWN, ""), *further]
 
 
-def page(view: ScoreView, sections: Sequence[Section], **parts: Any) -> str:
+def page(view: ScoreNumbers, sections: Sequence[Section], **parts: Any) -> str:
     """A page with little beside its sections."""
     blank: dict[str, Any] = {"title": "t", "lead": "l", "facts": [], "checks": [], "provenance": {}}
     return render_page(**blank | parts, view=view, sections=sections)
 
 
 @pytest.fixture(scope="session")
-def all_sections(view: ScoreView, focus: FocusView, updates: UpdateView) -> list[Section]:
+def all_sections(view: ScoreNumbers, focus: FocusNumbers, updates: UpdateNumbers) -> list[Section]:
     """Those of figures 1 to 10, and what the model expects."""
     expected = token_log_probs(
         np.random.default_rng(6).normal(size=(len(TOKENS), 20)),
@@ -133,7 +133,7 @@ def all_sections(view: ScoreView, focus: FocusView, updates: UpdateView) -> list
     ]
 
 
-def shown_layers(updates: UpdateView, view: ScoreView) -> UpdateView:
+def shown_layers(updates: UpdateNumbers, view: ScoreNumbers) -> UpdateNumbers:
     """The updates of the page's layers."""
     names = ("magnitude", "orientation", "target_magnitude", "target_orientation", "attended")
     places = [updates.layers.index(layer) for layer in view.layers]
@@ -141,12 +141,12 @@ def shown_layers(updates: UpdateView, view: ScoreView) -> UpdateView:
 
 
 @pytest.fixture(scope="session")
-def full_page_html(view: ScoreView, all_sections: list[Section]) -> str:
+def full_page_html(view: ScoreNumbers, all_sections: list[Section]) -> str:
     return page(view, all_sections, brief={"Where": HOSTILE})
 
 
 @pytest.fixture(scope="session")
-def page_html(view: ScoreView) -> str:
+def page_html(view: ScoreNumbers) -> str:
     return page(
         view,
         sections_of(view, Section("Last", "reading", {"last": go.Figure()}, "print()  # </script>")),

@@ -10,6 +10,7 @@ from attnmech.draw.effects import effect_map
 from attnmech.draw.figure import Figure
 from attnmech.draw.focus import focus_chart, rank_lines_of
 from attnmech.draw.ledger import REFERENCES, ledger_chart, row_ledger
+from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.scores import (
     MEASURES,
     attention_chart,
@@ -31,7 +32,6 @@ from attnmech.draw.updates import (
     orientation_histograms,
     orientation_histograms_chart,
 )
-from attnmech.draw.view import FocusView, ScoreView, UpdateView
 
 NAN = np.nan
 
@@ -47,7 +47,7 @@ def assert_same(figure: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("layer", "head", "rank"), [(0, 0, 0), (0, 2, 1), (1, 0, 3), (1, 1, 0)])
-def test_figures_1_to_3_are_those_of_the_head(view: ScoreView, layer: int, head: int, rank: int) -> None:
+def test_figures_1_to_3_are_those_of_the_head(view: ScoreNumbers, layer: int, head: int, rank: int) -> None:
     tokens, chosen = view.tokens, {"layer": layer, "head": head, "rank": rank, "query": 4}
     scores, pattern = view.scores[layer, head], view.pattern[layer, head]
     keys = view.ranked_key[layer, head, :, rank]
@@ -71,7 +71,7 @@ def test_figures_1_to_3_are_those_of_the_head(view: ScoreView, layer: int, head:
 
 
 @pytest.mark.parametrize(("layer", "head", "query"), [(0, 0, 6), (1, 2, 3), (0, 1, 0)])
-def test_the_ledger_is_that_of_the_row(view: ScoreView, layer: int, head: int, query: int) -> None:
+def test_the_ledger_is_that_of_the_row(view: ScoreNumbers, layer: int, head: int, query: int) -> None:
     terms = {name: np.broadcast_to(term, view.scores.shape)[layer, head, query] for name, term in view.terms.items()}
     score, pattern = view.scores[layer, head, query], view.pattern[layer, head, query]
     chart = ledger_chart(
@@ -85,7 +85,7 @@ def test_the_ledger_is_that_of_the_row(view: ScoreView, layer: int, head: int, q
         assert_same(chart.figure(layer=layer, head=head, query=query, against=place), expected)
 
 
-def test_terms_against_a_reference_lose_what_the_reference_has(view: ScoreView) -> None:
+def test_terms_against_a_reference_lose_what_the_reference_has(view: ScoreNumbers) -> None:
     query = 5
     terms = {name: np.broadcast_to(term, view.scores.shape)[1, 0, query] for name, term in view.terms.items()}
     score, pattern = view.scores[1, 0, query], view.pattern[1, 0, query]
@@ -101,7 +101,7 @@ def test_terms_against_a_reference_lose_what_the_reference_has(view: ScoreView) 
         np.testing.assert_allclose(sums, figure.data[-2].x, rtol=1e-4, atol=1e-5)  # the bars still add up to the mark
 
 
-def test_the_ring_goes_to_the_chosen_head(focus: FocusView) -> None:
+def test_the_ring_goes_to_the_chosen_head(focus: FocusNumbers) -> None:
     chart = focus_chart(focus, "first_top", [2, 5])
     drawn, expected = chart.figure(layer=1, head=2), rank_lines_of(focus, "first_top", (5, 2))
     assert (list(drawn.data[-1].x), list(drawn.data[-1].y)) == ([5], list(expected.data[-1].y))
@@ -109,7 +109,7 @@ def test_the_ring_goes_to_the_chosen_head(focus: FocusView) -> None:
 
 
 @pytest.mark.parametrize(("side", "layer", "head"), [("query", 0, 0), ("query", 2, 1), ("target", 1, 2)])
-def test_figures_7_to_10_are_those_of_the_layer(updates: UpdateView, side: Any, layer: int, head: int) -> None:
+def test_figures_7_to_10_are_those_of_the_layer(updates: UpdateNumbers, side: Any, layer: int, head: int) -> None:
     sides: Any = ("query", "target")
     magnitude = np.stack([updates.magnitude_of(each) for each in sides])
     orientation = np.stack([updates.orientation_of(each) for each in sides])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnmech.draw.focus import MOST_TIED_HEADS, concentration, first_focus, rank_lines, self_focus
-from attnmech.draw.view import FocusView
+from attnmech.draw.numbers import FocusNumbers
 from attnmech.errors import InputError
 
 LAYERS = (3, 4, 7, 9, 12)
@@ -86,7 +86,7 @@ def test_the_ring_is_around_the_chosen_head(values: np.ndarray) -> None:
     assert len(rank_lines(values, LAYERS, quantity="q").data) == 4
 
 
-def test_each_figure_rings_its_own_number(focus: FocusView) -> None:
+def test_each_figure_rings_its_own_number(focus: FocusNumbers) -> None:
     for draw, numbers in ((self_focus, focus.self_top), (first_focus, focus.first_top)):
         ring = draw(focus, chosen=(7, 1)).data[-1]
         assert (ring.meta, list(ring.x), list(ring.y)) == ("chosen", [7], [numbers[3, 1]])
@@ -100,7 +100,7 @@ def test_each_figure_rings_its_own_number(focus: FocusView) -> None:
         (concentration, "concentration", "p(1) − p(2)"),
     ],
 )
-def test_each_figure_draws_its_number(draw: Any, name: str, words: str, focus: FocusView) -> None:
+def test_each_figure_draws_its_number(draw: Any, name: str, words: str, focus: FocusNumbers) -> None:
     figure = draw(focus)
     assert words in figure.layout.yaxis.title.text
     assert figure.layout.xaxis.title.text == "layer"
@@ -109,7 +109,7 @@ def test_each_figure_draws_its_number(draw: Any, name: str, words: str, focus: F
     )
 
 
-def test_only_the_number_with_intervals_shows_them(focus: FocusView) -> None:
+def test_only_the_number_with_intervals_shows_them(focus: FocusNumbers) -> None:
     assert lines(first_focus(focus))[0].customdata[0][2].startswith(" (")
     assert lines(self_focus(focus))[0].customdata[0][2] == ""
 
@@ -124,12 +124,12 @@ def test_labels_of_other_layers_and_unknown_heads_are_refused(values: np.ndarray
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_intervals_of_other_layers_are_refused(focus: FocusView) -> None:
+def test_intervals_of_other_layers_are_refused(focus: FocusNumbers) -> None:
     with pytest.raises(InputError, match=r"`high\['first_top'\]` must have the shape \(4, 3\) .* got \(2, 3\)"):
         replace(focus, high={"first_top": focus.first_top[:2]})
 
 
-def test_views_of_wrong_shape_or_range_are_refused(focus: FocusView) -> None:
+def test_views_of_wrong_shape_or_range_are_refused(focus: FocusNumbers) -> None:
     with pytest.raises(InputError, match=r"`self_top` must have the shape \(3, 3\) .* got \(4, 3\)"):
         replace(focus, layers=(0, 2, 5))
     with pytest.raises(InputError, match=r"`concentration` must lie between 0 and 1.*got 37"):

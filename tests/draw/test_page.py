@@ -14,9 +14,9 @@ import pytest
 from attnmech.draw import scripts
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.focus_sections import focus_sections
+from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.packing import rounding_error
 from attnmech.draw.update_sections import update_sections
-from attnmech.draw.view import FocusView, ScoreView, UpdateView
 from attnmech.errors import InputError
 
 from .conftest import page, sections_of
@@ -75,7 +75,7 @@ def test_status_is_said_in_words(page_html: str) -> None:
     assert re.search(r'causal</th><td class="status fail">✗ fails</td>', page_html)
 
 
-def test_empty_tables_say_so(view: ScoreView) -> None:
+def test_empty_tables_say_so(view: ScoreNumbers) -> None:
     html = page(view, sections_of(view))
     assert "No facts were given." in html
     assert "No checks were run." in html
@@ -95,7 +95,7 @@ def test_what_can_be_chosen_is_what_the_sections_offer(page_html: str, full_page
     assert list(embedded(full_page_html)["choices"]) == ["layer", "head", "rank", "side", "query", "measure", "against"]
 
 
-def test_an_array_travels_once(full_page_html: str, view: ScoreView) -> None:
+def test_an_array_travels_once(full_page_html: str, view: ScoreNumbers) -> None:
     data = embedded(full_page_html)
     slots = data["figures"]["attention-map"]["slots"]
     scores, relative, probability = (slot["columns"][0]["array"] for slot in slots if slot["path"][-1] == "z")
@@ -103,19 +103,19 @@ def test_an_array_travels_once(full_page_html: str, view: ScoreView) -> None:
     assert data["arrays"][scores]["low"] == pytest.approx(np.nanmin(view.scores, axis=(2, 3)).ravel().tolist())
 
 
-def test_bounds_are_rounded_up_and_what_is_exact_is_called_so(view: ScoreView, page_html: str) -> None:
+def test_bounds_are_rounded_up_and_what_is_exact_is_called_so(view: ScoreNumbers, page_html: str) -> None:
     off = re.search(r"scores and their terms are off by at most (\S+), shares", page_html)
     assert off and float(off[1]) >= max(rounding_error(each) for each in (view.scores, *view.terms.values()))
     whole = replace(view, scores=np.zeros_like(view.scores), terms={})
     assert "scores and their terms are exact, shares" in page(whole, sections_of(whole))
 
 
-def big_view() -> ScoreView:
+def big_view() -> ScoreNumbers:
     layers, heads, count = 4, 8, 64
     generator = np.random.default_rng(0)
     square = generator.normal(size=(layers, heads, count, count)).astype(np.float32)
     exponential = np.exp(square)
-    return ScoreView(
+    return ScoreNumbers(
         tokens=tuple(f" {position}" for position in range(count)),
         layers=tuple(range(layers)),
         scores=square,
@@ -132,17 +132,17 @@ def test_four_layers_of_eight_heads_and_64_tokens_stay_below_4_megabytes() -> No
     assert len(page(view, sections_of(view)).encode()) < 4e6
 
 
-def test_arrays_of_another_text_are_refused(view: ScoreView) -> None:
+def test_arrays_of_another_text_are_refused(view: ScoreNumbers) -> None:
     with pytest.raises(InputError, match=r"`scores` must have the shape \(2, 3, 6, 6\) .* got \(2, 3, 7, 7\)"):
         replace(view, tokens=view.tokens[:6])
 
 
-def test_infinities_are_refused(view: ScoreView) -> None:
+def test_infinities_are_refused(view: ScoreNumbers) -> None:
     with pytest.raises(InputError, match="`scores` must be finite, with NaN where a cell is hidden"):
         replace(view, scores=np.nan_to_num(view.scores, nan=-np.inf))
 
 
-def test_an_empty_view_is_refused(view: ScoreView) -> None:
+def test_an_empty_view_is_refused(view: ScoreNumbers) -> None:
     with pytest.raises(InputError, match="at least one token, one layer and one term"):
         replace(view, ranked_share={})
 
@@ -164,12 +164,12 @@ def test_the_full_page_loads_nothing_and_makes_no_element_of_hostile_text(full_p
     assert "<img src=x" not in full_page_html
 
 
-def test_the_page_says_which_rows_count_and_whether_there_are_intervals(full_page_html: str, focus: FocusView) -> None:
+def test_the_page_says_which_rows_count_and_if_there_are_intervals(full_page_html: str, focus: FocusNumbers) -> None:
     assert full_page_html.count("Row 0 is left out: it sees only itself &lt;/script&gt;") == 3
     assert full_page_html.count("The hover box gives each number&#39;s interval.") == 3
 
 
-def test_updates_of_nothing_have_axes_all_the_same(updates: UpdateView) -> None:
+def test_updates_of_nothing_have_axes_all_the_same(updates: UpdateNumbers) -> None:
     nothing = replace(
         updates, magnitude=np.zeros_like(updates.magnitude), orientation=np.full_like(updates.orientation, np.nan)
     )
@@ -180,7 +180,9 @@ def test_updates_of_nothing_have_axes_all_the_same(updates: UpdateView) -> None:
     assert first.finding.at({"side": 0, "layer": 1, "head": 2}) == "L4H2 has no update to show."
 
 
-def test_a_section_of_other_layers_or_tokens_is_refused(view: ScoreView, focus: FocusView, updates: UpdateView) -> None:
+def test_a_section_of_other_layers_or_tokens_is_refused(
+    view: ScoreNumbers, focus: FocusNumbers, updates: UpdateNumbers
+) -> None:
     with pytest.raises(InputError, match=r"`magnitude` has 3 layers and the page offers 2 \(\[2, 5\]\)"):
         page(view, sections_of(view, *update_sections(updates, "updates")))
     with pytest.raises(InputError, match=r"`self-focus` has 1 layers and the page offers 2"):
@@ -193,8 +195,8 @@ def test_figures_4_to_10_of_4_layers_8_heads_and_64_tokens_add_less_than_200_kil
     fraction = generator.uniform(size=(layers, heads)).astype(np.float32)
     number = generator.uniform(size=(layers, heads, count)).astype(np.float32)
     view = big_view()
-    focus = FocusView(view.layers, fraction, fraction, fraction, fraction, "all rows")
-    updates = UpdateView(
+    focus = FocusNumbers(view.layers, fraction, fraction, fraction, fraction, "all rows")
+    updates = UpdateNumbers(
         view.tokens, view.layers, number, number, number, number, number.argsort(axis=2).astype(np.int32)
     )
     further = [*focus_sections(focus, "focus", view.layers), *update_sections(updates, "updates")]

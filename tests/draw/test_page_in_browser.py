@@ -11,9 +11,9 @@ import pytest
 from browser import opening
 
 from attnmech.draw.chart import ByChoice, Chart
+from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.section import Section
 from attnmech.draw.text import visible_token
-from attnmech.draw.view import FocusView, ScoreView, UpdateView
 
 from .conftest import TOKENS
 
@@ -66,7 +66,7 @@ CHOICES = [
 
 @pytest.mark.parametrize("chosen", CHOICES)
 def test_the_page_fills_every_slot_and_sentence_as_python_does(
-    opened_full: Any, all_sections: list[Section], view: ScoreView, chosen: dict[str, int]
+    opened_full: Any, all_sections: list[Section], view: ScoreNumbers, chosen: dict[str, int]
 ) -> None:
     for name, index in chosen.items():
         if name == "query":
@@ -85,7 +85,7 @@ def test_the_page_fills_every_slot_and_sentence_as_python_does(
     assert slots > 100
 
 
-def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: ScoreView) -> None:
+def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: ScoreNumbers) -> None:
     box = opened.locator("#model-view canvas").first.bounding_box()
     assert box["width"] > 0
     opened.evaluate("document.getElementById('model-view').control.choose({layer: 0, head: 0})")
@@ -98,7 +98,7 @@ def test_a_small_map_chooses_its_head_for_the_whole_page(opened: Any, view: Scor
     np.testing.assert_allclose(np.array(drawn, dtype=float), view.scores[1, 1], atol=1e-4)
 
 
-def test_lines_and_edges_are_those_of_the_chosen_head(opened: Any, view: ScoreView) -> None:
+def test_lines_and_edges_are_those_of_the_chosen_head(opened: Any, view: ScoreNumbers) -> None:
     def weights(stage: str) -> Any:
         return opened.evaluate(f"document.getElementById('{stage}').control.weights()")
 
@@ -173,7 +173,7 @@ def blank(page: Any) -> list[str]:
 
 @pytest.mark.parametrize("way", ["pdf", "media"])
 def test_a_page_printed_at_once_has_every_figure(
-    chromium: Any, full_page_html: str, view: ScoreView, tmp_path: Path, way: str
+    chromium: Any, full_page_html: str, view: ScoreNumbers, tmp_path: Path, way: str
 ) -> None:
     with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
         if way == "pdf":
@@ -311,7 +311,7 @@ def test_the_buttons_of_a_figure_cover_nothing_of_it(opened_full: Any) -> None:
         assert ends[0] <= ends[1] + 1, figure
 
 
-def test_the_keys_of_a_chosen_query_are_listed_below(opened: Any, view: ScoreView) -> None:
+def test_the_keys_of_a_chosen_query_are_listed_below(opened: Any, view: ScoreNumbers) -> None:
     lists = [f"#{stage} .attnmech-list" for stage in ("sentence-view", "token-graph")]
     assert all(opened.locator(each).bounding_box() is None for each in lists)
     opened.click(".token >> nth=5")
@@ -413,7 +413,7 @@ def test_a_click_on_a_row_of_the_map_chooses_it(opened: Any) -> None:
     opened.wait_for_url("**&query=2", timeout=5000)
 
 
-def test_chips_are_shaded_by_the_row_pointed_at(opened: Any, view: ScoreView) -> None:
+def test_chips_are_shaded_by_the_row_pointed_at(opened: Any, view: ScoreNumbers) -> None:
     def depths() -> list[float]:
         read = "chips => chips.map(chip => Number(chip.style.getPropertyValue('--depth')))"
         return list(opened.eval_on_selector_all(".token", read))
@@ -425,7 +425,7 @@ def test_chips_are_shaded_by_the_row_pointed_at(opened: Any, view: ScoreView) ->
     assert depths() == pytest.approx(np.sqrt(view.pattern[0, 0, 6]).tolist(), abs=5e-3)
 
 
-def test_hostile_text_is_shown_and_does_not_run(opened: Any, view: ScoreView) -> None:
+def test_hostile_text_is_shown_and_does_not_run(opened: Any, view: ScoreNumbers) -> None:
     assert opened.locator(".token").all_inner_texts() == [visible_token(token) for token in view.tokens]
     labels = opened.locator("#share-bars .ytick text").all_text_contents()
     assert '2 <a·href="java…' in labels
@@ -448,7 +448,7 @@ def test_the_call_names_the_figure_and_the_choice(opened: Any) -> None:
     ]
 
 
-def test_sentences_count_the_rows(opened: Any, view: ScoreView) -> None:
+def test_sentences_count_the_rows(opened: Any, view: ScoreNumbers) -> None:
     keys = view.ranked_key[0, 0, 1:, 0]
     is_self = keys == np.arange(1, 7)
     first = (keys == 0).sum()
@@ -571,7 +571,7 @@ def test_a_click_on_a_head_chooses_it_where_the_page_has_its_layer(opened_full: 
     assert f"#layer=2&head={head}&" in opened_full.url
 
 
-def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusView, updates: UpdateView) -> None:
+def test_sentences_tell_the_chosen_heads_numbers(opened_full: Any, focus: FocusNumbers, updates: UpdateNumbers) -> None:
     opened_full.select_option("#layer", "5")
     first, own, before = ((one >= 0.5).sum() for one in (focus.first_top, focus.self_top, focus.previous_top))
     assert opened_full.inner_text("#all-heads-finding") == (

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.scores import (
     attention_map,
     highest_key,
@@ -15,7 +16,6 @@ from attnmech.draw.scores import (
 )
 from attnmech.draw.style import MARKS, TERMS
 from attnmech.draw.text import token_labels
-from attnmech.draw.view import ScoreView
 from attnmech.errors import InputError
 
 NAN = np.nan
@@ -51,7 +51,7 @@ def test_each_row_with_a_choice_is_marked_once() -> None:
     }
 
 
-def test_marks_agree_with_a_loop_over_rows(view: ScoreView) -> None:
+def test_marks_agree_with_a_loop_over_rows(view: ScoreNumbers) -> None:
     for scores in view.scores.reshape(-1, 7, 7):
         expected = [-1] + [max(range(row + 1), key=lambda key, row=row: scores[row, key]) for row in range(1, 7)]
         assert highest_key(scores).tolist() == expected
@@ -127,7 +127,7 @@ def test_without_key_terms_the_figure_says_so() -> None:
     assert "depends on the key alone" in figure.layout.annotations[0].text
 
 
-def test_every_figure_escapes_the_tokens(view: ScoreView) -> None:
+def test_every_figure_escapes_the_tokens(view: ScoreNumbers) -> None:
     scores, keys = view.scores[0, 0], view.ranked_key[0, 0, :, 0]
     shares = {name: share[0, 0, :, 0] for name, share in view.ranked_share.items()}
     terms = {name: term[0, 0] for name, term in view.key_terms.items()}
@@ -141,7 +141,7 @@ def test_every_figure_escapes_the_tokens(view: ScoreView) -> None:
         assert "img" in written
 
 
-def test_labels_stand_for_the_tokens_of_the_axis(view: ScoreView) -> None:
+def test_labels_stand_for_the_tokens_of_the_axis(view: ScoreNumbers) -> None:
     assert list(attention_map(view.scores[0, 0], view.tokens).layout.xaxis.categoryarray) == token_labels(view.tokens)
 
 

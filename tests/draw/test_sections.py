@@ -8,11 +8,11 @@ import numpy as np
 
 from attnmech.draw.chart import ByChoice
 from attnmech.draw.focus_sections import focus_sections
+from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.score_sections import row_sentences, score_sections
 from attnmech.draw.style import MARKS
 from attnmech.draw.text import percent, signed, visible_token
 from attnmech.draw.update_sections import SIDES, update_sections
-from attnmech.draw.view import FocusView, ScoreView, UpdateView
 
 from .conftest import TOKENS
 
@@ -29,7 +29,7 @@ def said(text: ByChoice, *place: int) -> str:
     return str(text.values[place])
 
 
-def test_a_row_names_the_three_keys_that_it_attends_most(view: ScoreView) -> None:
+def test_a_row_names_the_three_keys_that_it_attends_most(view: ScoreNumbers) -> None:
     told = row_sentences(view)
     for layer, head, query in product(range(2), range(3), range(7)):
         row = [float(view.pattern[layer, head, query, key]) for key in range(query + 1)]
@@ -38,7 +38,7 @@ def test_a_row_names_the_three_keys_that_it_attends_most(view: ScoreView) -> Non
         assert said(told, layer, head, query) == f"Query {named(query)} attends {keys}{', …' if query > 2 else '.'}"
 
 
-def test_the_lead_of_the_likeliest_key_is_the_sum_of_its_terms_leads(view: ScoreView) -> None:
+def test_the_lead_of_the_likeliest_key_is_the_sum_of_its_terms_leads(view: ScoreNumbers) -> None:
     told = findings(score_sections(view, "scores", "shown"))["row-ledger"]
     for layer, head, query in product(range(2), range(3), range(7)):
         sentence = said(told, layer, head, query)
@@ -59,7 +59,7 @@ def test_the_lead_of_the_likeliest_key_is_the_sum_of_its_terms_leads(view: Score
         )
 
 
-def test_marks_shares_and_key_terms_are_counted_and_averaged(view: ScoreView) -> None:
+def test_marks_shares_and_key_terms_are_counted_and_averaged(view: ScoreNumbers) -> None:
     told = findings(score_sections(view, "scores", "shown"))
     for layer, head in product(range(2), range(3)):
         tops = [int(np.nanargmax(view.scores[layer, head, query, : query + 1])) for query in range(1, 7)]
@@ -85,7 +85,7 @@ def test_marks_shares_and_key_terms_are_counted_and_averaged(view: ScoreView) ->
             assert sentence == f"Mean share at rank {rank} over {len(rows)} rows: {means}."
 
 
-def test_focus_names_the_highest_head_and_counts_those_with_half(focus: FocusView) -> None:
+def test_focus_names_the_highest_head_and_counts_those_with_half(focus: FocusNumbers) -> None:
     told = findings(focus_sections(focus, "focus", [2, 5]))
     for name, values in (("first-focus", focus.first_top), ("concentration", focus.concentration)):
         write = percent if name == "first-focus" else "{:.3f}".format
@@ -97,7 +97,7 @@ def test_focus_names_the_highest_head_and_counts_those_with_half(focus: FocusVie
     assert said(told["self-focus"], 1, 1).startswith("L5H1: undefined. ")
 
 
-def test_updates_tell_medians_signs_and_the_largest(updates: UpdateView) -> None:
+def test_updates_tell_medians_signs_and_the_largest(updates: UpdateNumbers) -> None:
     told = findings(update_sections(updates, "updates"))
     for side, layer, head in product(range(2), range(3), range(3)):
         magnitude = updates.magnitude_of(SIDES[side])[layer, head]
@@ -120,7 +120,7 @@ def test_updates_tell_medians_signs_and_the_largest(updates: UpdateView) -> None
         )
 
 
-def test_magnitudes_are_told_by_where_heads_attend_most(updates: UpdateView) -> None:
+def test_magnitudes_are_told_by_where_heads_attend_most(updates: UpdateNumbers) -> None:
     told = findings(update_sections(updates, "updates"))["magnitude-by-position"]
     for side, layer in product(range(2), range(3)):
         found: dict[str, list[float]] = {mark: [] for mark in MARKS}

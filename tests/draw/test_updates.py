@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnmech.draw.numbers import UpdateNumbers
 from attnmech.draw.style import MARKS
 from attnmech.draw.text import token_labels
 from attnmech.draw.updates import (
@@ -15,7 +16,6 @@ from attnmech.draw.updates import (
     orientation_by_magnitude,
     orientation_histograms,
 )
-from attnmech.draw.view import UpdateView
 from attnmech.errors import InputError
 
 NAN = np.nan
@@ -120,7 +120,7 @@ def test_hover_boxes_name_head_query_and_key() -> None:
     assert traces["all none"].hovertemplate.startswith("head %{customdata[0]}, query %{customdata[1]}<br>")
 
 
-def test_points_agree_with_a_loop(updates: UpdateView) -> None:
+def test_points_agree_with_a_loop(updates: UpdateNumbers) -> None:
     layer, seen = 0, 0
     figure = orientation_by_magnitude(
         updates.magnitude[layer],
@@ -155,7 +155,7 @@ def test_axes_say_quantity_and_side(side: Any) -> None:
     assert orientation_histograms(ORIENTATION, side=side).layout.xaxis.type != "log"
 
 
-def test_hover_boxes_escape_the_tokens(updates: UpdateView) -> None:
+def test_hover_boxes_escape_the_tokens(updates: UpdateNumbers) -> None:
     numbers = updates.magnitude[0], updates.orientation[0], updates.attended[0]
     for figure in (
         orientation_by_magnitude(*numbers, updates.tokens, side="query", head=0),
@@ -175,7 +175,7 @@ def test_tokens_of_another_text_and_unknown_heads_are_refused() -> None:
         orientation_by_magnitude(MAGNITUDE, ORIENTATION, ATTENDED, TOKENS, side="query", head=-1)
 
 
-def test_sides_are_told_apart(updates: UpdateView) -> None:
+def test_sides_are_told_apart(updates: UpdateNumbers) -> None:
     assert updates.magnitude_of("query") is updates.magnitude
     assert updates.magnitude_of("target") is updates.target_magnitude
     assert updates.orientation_of("query") is updates.orientation
@@ -183,12 +183,12 @@ def test_sides_are_told_apart(updates: UpdateView) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_arrays_of_fewer_heads_are_refused(updates: UpdateView) -> None:
+def test_arrays_of_fewer_heads_are_refused(updates: UpdateNumbers) -> None:
     with pytest.raises(InputError, match=r"`target_orientation` must have the shape \(3, 3, 7\) .* got \(3, 2, 7\)"):
         replace(updates, target_orientation=updates.orientation[:, :2])
 
 
-def test_views_of_wrong_shape_or_range_are_refused(updates: UpdateView) -> None:
+def test_views_of_wrong_shape_or_range_are_refused(updates: UpdateNumbers) -> None:
     with pytest.raises(InputError, match=r"`magnitude` must have the shape \(3, 3, 6\) .* got \(3, 3, 7\)"):
         replace(updates, tokens=updates.tokens[:6])
     with pytest.raises(InputError, match="`orientation` must be finite, with NaN where undefined"):

@@ -102,8 +102,8 @@ def test_figures_show_the_layers_that_were_measured() -> None:
     (trace,) = am.null_attention(model, ids, heads=[(2, 1)]).plot().data
     assert [label.split(" ")[0] for label in trace.y] == ["2"]
     focus = am.attention_focus(model, ids, layers=[2, 0])
-    assert focus.view().layers == (2, 0)
-    np.testing.assert_array_equal(focus.view().first_top, focus.first_top[[2, 0]].float().numpy())
+    assert focus.numbers().layers == (2, 0)
+    np.testing.assert_array_equal(focus.numbers().first_top, focus.first_top[[2, 0]].float().numpy())
     frame = focus.to_frame()
     assert list(frame["layer"]) == [2] * 5 + [0] * 5
     assert list(frame["entropy"]) == focus.entropy[[2, 0]].flatten().tolist() and not frame["entropy"].isna().any()

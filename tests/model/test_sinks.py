@@ -10,7 +10,7 @@ def test_the_view_shows_the_pattern_that_the_model_has() -> None:
     model, ids = models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1)
     split = am.decompose_scores(model, ids)
     pattern = model.run(ids, points=["pattern"])
-    shown = torch.from_numpy(split.view().pattern)
+    shown = torch.from_numpy(split.numbers().pattern)
     for layer in range(model.n_layers):
         torch.testing.assert_close(shown[layer], pattern["pattern", layer][0], rtol=1e-5, atol=1e-6)
     assert float(shown.sum(dim=-1).min()) < 0.99
@@ -27,4 +27,4 @@ def test_sinks_are_the_models_own() -> None:
 def test_sinks_come_back_from_a_file(tmp_path: object) -> None:
     split = am.decompose_scores(models.hooked("gpt_oss"), models.token_ids("gpt_oss", 1))
     loaded = am.ScoreDecomposition.load(split.save(f"{tmp_path}/scores.safetensors"))
-    assert torch.equal(torch.from_numpy(loaded.view().pattern), torch.from_numpy(split.view().pattern))
+    assert torch.equal(torch.from_numpy(loaded.numbers().pattern), torch.from_numpy(split.numbers().pattern))

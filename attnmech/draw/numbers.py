@@ -11,7 +11,7 @@ from attnmech.errors import InputError
 
 
 @dataclass(frozen=True)
-class ScoreView:
+class ScoreNumbers:
     """Every number that figures 1 to 3 show for one text, for all layers and heads to choose from."""
 
     tokens: tuple[str, ...]
@@ -66,7 +66,7 @@ class ScoreView:
 
 
 @dataclass(frozen=True)
-class FocusView:
+class FocusNumbers:
     """Every number that figures 4 to 6 show: where the heads of all layers look, as fractions of rows."""
 
     layers: tuple[int, ...]
@@ -110,7 +110,7 @@ class FocusView:
 
 
 FOCUS_NUMBERS: Final = ("self_top", "first_top", "previous_top", "concentration")
-"""The numbers of a `FocusView`."""
+"""The numbers of a `FocusNumbers`."""
 
 _ROUNDING: Final = 1e-5
 """How far a mean of float32 numbers may stray beyond 0 and 1."""
@@ -120,7 +120,7 @@ Side = Literal["query", "target"]
 
 
 @dataclass(frozen=True)
-class UpdateView:
+class UpdateNumbers:
     """Every number that figures 7 to 10 show for one text: how much and which way each head moves the stream."""
 
     tokens: tuple[str, ...]
