@@ -1,5 +1,6 @@
 """What a page says of what the heads of a layer write: figures 7 to 10, on the query's side or the target's."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +38,8 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
     """Figures 7 to 10 of every layer; `call` is the Python that gives the result."""
     magnitude = np.stack([view.magnitude_of(side) for side in SIDES])
     orientation = np.stack([view.orientation_of(side) for side in SIDES])
-    off = carried_error(ByChoice(np.where(magnitude > 0, magnitude, np.nan), _OF_HEAD, logarithmic=True))
+    positive = np.where(magnitude > 0, magnitude, np.nan)
+    off = carried_error(ByChoice(positive, _OF_HEAD, logarithmic=True))
     points: dict[str, Any] = {"attended": view.attended, "tokens": view.tokens}
     by_magnitude = orientation_by_magnitude_chart(magnitude, orientation, SIDES, **points)
 
@@ -48,7 +50,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
         Section(
             contents="7 Update magnitude",
             heading="Figure 7. How much each head changes the stream",
-            finding=_about_magnitudes(view, magnitude),
+            finding=_over_tokens(view, positive, _about_magnitudes),
             reading=_by_side(
                 "One histogram over the text's tokens for each head of the chosen layer: update magnitude ‖u‖ / ‖x‖ "
                 "on a logarithmic axis.",
@@ -65,7 +67,7 @@ def update_sections(view: UpdateNumbers, call: str) -> list[Section]:
         Section(
             contents="8 Update orientation",
             heading="Figure 8. Which way each head moves the stream",
-            finding=_about_orientations(view, orientation),
+            finding=_over_tokens(view, orientation, _about_orientations),
             reading=_by_side(
                 "One histogram for each head of update orientation cos(u, x): at 1 an update lengthens what is there, "
                 "at 0 it is orthogonal to it, below 0 it cancels part of it."
@@ -105,32 +107,28 @@ def _by_side(reading: str, more: dict[str, str] | None = None) -> ByChoice:
     return ByChoice.texts(("side",), (len(SIDES),), lambda side: f"{reading} {words[SIDES[side]]}")
 
 
-def _about_magnitudes(view: UpdateNumbers, magnitude: Float[np.ndarray, "side layer head token"]) -> ByChoice:
+def _over_tokens(
+    view: UpdateNumbers, values: Float[np.ndarray, "side layer head token"], words: Callable[[np.ndarray], str]
+) -> ByChoice:
+    """For each head, what `words` says of its numbers at the tokens that have one."""
+
     def told(side: int, layer: int, head: int) -> str:
-        values = magnitude[side, layer, head]
-        values = values[values > 0]
-        if not values.size:
-            return _nothing(view, layer, head)
-        return (
-            f"L{view.layers[layer]}H{head}: median {np.median(values):.2g} over {values.size} tokens, from "
-            f"{values.min():.2g} to {values.max():.2g}."
-        )
+        found = values[side, layer, head]
+        found = found[np.isfinite(found)]
+        return f"L{view.layers[layer]}H{head}: {words(found)}" if found.size else _nothing(view, layer, head)
 
-    return ByChoice.texts(_OF_HEAD, magnitude.shape[:3], told)
+    return ByChoice.texts(_OF_HEAD, values.shape[:3], told)
 
 
-def _about_orientations(view: UpdateNumbers, orientation: Float[np.ndarray, "side layer head token"]) -> ByChoice:
-    def told(side: int, layer: int, head: int) -> str:
-        values = orientation[side, layer, head]
-        values = values[np.isfinite(values)]
-        if not values.size:
-            return _nothing(view, layer, head)
-        return (
-            f"L{view.layers[layer]}H{head}: median {signed(float(np.median(values)), '.3f')}; {(values < 0).sum()} of "
-            f"{values.size} updates point against the stream (below 0)."
-        )
+def _about_magnitudes(magnitude: Float[np.ndarray, " token"]) -> str:
+    ends = f"from {magnitude.min():.2g} to {magnitude.max():.2g}"
+    return f"median {np.median(magnitude):.2g} over {magnitude.size} tokens, {ends}."
 
-    return ByChoice.texts(_OF_HEAD, orientation.shape[:3], told)
+
+def _about_orientations(orientation: Float[np.ndarray, " token"]) -> str:
+    median = signed(float(np.median(orientation)), ".3f")
+    against = f"{(orientation < 0).sum()} of {orientation.size} updates point against the stream (below 0)"
+    return f"median {median}; {against}."
 
 
 def _about_largest(

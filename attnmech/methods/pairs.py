@@ -139,7 +139,7 @@ class PairEffects(OverTexts, TextResult):
             low, high = TextMeans.of_values(each).interval()
             values.append((name, each.nanmean(dim=-1).numpy(), low.numpy(), high.numpy()))
         names = [f"{_named(one)} + {_named(other)}" for one, other in self.pairs]
-        return interval_rows(names, values, label=f"change of {unit_of(self.metric)}")
+        return interval_rows(names, values, label=f"change ({unit_of(self.metric)})")
 
     @property
     def _title(self) -> str:

@@ -144,7 +144,7 @@ class Effects(OverTexts, TextResult):
 
     def plot(self) -> "go.Figure":
         """Layers × heads (or positions), coloured by the effect, pale where it is not clear; intervals in the hover."""
-        return self._map(self._means, f"change of {unit_of(self.metric)}")
+        return self._map(self._means, f"change ({unit_of(self.metric)})")
 
     def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
         from ..draw.effects import effect_map

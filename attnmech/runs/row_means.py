@@ -7,6 +7,7 @@ A method sums what it measures on each row by text and by the class of the row; 
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
@@ -446,7 +447,8 @@ class RowMeans(TextResult):
 
     @property
     def _title(self) -> str:
-        return f"{type(self).__name__} of {self.provenance.model}"
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__)
+        return f"{words.capitalize()} of {self.provenance.model}"
 
     @property
     def _origin(self) -> dict[str, str]:
