@@ -3,8 +3,7 @@
 The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
 """
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from ..arguments import flag, listed, member, option, shown, whole_number
-from ..errors import InputError, MissingPointError, OutputError, index_of, integer
+from ..arguments import flag, listed, member, option, whole_number
+from ..errors import InputError, OutputError, index_of, integer
 from ..fields import check_fields, check_layers, check_rows
 from ..files import path_of, writing
 from ..maths.scores import ScoreParts, rank_keys, term_shares
@@ -28,6 +27,7 @@ from ..model.mask import MaskRule
 from ..model.observed import RowBlock
 from ..model.stack import Stack
 from ..results import Provenance, Result, by_layer
+from ..results.score_terms import Contrast, Shares, require_term
 from ..runs.layers import count_layers
 
 if TYPE_CHECKING:
@@ -447,17 +447,6 @@ class ScoreDecomposition(Result):
         return self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
 
 
-_PART_TENSORS: Final = (
-    "query_from_input",
-    "key_from_input",
-    "query_from_bias",
-    "key_from_bias",
-    "position",
-    "visible",
-    "sink",
-)
-
-
 class Terms(Mapping[str, Tensor]):
     """The terms of a decomposition by name: `[batch layer head query key]`, length 1 along axes where a term
     does not change. Computed on demand.
@@ -474,7 +463,7 @@ class Terms(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Float[Tensor, "#batch layer #head #query #key"]:
         split = self._split
-        _require_term(name, tuple(self))
+        require_term(name, tuple(self))
         first = split.parts[0].term(name, slice(0, 1))
         rows = split.real.shape[1] if split.parts[0].differs_by_query(name) else 1
         size = len(split.parts) * first[:, :, :1].numel() * rows * first.element_size()
@@ -488,98 +477,6 @@ class Terms(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         return f"Terms({', '.join(self)})"
-
-
-@dataclass(frozen=True)
-class Shares(Mapping[str, Tensor]):
-    """The shares at one rank: by term, `[batch layer head query]`, from 0 to 1, summing to 1; NaN where undefined."""
-
-    rank: int
-    layers: tuple[int, ...]
-    by_term: Mapping[str, Float[Tensor, "batch layer head query"]]
-    key: Int[Tensor, "batch layer head query"]
-    """The key of that rank in each row; −1 where the row sees fewer keys."""
-
-    def __getitem__(self, name: str) -> Float[Tensor, "batch layer head query"]:
-        _require_term(name, self.by_term)
-        return self.by_term[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.by_term)
-
-    def __len__(self) -> int:
-        return len(self.by_term)
-
-
-@dataclass(frozen=True)
-class Contrast(Mapping[str, Tensor]):
-    """Score differences between two keys: by term, `[batch layer head]`.
-
-    NaN where a key is hidden, and at layers that were not decomposed.
-    """
-
-    query: int
-    key_a: int
-    key_b: int
-    layers: tuple[int, ...]
-    by_term: Mapping[str, Float[Tensor, "batch layer head"]]
-    words: tuple[tuple[str, str, str], ...]
-    """The tokens at query, key_a and key_b of every sequence."""
-
-    @property
-    def total(self) -> Float[Tensor, "batch layer head"]:
-        """score(query, key_a) − score(query, key_b)."""
-        return torch.stack(list(self.by_term.values())).sum(dim=0)
-
-    def explain(self, layer: int, head: int, sequence: int = 0) -> str:
-        """One line: which key is preferred, by how much, and which terms make it so."""
-        layer = member("layer", layer, self.layers, "the layers decomposed")
-        head = index_of("head", head, self.total.shape[2])
-        sequence = index_of("sequence", sequence, len(self.words))
-        total = float(self.total[sequence, layer, head])
-        query, a, b = self.words[sequence]
-        if math.isnan(total):
-            return f"layer {layer} head {head}: {query!r} ({self.query}) cannot see both keys in this text"
-        if total < 0:
-            a, b = b, a
-        sign = 1 if total >= 0 else -1
-        parts = {name: sign * float(value[sequence, layer, head]) for name, value in self.items()}
-        listed = sorted(parts.items(), key=lambda item: -abs(item[1]))
-        because = ", ".join(f"{name} {value:+.2f}" for name, value in listed if value)
-        places = (self.key_a, self.key_b) if total >= 0 else (self.key_b, self.key_a)
-        return (
-            f"layer {layer} head {head}: {query!r} ({self.query}) prefers {a!r} ({places[0]}) to {b!r} ({places[1]}) "
-            f"by {abs(total):.2f}, that is {math.exp(min(abs(total), 700)):.3g} times: {because or 'no term differs'}"
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per sequence and head: sequence, layer, head, one column per term, and total."""
-        batch, _, heads = self.total.shape
-        rows = [
-            {"sequence": n, "layer": layer, "head": head}
-            | {name: float(value[n, layer, head]) for name, value in self.items()}
-            | {"total": float(self.total[n, layer, head])}
-            for n in range(batch)
-            for layer in self.layers
-            for head in range(heads)
-        ]
-        return pd.DataFrame(rows)
-
-    def __getitem__(self, name: str) -> Float[Tensor, "batch layer head"]:
-        _require_term(name, self.by_term)
-        return self.by_term[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.by_term)
-
-    def __len__(self) -> int:
-        return len(self.by_term)
-
-
-def _require_term(name: object, terms: Collection[str]) -> None:
-    """Raises `MissingPointError`, a `KeyError`, for an unknown term."""
-    if not isinstance(name, str) or name not in terms:
-        raise MissingPointError(f"these scores have no term {shown(name)}; they have {', '.join(terms)}.")
 
 
 def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
