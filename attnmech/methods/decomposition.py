@@ -6,15 +6,24 @@ The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attenti
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from ..arguments import flag, listed, member, option, whole_number
+from ..draw import scores as draw
+from ..draw.all_heads import model_view
+from ..draw.figure_page import in_notebook_output
+from ..draw.ledger import row_ledger
+from ..draw.numbers import ScoreNumbers, TableRow
+from ..draw.page import render_page
+from ..draw.score_sections import score_sections
+from ..draw.section import Section
 from ..errors import InputError, OutputError, index_of, integer
 from ..fields import check_fields, check_layers, check_rows
 from ..files import path_of, writing
@@ -29,12 +38,6 @@ from ..model.stack import Stack
 from ..results import Provenance, Result, by_layer
 from ..results.score_terms import Contrast, Shares, require_term
 from ..runs.layers import count_layers
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.numbers import ScoreNumbers
-    from ..draw.section import Section
 
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger")
 
@@ -291,8 +294,6 @@ class ScoreDecomposition(Result):
         `pattern` is the attention of the run itself, over the text's real tokens, in the layers decomposed. Without
         it, the softmax of the scores is shown, which is what the model used unless a hook changed the pattern.
         """
-        from ..draw.numbers import ScoreNumbers
-
         ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
         if self.tokens != self.key_tokens:
@@ -361,8 +362,6 @@ class ScoreDecomposition(Result):
         "probability". `against` is the baseline of a row's terms: "zero", the row's "mean", or the "runner_up", the
         key with the second highest probability.
         """
-        from ..draw import scores as draw
-
         index = 0 if layer is None else self._index(layer)
         option("figure", figure, FIGURES)
         rank = index_of("rank", rank, len(self.key_tokens[0]), "0 is the highest score")
@@ -370,8 +369,6 @@ class ScoreDecomposition(Result):
         head = index_of("head", head, heads, f"this model has {heads} heads in each layer")
         view = self.select([self.layers[index]]).numbers(sequence, ranks=rank + 1)
         if figure == "row_ledger":
-            from ..draw.ledger import row_ledger
-
             length = len(view.tokens)
             query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
             row = (0, head, query)
@@ -388,9 +385,6 @@ class ScoreDecomposition(Result):
 
     def to_html(self, path: str | Path, *, sequence: int = 0) -> Path:
         """Writes figures 1 to 3 for every head on one text as one offline page."""
-        from ..draw.numbers import TableRow
-        from ..draw.page import render_page
-
         target = path_of(path, OutputError)
         worst = float(self.residual[list(self.layers)].max())
         view = self.numbers(sequence)
@@ -415,16 +409,10 @@ class ScoreDecomposition(Result):
         overview: str = "",
     ) -> "list[Section]":
         """Figures 1 to 3 of a text, for a page whose reader chooses a layer and a head."""
-        from ..draw.score_sections import score_sections
-
         return score_sections(view, call, shown, overview)
 
     def _repr_html_(self) -> str:
         """All heads as maps, and the table; only the table for cross-attention or more than a view can hold."""
-        from ..draw.all_heads import model_view
-        from ..draw.figure_page import in_notebook_output
-        from ..draw.section import Section
-
         if self.tokens != self.key_tokens:
             return super()._repr_html_()
         view = self.numbers()

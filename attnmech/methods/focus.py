@@ -7,15 +7,20 @@ arXiv 2603.09616.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import option, whole_number
 from ..batch import Batch
+from ..draw.focus import rank_lines_of
+from ..draw.focus_sections import focus_sections
+from ..draw.numbers import FOCUS_NUMBERS, FocusNumbers
+from ..draw.section import Section
 from ..errors import InputError, index_of
 from ..maths.focus import (
     STATISTICS,
@@ -39,12 +44,6 @@ from ..runs.row_means import (
     sums_by_text,
 )
 from ..runs.stream import Reducer, Run, Source, State, stream
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.numbers import FocusNumbers
-    from ..draw.section import Section
 
 TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
 """The types of key, in the order of the axis `type`."""
@@ -402,8 +401,6 @@ class AttentionFocus(RowMeans):
 
         `layer` and `head` ring that head's point. For a difference: its statistic as a map of layers × heads.
         """
-        from ..draw.focus import rank_lines_of
-
         option("figure", figure, FIGURES)
         if self.parts is not None:
             return self._difference_map(FIGURES[figure])
@@ -412,8 +409,6 @@ class AttentionFocus(RowMeans):
 
     def numbers(self) -> "FocusNumbers":
         """The numbers of figures 4 to 6, as arrays for drawing."""
-        from ..draw.numbers import FOCUS_NUMBERS, FocusNumbers
-
         if self.parts is not None:
             raise InputError("figures 4 to 6 show shares, which a difference does not have; use .plot().")
 
@@ -433,8 +428,6 @@ class AttentionFocus(RowMeans):
 
     def sections(self, call: str = "focus", layers: Sequence[int] = ()) -> "list[Section]":
         """Figures 4 to 6 as a page shows them; with `layers`, the reader can choose a head in these layers."""
-        from ..draw.focus_sections import focus_sections
-
         return focus_sections(self.numbers(), call, layers)
 
     def _sections(self) -> "Sequence[Section]":

@@ -5,15 +5,18 @@ The sweep of `am.ablate_heads` measures what this estimates; with `sweep=` a res
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import finite_number, flag, option, shown
 from ..batch import Batch
+from ..draw.effects import effect_map
+from ..draw.section import Section
 from ..errors import InputError
 from ..fields import check_layers
 from ..interventions import Intervention, Values
@@ -29,11 +32,6 @@ from ..runs.metrics import Metric, MetricLike, require_finite
 from ..runs.options import MeasuringOptions, require_known
 from ..runs.progress import steps
 from ..runs.sweep import batches_of, tokens_of
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.section import Section
 
 METHODS: Final = {
     "michel": "|z·∂L/∂z|",
@@ -138,8 +136,6 @@ class HeadImportance(OverTexts, TextResult):
 
     def plot(self) -> "go.Figure":
         """Layers × heads, coloured by the score, with intervals in the hover."""
-        from ..draw.effects import effect_map
-
         return effect_map(**for_map(self._means, self.layers), layers=self.layers, label=METHODS[self.method])
 
     @property
@@ -147,8 +143,6 @@ class HeadImportance(OverTexts, TextResult):
         return f"Importance of heads for {self.metric}, to first order"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.section import Section
-
         reading = "Each cell is one head. A first-order estimate: it holds as far as the metric is linear in z."
         return [Section("Scores", reading, {"importance": self.plot()}, "importance.plot()")]
 

@@ -6,14 +6,18 @@ After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transforme
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arguments import finite_number, option
+from ..draw.chart import at_head
+from ..draw.null_attention import Measured, verdict_map
+from ..draw.section import Section
 from ..errors import InputError
 from ..interventions import Head, Heads, Intervention, Values
 from ..maths.intervals import LEVEL, TextMeans
@@ -30,11 +34,6 @@ from ..runs.metrics import MetricLike
 from ..runs.options import SweepOptions, require_known
 from ..runs.sinks import FACTS, TARGETS, Sinks, sinks_of
 from ..runs.sweep import sweep
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.section import Section
 
 INTERVENTIONS: Final = {
     "remove": "the sink is hidden and the softmax recomputed",
@@ -307,8 +306,6 @@ class NullAttention(TextResult):
 
         For a difference: the effects of "zero_value" as colours.
         """
-        from ..draw.null_attention import Measured, verdict_map
-
         if self.parts is not None:
             return self.effects["zero_value"].plot()
         rows = list(self.layers)
@@ -336,16 +333,11 @@ class NullAttention(TextResult):
         return f"Null attention of {self.provenance.model}"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.section import Section
-
         heading = "Verdicts" if self.parts is None else "Effects of zeroing the sink's value"
         return [Section(heading, self.reading, {"null-attention": self.plot()}, "null.plot()")]
 
     def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
         """The map of verdicts, for a page whose reader chooses a head in `layers`; `on` names the texts."""
-        from ..draw.chart import at_head
-        from ..draw.section import Section
-
         return Section(
             name="map-null-attention",
             contents="Null attention",

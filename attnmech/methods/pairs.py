@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import shown
+from ..draw.intervals import interval_rows
+from ..draw.section import Section
 from ..errors import InputError, integer
 from ..interventions import Head, Values
 from ..maths.intervals import LEVEL, TextMeans
@@ -23,11 +26,6 @@ from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.options import SweepOptions, require_known
 from ..runs.sweep import sweep
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.section import Section
 
 Pair = tuple[Head, Head]
 """Two heads, each (layer, head)."""
@@ -126,8 +124,6 @@ class PairEffects(OverTexts, TextResult):
 
     def plot(self) -> "go.Figure":
         """One row per pair: the effect of both, the sum of the two effects, and the interaction, with intervals."""
-        from ..draw.intervals import interval_rows
-
         found = self.per_text
         shown = {
             "both together": found["both"],
@@ -146,8 +142,6 @@ class PairEffects(OverTexts, TextResult):
         return f"Effect of {self.method} on {self.metric}, pairs of heads"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.section import Section
-
         reading = "Each row is a pair of heads. If both together equal the sum of each alone, they do not interact."
         return [Section("Pairs", reading, {"pairs": self.plot()}, "effects.plot()")]
 

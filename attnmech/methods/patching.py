@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,9 +27,6 @@ from ..runs.metrics import MetricLike
 from ..runs.options import SweepOptions, require_known
 from ..runs.reference import captured
 from ..runs.sweep import Swept, sweep
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 AT: Final = ("z", "resid_pre", "attn_out", "mlp_out")
 """Where activations can be patched: head by head, or at each position of a layer."""

@@ -4,14 +4,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import Any, Final, Unpack
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..arguments import optional_flag, whole_number
+from ..draw.curves import pruning_lines
+from ..draw.section import Section
 from ..errors import InputError
 from ..files import path_of
 from ..interventions import Head, Heads, Intervention, Values
@@ -28,11 +31,6 @@ from ..runs.options import SweepOptions, require_known
 from ..runs.progress import Steps
 from ..runs.progress import steps as bar_of
 from ..runs.sweep import Swept, identity_of_sweep, sweep
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.section import Section
 
 HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True, "accuracy": True}
 
@@ -113,8 +111,6 @@ class PruningCurve(OverTexts, PagedResult):
 
     def plot(self) -> "go.Figure":
         """The metric against the number of heads ablated, with its interval, and the random orders."""
-        from ..draw.curves import pruning_lines
-
         curve = torch.cat((self.before[None], self.after))
         start = self.before.mean().expand(len(self.random), 1)
         low, high = TextMeans.of_values(curve).interval()
@@ -132,8 +128,6 @@ class PruningCurve(OverTexts, PagedResult):
         return f"Pruning heads: {self.method} ablation and {self.metric}"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.section import Section
-
         reading = "Each step ablates the least harmful head, chosen on these texts; dotted: heads in random order."
         return [Section("Pruning", reading, {"pruning": self.plot()}, "curve.plot()")]
 

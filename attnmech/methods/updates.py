@@ -6,9 +6,10 @@ Figures 7 to 10 of "Attention Focus Plots" (R. Claus).
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from einops import einsum, repeat
 from jaxtyping import Bool, Float, Int
@@ -16,6 +17,10 @@ from torch import Tensor
 
 from ..arguments import listed, member, option
 from ..axes import spread
+from ..draw import updates as draw
+from ..draw.numbers import Side, UpdateNumbers
+from ..draw.section import Section
+from ..draw.update_sections import update_sections
 from ..errors import InputError, index_of
 from ..maths.updates import Writer, cosine
 from ..model.block import attention_scale, before_mlp
@@ -36,12 +41,6 @@ from ..runs.row_means import (
     sums_by_text,
 )
 from ..runs.stream import Reducer, Run, Source, State, stream
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.numbers import Side, UpdateNumbers
-    from ..draw.section import Section
 
 STATISTICS: Final = (
     "magnitude", "orientation", "along", "across", "target_magnitude", "target_orientation",
@@ -425,8 +424,6 @@ class ResidualUpdates(_Updates):
         attended key would write. Returned, not shown; `head` highlights that head. For a difference, figures 7 and 8
         are maps of layers × heads, and the others are those of its two `parts`.
         """
-        from ..draw import updates as draw
-
         if self.parts is not None:
             return self._difference_figure(figure, side)
         option("side", side, ("query", "target"))
@@ -457,8 +454,6 @@ class ResidualUpdates(_Updates):
 
     def numbers(self, sequence: int = 0, layers: Iterable[int] | None = None) -> "UpdateNumbers":
         """The numbers of figures 7 to 10 for one text, as arrays for drawing, in all its layers or some."""
-        from ..draw.numbers import UpdateNumbers
-
         real = self._row("classes").any(dim=1)
         sequence = index_of("sequence", sequence, len(real), f"{len(real)} texts were run")
         if self.provenance.options.get("stack") == "cross":
@@ -484,13 +479,9 @@ class ResidualUpdates(_Updates):
 
     def sections(self, call: str = "updates", layers: Iterable[int] | None = None) -> "list[Section]":
         """Figures 7 to 10 of one text, for a page whose reader chooses a layer and a head."""
-        from ..draw.update_sections import update_sections
-
         return update_sections(self.numbers(layers=layers), call)
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.section import Section
-
         if self.parts is not None:
             return self._difference_sections({name: name for name in ("magnitude", "orientation")})
         if "values" not in self.state or len(self.tokens) > 1:

@@ -4,12 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import pandas as pd
 from torch import Tensor
 
 from ..arguments import string
+from ..draw.figure_page import in_notebook_output, render_figures, table_html
+from ..draw.section import Section
 from ..draw.text import html_text
 from ..errors import InputError, OutputError, first_line
 from ..fields import check_fields
@@ -17,10 +19,6 @@ from ..files import path_of, writing
 from .codec import packed, unpacked
 from .provenance import Provenance
 from .tensor_file import read_tensors, write_tensors
-
-if TYPE_CHECKING:
-    from ..draw.section import Section
-
 
 FORMAT: Final = 2
 """The version of the file layout; files of attnmech 0.1.0 have none."""
@@ -105,8 +103,6 @@ class Result(ABC):
         return found
 
     def _repr_html_(self) -> str:
-        from ..draw.figure_page import table_html
-
         return f"<p>{html_text(repr(self))}</p>{table_html(self.to_frame())}"
 
 
@@ -139,8 +135,6 @@ class PagedResult(Result):
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the figures and the table as one offline page."""
-        from ..draw.figure_page import render_figures
-
         target = path_of(path, OutputError)
         html = render_figures(
             title=self._heading,
@@ -154,8 +148,6 @@ class PagedResult(Result):
         return target
 
     def _repr_html_(self) -> str:
-        from ..draw.figure_page import in_notebook_output
-
         return in_notebook_output(title=self._heading, lead=self.lead, sections=self._sections(), frame=self.to_frame())
 
     def __repr__(self) -> str:

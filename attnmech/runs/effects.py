@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import whole_number
+from ..draw.chart import at_head
+from ..draw.effects import effect_map
+from ..draw.section import Section
 from ..errors import InputError
 from ..fields import check_layers
 from ..interventions import Head
@@ -19,11 +23,6 @@ from ..results import OverTexts, Provenance, TextResult, by_layer, subtracted
 from .claims import PALE, about_largest, for_map, interval_note
 from .layers import count_layers
 from .sweep import Swept
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.section import Section
 
 
 def unit_of(metric: str) -> str:
@@ -147,8 +146,6 @@ class Effects(OverTexts, TextResult):
         return self._map(self._means, f"change ({unit_of(self.metric)})")
 
     def _map(self, means: TextMeans, label: str, tokens: Sequence[str] = ()) -> "go.Figure":
-        from ..draw.effects import effect_map
-
         rows = [self._layer_of_row.index(layer) for layer in self.layers]
         return effect_map(**for_map(means, rows), layers=self.layers, label=label, columns=self.PLACE, tokens=tokens)
 
@@ -157,8 +154,6 @@ class Effects(OverTexts, TextResult):
         return f"Effect of {self.method} on {self.metric}, {self.PLACE} by {self.PLACE}"
 
     def _sections(self) -> "Sequence[Section]":
-        from ..draw.section import Section
-
         reading = f"Each cell is one {self.PLACE}, changed alone{PALE}."
         return [Section("Effects", reading, {"effects": self.plot()}, "effects.plot()")]
 
@@ -239,9 +234,6 @@ class HeadEffects(Effects):
 
     def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
         """The map of heads, for a page whose reader chooses a head in `layers`; `on` names the texts."""
-        from ..draw.chart import at_head
-        from ..draw.section import Section
-
         return Section(
             name="map-ablation",
             contents="Without each head",

@@ -10,15 +10,18 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import dense, flag, option, shown
 from ..batch import Batch
+from ..draw.effects import effect_map
+from ..draw.section import Section
 from ..errors import InputError, MissingPointError
 from ..fields import check_entries, check_layers, check_rows
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
@@ -27,11 +30,6 @@ from .claims import about_largest, for_map, interval_note
 from .groups import by_group, joined
 from .layers import count_layers
 from .stream import Run, Source, State
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # type: ignore[import-untyped]
-
-    from ..draw.section import Section
 
 ROW_CLASSES: Final = ("ordinary", "special", "first")
 """The classes of row: the first token of a text, another special token, or any other token."""
@@ -406,8 +404,6 @@ class RowMeans(TextResult):
 
     def _difference_map(self, statistic: str) -> "go.Figure":
         """Layers × heads, coloured by the difference of a statistic, with intervals in the hover."""
-        from ..draw.effects import effect_map
-
         means = self._means(statistic)
         return effect_map(
             **for_map(means, range(len(self.layers))), layers=self.layers, label=f"difference of {statistic}"
@@ -415,8 +411,6 @@ class RowMeans(TextResult):
 
     def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
         """A map for each figure, given with its statistic."""
-        from ..draw.section import Section
-
         reading = (
             "Each cell is one head: blue where the first result has more, brown where the second has; pale where the "
             "difference is not clear among all heads."
