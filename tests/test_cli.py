@@ -201,7 +201,7 @@ def test_the_journal_stays_until_table_and_page_stand(
     for command in ("focus", "ablate", "null"):
         arguments = [command, "--file", str(corpus), "--out", str(tmp_path / "heads.csv")]
         with monkeypatch.context() as patched:
-            patched.setattr("attnmech.draw.figure_page.render_figures", full)
+            patched.setattr("attnmech.results.result.render_figures", full)
             assert run(patched, *arguments) == 2
         assert "No space left on device" in capsys.readouterr().err
         assert sorted(tmp_path.iterdir()) == [corpus, journal]

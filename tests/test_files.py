@@ -258,7 +258,7 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("attnmech.draw.figure_page.render_figures", full)
+        patched.setattr("attnmech.results.result.render_figures", full)
         with pytest.raises(am.OutputError, match="No space left"):
             write_table_and_page(found, table, page)
     assert table.read_text() == page.read_text() == "old"

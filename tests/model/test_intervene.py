@@ -656,7 +656,7 @@ def test_rows_in_blocks_are_rows_in_one(name: str, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(attention, "_BLOCK_BYTES", 1)
         beyond = Intervention.attend("all", "uniform", positions=[40], stack=stack)
-        with pytest.raises(am.InputError, match="the text has 40 positions"), hooked.intervene(beyond):
+        with pytest.raises(am.InputError, match="the text has only 40 positions"), hooked.intervene(beyond):
             hooked.run(inputs)
 
 
