@@ -13,17 +13,12 @@ from ..arguments import member, shown
 from ..errors import MissingPointError, index_of
 
 
-@dataclass(frozen=True)
-class Shares(Mapping[str, Tensor]):
-    """The shares at one rank: by term, `[batch layer head query]`, from 0 to 1, summing to 1; NaN where undefined."""
+class _ByTerm(Mapping[str, Tensor]):
+    """Tensors by the name of a term."""
 
-    rank: int
-    layers: tuple[int, ...]
-    by_term: Mapping[str, Float[Tensor, "batch layer head query"]]
-    key: Int[Tensor, "batch layer head query"]
-    """The key of that rank in each row; −1 where the row sees fewer keys."""
+    by_term: Mapping[str, Tensor]
 
-    def __getitem__(self, name: str) -> Float[Tensor, "batch layer head query"]:
+    def __getitem__(self, name: str) -> Tensor:
         require_term(name, self.by_term)
         return self.by_term[name]
 
@@ -35,7 +30,18 @@ class Shares(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class Contrast(Mapping[str, Tensor]):
+class Shares(_ByTerm):
+    """The shares at one rank: by term, `[batch layer head query]`, from 0 to 1, summing to 1; NaN where undefined."""
+
+    rank: int
+    layers: tuple[int, ...]
+    by_term: Mapping[str, Float[Tensor, "batch layer head query"]]
+    key: Int[Tensor, "batch layer head query"]
+    """The key of that rank in each row; −1 where the row sees fewer keys."""
+
+
+@dataclass(frozen=True)
+class Contrast(_ByTerm):
     """Score differences between two keys: by term, `[batch layer head]`.
 
     NaN where a key is hidden, and at layers that were not decomposed.
@@ -87,16 +93,6 @@ class Contrast(Mapping[str, Tensor]):
             for head in range(heads)
         ]
         return pd.DataFrame(rows)
-
-    def __getitem__(self, name: str) -> Float[Tensor, "batch layer head"]:
-        require_term(name, self.by_term)
-        return self.by_term[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.by_term)
-
-    def __len__(self) -> int:
-        return len(self.by_term)
 
 
 def require_term(name: object, terms: Collection[str]) -> None:
