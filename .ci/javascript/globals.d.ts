@@ -23,11 +23,11 @@ interface Attnmech {
   script(name: string, late?: () => void): Promise<void>;
   show(id: string, kind: string, scripts: string[]): Promise<void>;
   views: Views;
-  kit: Kit;
+  shared: Shared;
 }
 
-/** What page.js takes of kit.js. */
-interface Kit {
+/** What page.js takes of shared.js. */
+interface Shared {
   unpack(packed: Packed): Promise<Unpacked>;
   unpackTexts(codes: string): Promise<string[]>;
   patternsOf(values: Pick<Unpacked, "of">, heads: number): Patterns;

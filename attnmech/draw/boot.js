@@ -78,5 +78,5 @@
     }
   }
 
-  window.attnmech = /** @type {Attnmech} */ ({ unzip, script, show, views: {} }); // kit.js and the views add theirs
+  window.attnmech = /** @type {Attnmech} */ ({ unzip, script, show, views: {} }); // shared.js and the views add theirs
 })();

@@ -1,7 +1,7 @@
 """How a page carries arrays: 16 or 8 bits a number, scaled within each head, compressed, as base64.
 
 value = low + step · code, with one low and one step for each (layer, head): the rounding error is at most half a
-step, that is 1/131068 of the head's range. The highest code means "no value" (NaN, or key -1). kit.js reads it.
+step, that is 1/131068 of the head's range. The highest code means "no value" (NaN, or key -1). shared.js reads it.
 """
 
 import json

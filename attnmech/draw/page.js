@@ -29,7 +29,7 @@ const chosenHead = () => `L${chosenValue("layer")}H${chosenValue("head")}`;
 // ---- numbers and sentences of what is chosen --------------------------------------------------------------------
 
 await attnmech.script(page.scripts.attnmech);
-const { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT } = attnmech.kit;
+const { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT } = attnmech.shared;
 const plotlyArrives = attnmech.script(page.scripts.plotly);
 const heads = choices.head.length;
 const arrays = await unpackArrays(page.arrays);

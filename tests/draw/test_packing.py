@@ -65,7 +65,7 @@ def some_pattern() -> np.ndarray:
 
 
 def unpacked(packed: packing.PackedValues, shape: tuple[int, ...]) -> np.ndarray:
-    """What kit.js makes of packed probabilities, by hand."""
+    """What shared.js makes of packed probabilities, by hand."""
     if packed["scale"] == "root":
         code = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).astype(float)
         return ((code / 255) ** 2).reshape(shape)

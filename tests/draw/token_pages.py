@@ -34,7 +34,7 @@ def without(pattern: np.ndarray, hidden: list[int], rest: bool = False) -> np.nd
 
 
 def unpacked(packed: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
-    """What kit.js makes of it."""
+    """What shared.js makes of it."""
     high, low = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(int)
     codes = (256 * high + low).reshape(len(packed["low"]), -1)
     values = np.exp(np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * codes)

@@ -61,7 +61,7 @@ function inNextFrame(draw) {
 /**
  * Packed numbers, unzipped: `slice(start, count)` gives some of them as a Float32Array, NaN where there is none.
  *
- * @type {Kit["unpack"]}
+ * @type {Shared["unpack"]}
  */
 async function unpack({ low, step, codes, scale }) {
   const bytes = await window.attnmech.unzip(codes);
@@ -82,12 +82,12 @@ async function unpack({ low, step, codes, scale }) {
   return { slice, of: (block) => slice(block * size, size) };
 }
 
-/** A compressed list of texts. @type {Kit["unpackTexts"]} */
+/** A compressed list of texts. @type {Shared["unpackTexts"]} */
 async function unpackTexts(codes) {
   return JSON.parse(new TextDecoder().decode(await window.attnmech.unzip(codes)));
 }
 
-/** Probabilities by layer and head, with 0 where there is none. @type {Kit["patternsOf"]} */
+/** Probabilities by layer and head, with 0 where there is none. @type {Shared["patternsOf"]} */
 function patternsOf(values, heads) {
   /** @type {Map<number, Float32Array>} */
   const kept = new Map();
@@ -112,10 +112,10 @@ function patternsOf(values, heads) {
  */
 const patternsIn = async (given, heads) => ("of" in given ? given : patternsOf(await unpack(given), heads));
 
-/** A number with its sign, below 0 with the sign for minus. @type {Kit["signed"]} */
+/** A number with its sign, below 0 with the sign for minus. @type {Shared["signed"]} */
 const signed = (value, digits) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
 
-/** @type {Kit["percent"]} */
+/** @type {Shared["percent"]} */
 const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.001 ? 3 : 1)}\u00a0%`;
 
 // ---- colours --------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ function pointerBox(stage) {
 
 const MOST_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
 
-/** Draws a figure, with few buttons and none that sends it anywhere. @type {Kit["drawPlotly"]} */
+/** Draws a figure, with few buttons and none that sends it anywhere. @type {Shared["drawPlotly"]} */
 function drawPlotly(place, { data, layout }) {
   const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
   return Plotly.react(place, data, { ...layout, dragmode: byFinger ? false : "zoom" }, {
@@ -564,4 +564,4 @@ function tokenPicker(stage, sides, { lines, show, pinned }) {
 if (!document.getElementById("attnmech-style")) {
   document.head.append(make("style", { id: "attnmech-style", text: STYLE }));
 }
-window.attnmech.kit = { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT };
+window.attnmech.shared = { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT };
