@@ -62,7 +62,9 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the page goe
 CorpusOption = Annotated[
     Path | None,
     typer.Option(
-        "--file", "-f", help="A corpus: a document a line, .jsonl with a text a line, or .parquet (column text)."
+        "--file",
+        "-f",
+        help="A corpus: one document per line, .jsonl with one text per line, or .parquet (column text).",
     ),
 ]
 TableOption = Annotated[

@@ -104,7 +104,7 @@ class Report:
         raise InputError("two reports have no difference; subtract results that they hold: one.focus - other.focus.")
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a layer: the largest residual and score of its heads, and the heads' mean share of each term."""
+        """One row per layer: the largest residual and score of its heads, and the heads' mean share of each term."""
         frame = self.scores.to_frame()
         how = {name: "mean" if name.endswith("_share") else "max" for name in map(str, frame.columns)}
         return (
@@ -286,8 +286,8 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start
     >>> am.report(am.load(), "The keys to the cabinet are here.").save("report.html")    # doctest: +SKIP
 
     Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown, those from number
-    `start` on, behind the first token where the tokenizer put one there; of a model with very many heads, some layers.
-    The page says so.
+    `start` on, after the first token if the tokenizer put one there; of a model with very many heads, some layers. The
+    page says so.
 
     Under hooks and interventions the page shows what the model then does. Raises `ExactnessError` under one that
     changes the scores themselves, since they are no longer the sum of their terms.
@@ -299,10 +299,13 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start
     notes: list[str] = []
     whole = batch.ids.shape[1]
     start = index_of("start", start, whole, f"the text has {whole} tokens")
+    if start and model.grid is not None:
+        raise InputError(f"`start` chooses a part of a text, and an image is shown whole; got {start}.")
     if model.grid is None and (start or whole > MAX_TOKENS):
         batch = batch.part(start, MAX_TOKENS)
-        notes.append(_about_cut(model, whole, start, batch.ids.shape[1]))
     length = batch.ids.shape[1]
+    if length < whole:
+        notes.append(_about_cut(model, batch, whole, start))
     shown = next(iter(model.stacks.values()))
     if len(model.stacks) > 1:
         others = ", ".join(label for label in model.stacks if label != shown.label)
@@ -331,15 +334,20 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start
     )
 
 
-def _about_cut(model: HookedModel, whole: int, start: int, length: int) -> str:
+def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
     """What the page leaves out of a long text, and what that changes."""
+    length = batch.ids.shape[1]
     if not start:
         cut = f"The text has {whole} tokens; the first {length} were run and are shown."
         both = " This model looks both ways, so the attention shown is that of the cut text, not of the whole."
         return cut if model.causal else cut + both
+    kept = 1 if batch.bos else 0
+    first = max(start, kept)
+    behind = " after the first token" if kept else ""
+    last = first + length - kept - 1
     return (
-        f"The text has {whole} tokens; {length} from number {start} on were run and are shown, as a text of their own: "
-        "no head sees what stands before them."
+        f"The text has {whole} tokens; tokens {first} to {last} were run and are shown{behind}, as a text of their "
+        "own: no head sees the tokens left out."
     )
 
 

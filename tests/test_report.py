@@ -272,7 +272,7 @@ def test_another_part_of_a_long_text_can_be_chosen(demo: am.HookedModel) -> None
     report = am.report(demo, text, start=100)
     assert report.scores.tokens[0] == (whole.tokens[0][0], *whole.tokens[0][100:291])
     count = len(whole.tokens[0])
-    said = f"The text has {count} tokens; 192 from number 100 on were run"
+    said = f"The text has {count} tokens; tokens 100 to 290 were run and are shown after the first token, "
     assert any(note.startswith(said) for note in report.notes)
     assert f"text = model.encode({text!r}).part(100, 192)" in report.calls["setup"]
     torch.testing.assert_close(
@@ -280,6 +280,7 @@ def test_another_part_of_a_long_text_can_be_chosen(demo: am.HookedModel) -> None
     )
     with pytest.raises(am.InputError, match=rf"`start` must be from 0 to {count - 1}"):
         am.report(demo, text, start=count)
+    assert am.report(demo, "Anna sang.", start=1).notes == am.report(demo, "Anna sang.").notes  # nothing is left out
 
 
 def test_the_page_says_what_the_demo_model_is_and_what_it_cannot_read(demo: am.HookedModel) -> None:

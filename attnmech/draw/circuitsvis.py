@@ -92,7 +92,7 @@ def attention_pattern(
 
 
 def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens by value") -> View:
-    """The text with one number a token, [position], as its colour: blue above zero, brown below."""
+    """The text with one number per token, [position], as its colour: blue above zero, brown below."""
     found = as_array(values)
     _require_positions(found, tokens, "position")
     props = {"tokens": _texts(tokens), "values": _numbers(found), **_reach(found), **_COLOURS}

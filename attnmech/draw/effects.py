@@ -32,7 +32,7 @@ def effect_map(
     tokens: Sequence[str] = (),
     clear: NDArray[np.bool_] | None = None,
 ) -> go.Figure:
-    """A cell a head, coloured by its effect, on a scale that has zero in its middle; grey where none was measured.
+    """One cell per head, coloured by its effect, on a scale that has zero in its middle; grey where none was measured.
 
     `effect`, `low`, `high` are `[layer head]`; intervals that are NaN are not shown in the hover. `clear` says which
     effects can be told from none as one of all; the others are pale. `tokens` stand at the columns where these are

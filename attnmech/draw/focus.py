@@ -53,21 +53,6 @@ def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart
     )
 
 
-def self_focus(view: FocusNumbers, *, chosen: tuple[int, int] | None = None) -> go.Figure:
-    """Figure 4: how often a head's highest score is at the token itself; `chosen` as in `rank_lines`."""
-    return rank_lines_of(view, "self_top", chosen)
-
-
-def first_focus(view: FocusNumbers, *, chosen: tuple[int, int] | None = None) -> go.Figure:
-    """Figure 5: how often a head's highest score is at the first token; `chosen` as in `rank_lines`."""
-    return rank_lines_of(view, "first_top", chosen)
-
-
-def concentration(view: FocusNumbers, *, chosen: tuple[int, int] | None = None) -> go.Figure:
-    """Figure 6: how far the highest probability stands above the second; `chosen` as in `rank_lines`."""
-    return rank_lines_of(view, "concentration", chosen)
-
-
 def rank_lines(
     values: Float[np.ndarray, "layer head"],
     layers: Sequence[int],

@@ -19,7 +19,7 @@ def interval_rows(
     *,
     label: str,
 ) -> go.Figure:
-    """A row a name with a mark for each of some quantities, given as (name, value, low, high); at most three.
+    """One row per name with a mark for each of some quantities, given as (name, value, low, high); at most three.
 
     Each quantity has a colour and a symbol of its own; the line to both sides of a mark is its interval, where known.
     """

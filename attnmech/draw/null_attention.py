@@ -52,7 +52,7 @@ def verdict_map(
     layers: Sequence[int],
     null_share: Sequence[float],
 ) -> go.Figure:
-    """A cell a head with its verdict, and its numbers in the hover; heads without a verdict are left blank.
+    """One cell per head with its verdict, and its numbers in the hover; heads without a verdict are left blank.
 
     `null_share` stands beside each layer where it is known.
     """

@@ -23,7 +23,7 @@ from attnmech.draw.scores import of_heads
 from attnmech.draw.section import Choice, OfPattern, Section
 from attnmech.draw.style import MARKS
 from attnmech.draw.templates import rendered
-from attnmech.draw.text import json_for_script, token_labels, visible_token, with_minus_signs
+from attnmech.draw.text import json_for_script, token_labels, visible_token
 from attnmech.draw.token_weights import unattended
 
 SINK: Final = 1e-3
@@ -78,8 +78,8 @@ def render_page(
             policy=scripts.content_policy(boot, page, *(each.text for each in carried)),
             style=Markup(scripts.package_text("page.css") + _mark_colours()),
             title=title,
-            lead=with_minus_signs(lead),
-            brief={name: with_minus_signs(found) for name, found in (brief or {}).items()},
+            lead=lead,
+            brief=brief or {},
             notes=view.notes,
             contents=_contents(sections),
             choices=choices,

@@ -69,7 +69,7 @@ def attention_map(
     measure: str = "score",
     pattern: Float[np.ndarray, "query key"] | None = None,
 ) -> go.Figure:
-    """Figure 1: the scores before softmax, one row a query, with the highest score of each row marked.
+    """Figure 1: the scores before softmax, one row per query, with the highest score of each row marked.
 
     >>> figure = attention_map(np.array([[0.5, np.nan], [0.1, 0.7]]), ["What", " does"])
     >>> [list(trace.x) for trace in figure.data[1:]]
@@ -441,7 +441,7 @@ def _token_axis(labels: list[str], axis: str, *, downwards: bool = False) -> dic
 
 
 def _height_of_rows(rows: int) -> int:
-    """Pixels for the area of a figure with one row a token: some 14 a row, within what fits a screen."""
+    """Pixels for the area of a figure with one row per token: some 14 per row, within what fits a screen."""
     return int(np.clip(14 * rows, 250, 800))
 
 

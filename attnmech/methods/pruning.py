@@ -15,6 +15,7 @@ from torch import Tensor
 from ..arguments import optional_flag, whole_number
 from ..draw.curves import pruning_lines
 from ..draw.section import Section
+from ..draw.text import signed
 from ..errors import InputError
 from ..files import path_of
 from ..interventions import Head, Heads, Intervention, Values
@@ -138,12 +139,16 @@ class PruningCurve(OverTexts, PagedResult):
         frame = self.to_frame()
         middle = frame.iloc[(len(frame) + 1) // 2 - 1]
         low, high = (float(end[int(middle.removed) - 1]) for end in self.simultaneous())
-        known = "" if math.isnan(low) else f" ({low:+.3g} to {high:+.3g} with all {len(frame)} steps at once)"
-        against = "" if pd.isna(middle["random"]) else f", in random order {middle['random']:+.3g}"
+        known = (
+            ""
+            if math.isnan(low)
+            else f" ({signed(low, '.3g')} to {signed(high, '.3g')} with all {len(frame)} steps at once)"
+        )
+        against = "" if pd.isna(middle["random"]) else f", in random order {signed(middle['random'], '.3g')}"
         part = "" if self.complete else f"; stopped early, after {len(self.order)} of {self.asked} heads"
         return (
             f"{self.method} ablation of {int(middle.removed)} of {len(self.order)} heads, the least harmful first, on "
-            f"{texts}: {middle.effect:+.3g} {unit_of(self.metric)}{known}{against}; chosen on the same "
+            f"{texts}: {signed(middle.effect, '.3g')} {unit_of(self.metric)}{known}{against}; chosen on the same "
             f"texts{no_interval(len(self.before))}{part}."
         )
 

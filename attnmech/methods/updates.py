@@ -20,6 +20,7 @@ from ..axes import spread
 from ..draw import updates as draw
 from ..draw.numbers import Side, UpdateNumbers
 from ..draw.section import Section
+from ..draw.text import signed
 from ..draw.update_sections import update_sections
 from ..errors import InputError, index_of
 from ..maths.updates import Writer, cosine
@@ -508,8 +509,9 @@ class ResidualUpdates(_Updates):
         if "logits" in self.state:
             mean = self.logits.mean(dim=-1)
             place, head = divmod(int(mean.abs().nan_to_num(0.0).argmax()), mean.shape[1])
+            written = signed(float(mean[place, head]), ".2f")
             answers = (
-                f" L{self.layers[place]}H{head} writes most towards the answers: {float(mean[place, head]):+.2f} "
+                f" L{self.layers[place]}H{head} writes most towards the answers: {written} "
                 f"{self.logit_unit} on average."
             )
         return (

@@ -1,4 +1,4 @@
-"""The options that everything which sweeps over heads or places shares: how it is measured, and how it runs."""
+"""Which options do all sweeps share? How a metric is measured, and how a sweep runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,22 +17,22 @@ class MeasuringOptions(TypedDict, total=False):
     bos: bool | None
     """Whether each text begins with the tokenizer's first token; None is what the model was loaded with."""
     memory: float
-    """By how many GB a step may grow; 1 if left out."""
+    """How many GB a step may use on top of the model; 1 by default."""
     progress: bool
-    """Whether a bar shows how far it is."""
+    """Whether to show a progress bar."""
 
 
 class SweepOptions(MeasuringOptions, total=False):
     """The same, and what happens when a sweep is interrupted."""
 
     journal: str | Path | None
-    """A file in which the sweep is kept: the same call resumes from it, and removes it at the end."""
+    """A file that keeps what is measured: if interrupted, the same call resumes from it; it is removed at the end."""
     partial: bool
-    """Whether Ctrl-C returns what is done so far, instead of raising `KeyboardInterrupt`."""
+    """Whether Ctrl-C returns what is done so far instead of raising `KeyboardInterrupt`."""
 
 
 def require_known(options: Mapping[str, object], kind: type) -> None:
-    """Raises `TypeError`, as Python does of functions, for an option that there is not.
+    """Raises `TypeError` for an unknown option, as Python does for a function's arguments.
 
     >>> require_known({"memroy": 2.0}, MeasuringOptions)
     Traceback (most recent call last):

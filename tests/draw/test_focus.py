@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnmech.draw.focus import MOST_TIED_HEADS, concentration, first_focus, rank_lines, self_focus
+from attnmech.draw.focus import MOST_TIED_HEADS, rank_lines, rank_lines_of
 from attnmech.draw.numbers import FocusNumbers
 from attnmech.errors import InputError
 
@@ -87,21 +87,21 @@ def test_the_ring_is_around_the_chosen_head(values: np.ndarray) -> None:
 
 
 def test_each_figure_rings_its_own_number(focus: FocusNumbers) -> None:
-    for draw, numbers in ((self_focus, focus.self_top), (first_focus, focus.first_top)):
-        ring = draw(focus, chosen=(7, 1)).data[-1]
+    for name, numbers in (("self_top", focus.self_top), ("first_top", focus.first_top)):
+        ring = rank_lines_of(focus, name, chosen=(7, 1)).data[-1]
         assert (ring.meta, list(ring.x), list(ring.y)) == ("chosen", [7], [numbers[3, 1]])
 
 
 @pytest.mark.parametrize(
-    ("draw", "name", "words"),
+    ("name", "words"),
     [
-        (self_focus, "self_top", "at the token itself"),
-        (first_focus, "first_top", "at the first token"),
-        (concentration, "concentration", "p(1) − p(2)"),
+        ("self_top", "at the token itself"),
+        ("first_top", "at the first token"),
+        ("concentration", "p(1) − p(2)"),
     ],
 )
-def test_each_figure_draws_its_number(draw: Any, name: str, words: str, focus: FocusNumbers) -> None:
-    figure = draw(focus)
+def test_each_figure_draws_its_number(name: str, words: str, focus: FocusNumbers) -> None:
+    figure = rank_lines_of(focus, name)
     assert words in figure.layout.yaxis.title.text
     assert figure.layout.xaxis.title.text == "layer"
     np.testing.assert_array_equal(
@@ -110,8 +110,8 @@ def test_each_figure_draws_its_number(draw: Any, name: str, words: str, focus: F
 
 
 def test_only_the_number_with_intervals_shows_them(focus: FocusNumbers) -> None:
-    assert lines(first_focus(focus))[0].customdata[0][2].startswith(" (")
-    assert lines(self_focus(focus))[0].customdata[0][2] == ""
+    assert lines(rank_lines_of(focus, "first_top"))[0].customdata[0][2].startswith(" (")
+    assert lines(rank_lines_of(focus, "self_top"))[0].customdata[0][2] == ""
 
 
 def test_labels_of_other_layers_and_unknown_heads_are_refused(values: np.ndarray) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.draw.text import signed
 from attnmech.model.unembedding import unembedding_of
 
 FINAL_NORMS = {
@@ -140,7 +141,10 @@ def test_the_lead_names_the_head_that_writes_most() -> None:
     updates = am.residual_updates(models.hooked("gpt2"), models.padded("gpt2"), answers=[4, 5, 6])
     mean = updates.logits.mean(dim=-1)
     layer, head = divmod(int(mean.abs().argmax()), 5)
-    assert f"L{layer}H{head} writes most towards the answers: {float(mean[layer, head]):+.2f} logits" in updates.lead
+    assert (
+        f"L{layer}H{head} writes most towards the answers: {signed(float(mean[layer, head]), '.2f')} logits"
+        in updates.lead
+    )
 
 
 def test_a_head_that_somebody_has_changed_is_refused() -> None:
