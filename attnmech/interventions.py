@@ -12,7 +12,7 @@ On its own it changes nothing: `model.intervene(...)` applies it within a `with`
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -23,7 +23,9 @@ from torch import Tensor
 from .arguments import dense, finite_number, option, pairs_of, shown, string
 from .errors import InputError, integer
 from .files import path_of
-from .results.tensor_file import read_tensors, write_tensors
+from .results.codec import packed, unpacked
+from .results.earlier import renewed
+from .results.tensor_file import FORMAT, read_tensors, write_tensors
 
 Head: TypeAlias = tuple[int, int]
 """(layer, head)."""
@@ -311,10 +313,8 @@ class Intervention:
 
     def save(self, path: str | Path) -> Path:
         """Writes it to a safetensors file."""
-        tensors = {f"values {layer}": x for layer, x in (self.values.by_layer if self.values else {}).items()}
-        if isinstance(self.keys, Values):
-            tensors["keys 0"] = self.keys.by_layer[0]
-        return write_tensors(path, tensors, {"kind": type(self).__name__, **self.facts()})
+        tensors, rest = packed(self)
+        return write_tensors(path, tensors, {"kind": type(self).__name__, "format": FORMAT, "facts": rest})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -323,37 +323,23 @@ class Intervention:
         if not source.is_file():
             raise InputError(f"there is no file {source}.")
         try:
-            tensors, facts = read_tensors(source)
-            if facts.pop("kind") != cls.__name__:
+            tensors, header = read_tensors(source)
+            if header["kind"] != cls.__name__:
                 raise ValueError("it is another kind of file")
-            values = {int(name.split()[1]): value for name, value in tensors.items() if name.startswith("values")}
-            if "keys 0" in tensors:
-                facts["keys"] = Values({0: tensors["keys 0"]}, facts["keys"])
-            facts["values"] = Values(values, facts["values"]) if values else None
-            return cls(**{name: _frozen(value) for name, value in facts.items()})
+            tensors, rest = renewed(tensors, header)
+            unknown = rest.keys() - {each.name for each in fields(cls)}
+            if unknown:
+                raise ValueError(f"it has unknown fields: {', '.join(sorted(unknown))}")
+            found: Self = unpacked(cls, tensors, rest)
+            return found
         except Exception as error:
             raise InputError(f"{source} does not hold an intervention ({error}).") from error
-
-    def facts(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON values."""
-        return {
-            "point": self.point,
-            "edit": self.edit,
-            "heads": self.heads if self.heads == "all" else [list(head) for head in self.heads],
-            "layers": None if self.layers is None else list(self.layers),
-            "positions": None if self.positions is None else list(self.positions),
-            "keys": list(self.keys) if isinstance(self.keys, tuple) else None if self.keys is None else str(self.keys),
-            "term": self.term,
-            "factor": self.factor,
-            "values": None if self.values is None else self.values.about,
-            "stack": self.stack,
-        }
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything, tensors included: the same change has the same digest."""
         tensors = [each.digest for each in (self.values, self.keys) if isinstance(each, Values)]
-        return hashlib.sha256(json.dumps([self.facts(), tensors], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([packed(self)[1], tensors], sort_keys=True).encode()).hexdigest()
 
 
 def checked_heads(heads: Any) -> tuple[Head, ...] | Literal["all"]:
@@ -417,8 +403,3 @@ def _kind(given: object) -> str:
     if isinstance(given, Mapping):
         return "{" + ", ".join(f"{key!r}: {type(value).__name__}" for key, value in given.items()) + "}"
     return type(given).__name__
-
-
-def _frozen(value: Any) -> Any:
-    """JSON's lists as tuples."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -167,10 +168,11 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(2)}, foreign)
     other = tmp_path / "other"
     save_file({"x": torch.zeros(2)}, other, metadata={"attnmech": json.dumps({"kind": "HeadEffects"})})
-    facts = Intervention.zero("all").facts()
+    with safe_open(Intervention.zero("all").save(tmp_path / "whole"), framework="pt") as file:
+        whole = json.loads(file.metadata()["attnmech"])
     broken = tmp_path / "broken"
     for number, wrong in enumerate(({"edit": "double"}, {"colour": "red"}, {"point": "v"})):
-        header = json.dumps({"kind": "Intervention", **facts, **wrong})
+        header = json.dumps(whole | {"facts": whole["facts"] | wrong})
         save_file({}, broken.with_suffix(f".{number}"), metadata={"attnmech": header})
     for path in (text, foreign, other, *(broken.with_suffix(f".{number}") for number in range(3))):
         with pytest.raises(am.InputError, match=f"{path.name} does not hold an intervention"):

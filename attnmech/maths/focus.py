@@ -21,7 +21,7 @@ STATISTICS: Final = (
 
 
 @dataclass(frozen=True)
-class RowFacts:
+class DefinedRows:
     """What follows from the mask alone for a block's rows: the same for all heads and all layers with that mask."""
 
     first: Int[Tensor, " batch"]
@@ -32,15 +32,15 @@ class RowFacts:
     """Which rows each statistic is defined on; none at padding."""
 
 
-def row_facts(
+def defined_rows(
     visible: Bool[Tensor, "batch 1 row key"],
     rows: range,
     real: Bool[Tensor, "batch row"],
     first: Int[Tensor, " batch"],
     last: int,
     aligned: bool,
-) -> RowFacts:
-    """The facts of one block.
+) -> DefinedRows:
+    """The rows of one block on which each statistic is defined.
 
     A row has a choice if it sees two or more keys; without one, the indicators, the concentration, the normalised
     entropy and the distance are undefined. The mass on a place is defined if the row sees that place, the mass on the
@@ -82,11 +82,11 @@ def row_facts(
         "normalised_entropy": choice,
         "distance": by_distance,
     }
-    return RowFacts(first, count, torch.stack([valid[name] for name in STATISTICS]))
+    return DefinedRows(first, count, torch.stack([valid[name] for name in STATISTICS]))
 
 
 def row_statistics(
-    attention: Attention, rows: range, facts: RowFacts, last: int
+    attention: Attention, rows: range, defined: DefinedRows, last: int
 ) -> Float[Tensor, "statistic batch head row"]:
     """Every statistic of every row, 0 where it is undefined.
 
@@ -106,7 +106,7 @@ def row_statistics(
         at = pattern[:, :, row, key.clamp(0, keys - 1)]
         return at.masked_fill((key < 0) | (key >= keys), 0.0)
 
-    begin = facts.first[:, None, None]
+    begin = defined.first[:, None, None]
     tied = top.first == top.second
     tops = {
         "self_top": top.key == place,
@@ -124,11 +124,11 @@ def row_statistics(
         "last_mass": torch.stack([mass_at(place - back) for back in range(min(last, rows.stop))]).sum(dim=0),
         "concentration": top.first - top.second,
         "entropy": attention.entropy,
-        "normalised_entropy": attention.entropy / facts.count.clamp_min(2).to(pattern.dtype).log()[:, None],
+        "normalised_entropy": attention.entropy / defined.count.clamp_min(2).to(pattern.dtype).log()[:, None],
         "distance": mean_distance(pattern, rows),
     }
     values = torch.stack([found[name].to(pattern.dtype) for name in STATISTICS])
-    return values.masked_fill(~facts.valid[:, :, None], 0.0)
+    return values.masked_fill(~defined.valid[:, :, None], 0.0)
 
 
 def mean_distance(pattern: Float[Tensor, "batch head row key"], rows: range) -> Float[Tensor, "batch head row"]:

@@ -24,9 +24,9 @@ from ..draw.section import Section
 from ..errors import InputError, index_of
 from ..maths.focus import (
     STATISTICS,
+    defined_rows,
     received_by_distance,
     received_by_key,
-    row_facts,
     row_statistics,
     uniform_attention,
 )
@@ -127,15 +127,15 @@ class FocusReducer(Reducer):
         layer, rows = block.index, slice(block.rows.start, block.rows.stop)
         classes = state["classes"][:, :, rows]
         aligned = block.stack != "cross"
-        facts = block.mask.once(
+        defined = block.mask.once(
             ("focus", self.last, block.rows),
-            lambda: row_facts(
+            lambda: defined_rows(
                 block.visible, block.rows, block.real, begins(block.batch.keys(block.stack)), self.last, aligned
             ),
         )
-        values = row_statistics(block.attention, block.rows, facts, self.last)
+        values = row_statistics(block.attention, block.rows, defined, self.last)
         by_head = values.transpose(1, 2)
-        sums, counts = sums_by_text(by_head, facts.valid[:, None], classes)
+        sums, counts = sums_by_text(by_head, defined.valid[:, None], classes)
         state["sums"][:, :, layer] += sums
         state["counts"][:, :, layer] += counts
         received = received_by_key(block.attention, classes)
@@ -148,8 +148,8 @@ class FocusReducer(Reducer):
             state["uniform"][layer], state["seen"][layer] = found
         if "values" in state:
             state["values"][:, layer, :, :, rows] = by_head
-            state["valid"][:, layer, 0, :, rows] = facts.valid
-            choice = facts.valid[STATISTICS.index("tied_top")]
+            state["valid"][:, layer, 0, :, rows] = defined.valid
+            choice = defined.valid[STATISTICS.index("tied_top")]
             key = block.attention.top.key.masked_fill(~choice[:, None], -1)
             state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
 

@@ -153,11 +153,11 @@ class AppliedInLayer:
         """Whether it may put weight on keys that no row of a block can see."""
         return any(change.intervention.edit == "replace" for change in self.patterns)
 
-    def ledger(self, facts: "LayerAttention", mask: "MaskRule") -> ScoreParts:
+    def ledger(self, of_layer: "LayerAttention", mask: "MaskRule") -> ScoreParts:
         """The terms of the current scores; `InputError` if they lack one to be scaled."""
-        make, attn_in = self.scales[0].ledger, facts.notes.attn_in
+        make, attn_in = self.scales[0].ledger, of_layer.notes.attn_in
         assert make is not None and attn_in is not None
-        parts = make(facts, attn_in, mask.visible(range(mask.queries)))
+        parts = make(of_layer, attn_in, mask.visible(range(mask.queries)))
         there = [name for name in parts.names() if name not in ("mask", "softcap")]
         for change in self.scales:
             if change.intervention.term not in there:

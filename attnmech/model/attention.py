@@ -61,8 +61,8 @@ def attend(
     position = None if position is None else position.to(wide)
     changes = in_force.applied_in(site.stack, layer)
     keys_batch = in_force.under_way.batch.keys(site.stack)
-    facts = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
-    ledger = None if changes is None else _terms_to_scale(changes, site, facts, mask)
+    of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
+    ledger = None if changes is None else _terms_to_scale(changes, site, of_layer, mask)
     other_values = None if changes is None else changes.change_of_values(v, q.shape[1], keys_batch)
     whole = any(in_force.wants(site.point(name), layer) for name in ("scores", "pattern"))
     whole = whole or (changes is not None and changes.whole_rows)
@@ -117,7 +117,9 @@ def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> 
     return Attention(pattern, scores)
 
 
-def _terms_to_scale(changes: AppliedInLayer, site: "Site", facts: LayerAttention, mask: MaskRule) -> ScoreParts | None:
+def _terms_to_scale(
+    changes: AppliedInLayer, site: "Site", of_layer: LayerAttention, mask: MaskRule
+) -> ScoreParts | None:
     """The ledger of a layer in which interventions scale terms, computed from `attn_in` and the weights."""
     if not changes.scales:
         return None
@@ -132,7 +134,7 @@ def _terms_to_scale(changes: AppliedInLayer, site: "Site", facts: LayerAttention
                 f"{changes.scales[0].intervention}: its terms come from attn_in, so gradients at {name!r} {layer} "
                 "would miss them; ask for those at attn_in."
             )
-    return changes.ledger(facts, mask)
+    return changes.ledger(of_layer, mask)
 
 
 def _scaled_products(

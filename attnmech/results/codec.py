@@ -5,7 +5,7 @@ A tensor is stored under its path, `effects.zero_value.after`; everything else a
 
 import dataclasses
 from collections.abc import Mapping
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
@@ -41,21 +41,21 @@ def packed(thing: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {name: plain(getattr(thing, name), name) for name in _saved(thing)}
 
 
-def unpacked(kind: type[Any], tensors: Mapping[str, Tensor], facts: Mapping[str, Any], **shared: Any) -> Any:
+def unpacked(kind: type[Any], tensors: Mapping[str, Tensor], rest: Mapping[str, Any], **shared: Any) -> Any:
     """The dataclass that `packed` took apart; `shared` are the fields that it omitted.
 
     Raises `KeyError` with the name of a missing field, and `ValueError` for one of the wrong shape.
     """
-    return _Reader(tensors, shared).thing(kind, facts, "")
+    return _Reader(tensors, shared).thing(kind, rest, "")
 
 
 class _Reader:
     def __init__(self, tensors: Mapping[str, Tensor], shared: Mapping[str, Any]) -> None:
         self._tensors, self._shared = tensors, shared
 
-    def thing(self, kind: type[Any], facts: Any, before: str) -> Any:
+    def thing(self, kind: type[Any], rest: Any, before: str) -> Any:
         """A dataclass whose fields are stored under a path."""
-        if not isinstance(facts, Mapping):
+        if not isinstance(rest, Mapping):
             raise ValueError(f"`{before or kind.__name__}` must be an object")
         hints, found = get_type_hints(kind), {}
         for each in dataclasses.fields(kind):
@@ -64,24 +64,25 @@ class _Reader:
                 found[each.name] = self._shared[each.name]
             elif not _is_saved(each):
                 continue
-            elif each.name in facts or path in self._tensors or _is_optional(hints[each.name]):
-                found[each.name] = self._value(hints[each.name], facts.get(each.name), path)
+            elif each.name in rest or path in self._tensors or _is_optional(hints[each.name]):
+                found[each.name] = self._value(hints[each.name], rest.get(each.name), path)
             elif each.default is dataclasses.MISSING:
                 raise KeyError(each.name)
         return kind(**found)
 
     def _value(self, hint: Any, value: Any, path: str) -> Any:
         origin, inner = get_origin(hint), get_args(hint)
-        if _is_optional(hint):
-            if path in self._tensors:
-                return self._tensors[path]
-            return None if value is None else self._value(inner[0], value, path)
+        if origin in (Union, UnionType):
+            if path in self._tensors or value is None:
+                return self._tensors.get(path)
+            return self._value(_member(inner, value), value, path)
         if _is_tensor(hint):
             return self._tensors[path]
         if dataclasses.is_dataclass(hint):
             return self.thing(hint, value, path)  # type: ignore[arg-type]
         if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-            return {name: self._value(inner[1], each, f"{path}.{name}") for name, each in value.items()}
+            key = int if inner[0] is int else str
+            return {key(name): self._value(inner[1], each, f"{path}.{name}") for name, each in value.items()}
         if origin is tuple and isinstance(value, list):
             hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
             return tuple(
@@ -97,6 +98,19 @@ def _is_saved(each: "dataclasses.Field[Any]") -> bool:
 
 def _saved(thing: Any) -> list[str]:
     return [each.name for each in dataclasses.fields(thing) if _is_saved(each)]
+
+
+def _member(hints: tuple[Any, ...], value: Any) -> Any:
+    """The member of a union that a JSON value was written from."""
+
+    def fits(hint: Any) -> bool:
+        if isinstance(value, list):
+            return get_origin(hint) is tuple
+        if isinstance(value, Mapping):
+            return dataclasses.is_dataclass(hint)
+        return not dataclasses.is_dataclass(hint) and get_origin(hint) is not tuple
+
+    return next((hint for hint in hints if hint is not NoneType and fits(hint)), Any)
 
 
 def _is_tensor(hint: Any) -> bool:

@@ -16,57 +16,71 @@ _BY_REPLICATE: Final = ("sums", "counts", "block_sums", "block_counts")
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
 
 
-def renewed(kind: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Saved:
-    """Tensors and facts under today's paths, with a row for every layer of the model up to the last one measured."""
-    return _RENEWED.get(kind, _as_they_are)(dict(tensors), dict(facts))
+def renewed(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Saved:
+    """Tensors and JSON values under today's paths, with a row for every layer of the model up to the last one measured.
+
+    Those of today's files as they are.
+    """
+    if "format" in header:
+        return dict(tensors), dict(header["facts"])
+    return _RENEWED.get(header["kind"], _as_they_are)(dict(tensors), dict(header.get("facts", header)))
 
 
-def _as_they_are(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
-    return tensors, facts
+def _as_they_are(tensors: dict[str, Tensor], rest: dict[str, Any]) -> Saved:
+    return tensors, rest
 
 
-def _every_layer(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+def _every_layer(tensors: dict[str, Tensor], rest: dict[str, Any]) -> Saved:
     """Results by layer and head."""
-    layers = facts["layers"]
+    layers = rest["layers"]
     for name, value in tensors.items():
         axis = _BY_LAYER.get(name)
         if axis is not None:
             tensors[name] = by_layer(value, layers, max(layers) + 1, axis)
     if "swept" in tensors:
         tensors["swept"] = tensors["swept"].nan_to_num(0.0)
-    return tensors, facts
+    return tensors, rest
 
 
-def _row_means(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+def _row_means(tensors: dict[str, Tensor], rest: dict[str, Any]) -> Saved:
     """Means of rows: column 0 of the replicates is the measurement; without sums by text there are no intervals."""
     for name in set(tensors) & {*_BY_REPLICATE, "rows"}:
         tensors[name] = tensors[name][:, 0] if name == "rows" else tensors[name][..., :1]
     tensors |= {"groups": torch.zeros(1, dtype=torch.long), "modulus": torch.ones(1, dtype=torch.long)}
-    facts |= {"n_layers": max(facts["layers"]) + 1, "state": dict.fromkeys(tensors)}
-    return {f"state.{name}": value for name, value in tensors.items()}, facts
+    rest |= {"n_layers": max(rest["layers"]) + 1, "state": dict.fromkeys(tensors)}
+    return {f"state.{name}": value for name, value in tensors.items()}, rest
 
 
-def _null_attention(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+def _null_attention(tensors: dict[str, Tensor], rest: dict[str, Any]) -> Saved:
     """The effects of four interventions, each with its tensors under "zero_value after"."""
     found: dict[str, Tensor] = {}
     effects = {}
-    for name, about in facts["effects"].items():
+    for name, about in rest["effects"].items():
         own = {full.partition(" ")[2]: value for full, value in tensors.items() if full.startswith(f"{name} ")}
         own, effects[name] = _every_layer(own, dict(about))
         found |= {f"effects.{name}.{part}": value for part, value in own.items()}
     layers = next(iter(effects.values()))["layers"]
     whole = by_layer(tensors["facts"], layers, max(layers) + 1, _BY_LAYER["facts"])
-    return {**found, "facts": whole, "sinks": tensors["sinks"]}, {**facts, "effects": effects}
+    return {**found, "facts": whole, "sinks": tensors["sinks"]}, {**rest, "effects": effects}
 
 
-def _decomposition(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Saved:
+def _decomposition(tensors: dict[str, Tensor], rest: dict[str, Any]) -> Saved:
     """Decompositions: the tensors of each layer's part under "0.visible"."""
-    if "parts" not in facts:
-        scales = zip(facts.pop("scales"), facts.pop("softcaps"), strict=True)
-        facts["parts"] = [{"scale": scale, "softcap": softcap} for scale, softcap in scales]
-    facts.setdefault("layers", [part.get("layer") for part in facts["parts"]])
+    if "parts" not in rest:
+        scales = zip(rest.pop("scales"), rest.pop("softcaps"), strict=True)
+        rest["parts"] = [{"scale": scale, "softcap": softcap} for scale, softcap in scales]
+    rest.setdefault("layers", [part.get("layer") for part in rest["parts"]])
     moved = {f"parts.{name}" if name[0].isdigit() else name: value for name, value in tensors.items()}
-    return _every_layer(moved, facts)
+    return _every_layer(moved, rest)
+
+
+def _intervention(tensors: dict[str, Tensor], rest: dict[str, Any]) -> Saved:
+    """Interventions: the tensors of layer 3 under "values 3", the mask of keys under "keys 0"."""
+    del rest["kind"]
+    for field in {name.split()[0] for name in tensors}:
+        layers = [name.split()[1] for name in tensors if name.startswith(field)]
+        rest[field] = {"by_layer": dict.fromkeys(layers), "about": rest[field]}
+    return {name.replace(" ", ".by_layer."): value for name, value in tensors.items()}, rest
 
 
 _RENEWED: Final[Mapping[str, Callable[[dict[str, Tensor], dict[str, Any]], Saved]]] = {
@@ -79,4 +93,5 @@ _RENEWED: Final[Mapping[str, Callable[[dict[str, Tensor], dict[str, Any]], Saved
     "NullAttention": _null_attention,
     "ScoreDecomposition": _decomposition,
     "SourceDecomposition": _decomposition,
+    "Intervention": _intervention,
 }

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import pandas as pd
 from torch import Tensor
@@ -17,11 +17,9 @@ from ..errors import InputError, OutputError, first_line
 from ..fields import check_fields
 from ..files import path_of, writing
 from .codec import packed, unpacked
+from .earlier import renewed
 from .provenance import Provenance
-from .tensor_file import read_tensors, write_tensors
-
-FORMAT: Final = 2
-"""The version of the file layout; files of attnmech 0.1.0 have none."""
+from .tensor_file import FORMAT, read_tensors, write_tensors
 
 
 class Result(ABC):
@@ -88,18 +86,14 @@ class Result(ABC):
 
     def _written(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a file holds: tensors, and the rest as JSON values."""
-        tensors, facts = packed(self)
-        return tensors, {"format": FORMAT, "facts": facts, "provenance": self.provenance.to_dict()}
+        tensors, rest = packed(self)
+        return tensors, {"format": FORMAT, "facts": rest, "provenance": self.provenance.to_dict()}
 
     @classmethod
     def _read(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
         """The reverse of `_written`."""
-        facts = about["facts"]
-        if "format" not in about:
-            from .earlier import renewed
-
-            tensors, facts = renewed(cls.__name__, tensors, facts)
-        found: Self = unpacked(cls, tensors, facts, provenance=Provenance.from_dict(about["provenance"]))
+        tensors, rest = renewed(tensors, about)
+        found: Self = unpacked(cls, tensors, rest, provenance=Provenance.from_dict(about["provenance"]))
         return found
 
     def _repr_html_(self) -> str:

@@ -14,6 +14,9 @@ from ..files import path_of, writing
 
 _HEADER: Final = "attnmech"
 
+FORMAT: Final = 2
+"""The version of the layout of saved results and interventions; files of attnmech 0.1.0 have none."""
+
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
     """Writes them whole or not at all; returns the path."""
