@@ -60,7 +60,7 @@ class Person:
     title: str | None = None
 
     def addressed(self, dice: Dice) -> str:
-        """This person's title, the same each time; chosen at first use, as is the gender if nothing has revealed it."""
+        """The person's title, the same each time; chosen at first use, as is the gender if nothing has revealed it."""
         if self.gender is None:
             told: Gender = dice.choose(("female", "male"))
             self.gender = told
