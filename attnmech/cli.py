@@ -133,8 +133,7 @@ def focus(
 ) -> None:
     """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
 
-    A run over a corpus keeps a journal beside the table until the end: if interrupted, run the same command again to
-    resume.
+    Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
     console = Console()
     with _outputs(text, file, out, overwrite) as outputs:
@@ -173,8 +172,8 @@ def ablate(
 ) -> None:
     """Writes how much the loss changes when each head is ablated, as a table and a page.
 
-    A journal is kept beside the table until the end: if interrupted, run the same command again to resume. Without a
-    text, 64 documents in the demo model's language are used.
+    A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
+    Without a text, 64 documents in the demo model's language are used.
     """
     with _outputs(text, file, out, overwrite) as outputs:
         hooked, texts = _sweep_inputs(model, text, file)
@@ -202,8 +201,8 @@ def null(
 ) -> None:
     """Finds the heads that rest on the first token without effect, by interventions; writes a table and a page.
 
-    A journal is kept beside the table until the end: if interrupted, run the same command again to resume. Without a
-    text, 64 documents in the demo model's language are used.
+    A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
+    Without a text, 64 documents in the demo model's language are used.
     """
     with _outputs(text, file, out, overwrite) as outputs:
         hooked, texts = _sweep_inputs(model, text, file)
