@@ -40,7 +40,7 @@ class _Commands(TyperGroup):
 
 
 class Interrupted(BaseException):
-    """Ctrl-C, with what a user should know of it."""
+    """Ctrl-C, with what the user should be told."""
 
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ ModelOption = Annotated[
 ]
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to look at.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file that holds the text.")]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the page goes; an earlier page there is replaced.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the page goes; an existing page is replaced.")]
 CorpusOption = Annotated[
     Path | None,
     typer.Option(
@@ -70,8 +70,8 @@ CorpusOption = Annotated[
 TableOption = Annotated[
     Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
 ]
-OverwriteOption = Annotated[bool, typer.Option(help="Replace a table and a page that are there already.")]
-MemoryOption = Annotated[float, typer.Option(help="By how many GB the sweep may grow.")]
+OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing table and page.")]
+MemoryOption = Annotated[float, typer.Option(help="Extra memory that the sweep may use, in GB.")]
 
 
 def _print_version(asked: bool) -> bool:
@@ -96,11 +96,11 @@ def report(
     text: TextOption = None,
     file: FileOption = None,
     out: OutOption = Path("report.html"),
-    start: Annotated[int, typer.Option(help="The token with which the part of a longer text begins.")] = 0,
+    start: Annotated[int, typer.Option(help="First token to run and show, if the text is longer.")] = 0,
 ) -> None:
     """Writes one offline page about one text of up to 192 tokens: every attention score as a sum of its terms.
 
-    Of a longer text 192 tokens are run and shown: the first ones, or those from --start on.
+    Of a longer text, only 192 tokens are run and shown: the first ones, or those from --start on.
     """
     console = Console()
     from .files import check_writable
@@ -133,7 +133,7 @@ def focus(
 ) -> None:
     """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
 
-    Of a corpus a journal stands beside the table until the end: the same command resumes if interrupted.
+    Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
     console = Console()
     with _outputs(text, file, out, overwrite) as outputs:
@@ -170,10 +170,10 @@ def ablate(
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
     memory: MemoryOption = 1.0,
 ) -> None:
-    """Writes by how much the loss changes when each head is ablated, as a table and a page.
+    """Writes how much the loss changes when each head is ablated, as a table and a page.
 
-    A journal stands beside the table until the end: the same command resumes if interrupted. Without a text, 64
-    documents of the demo model's language are taken.
+    A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
+    Without a text, 64 documents in the demo model's language are used.
     """
     with _outputs(text, file, out, overwrite) as outputs:
         hooked, texts = _sweep_inputs(model, text, file)
@@ -199,10 +199,10 @@ def null(
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
     memory: MemoryOption = 1.0,
 ) -> None:
-    """Tells which heads rest on the first token without effect, by measured interventions, as a table and a page.
+    """Finds the heads that rest on the first token without effect, by interventions; writes a table and a page.
 
-    A journal stands beside the table until the end: the same command resumes if interrupted. Without a text, 64
-    documents of the demo model's language are taken.
+    A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
+    Without a text, 64 documents in the demo model's language are used.
     """
     with _outputs(text, file, out, overwrite) as outputs:
         hooked, texts = _sweep_inputs(model, text, file)
@@ -215,7 +215,7 @@ def null(
         outputs.write(found)
     columns = ["layer", "head", "sink_mass", "value_ratio", "remove", "zero_value", "verdict"]
     shown = found.to_frame().nlargest(10, "sink_mass")[columns]
-    _print_sweep(hooked, found, outputs, shown, "Heads that rest there most")
+    _print_sweep(hooked, found, outputs, shown, "Heads that attend most to the target")
 
 
 def _sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tuple["HookedModel", list[str]]:
@@ -246,7 +246,7 @@ def _print_sweep(
 
 
 class Outputs:
-    """Where a command's table, its page and, until they stand, its journal go."""
+    """Where a command's table, its page and, until both are written, its journal go."""
 
     def __init__(self, table: Path) -> None:
         self.table, self.page = table, table.with_suffix(".html")
@@ -270,7 +270,7 @@ class Outputs:
         """Raises `JournalError` where an unfinished run of another kind was to write the same files."""
         if self.journal.exists():
             raise JournalError(
-                f"{self.journal} holds an unfinished run that is to write {self.table}. Finish it with its own "
+                f"{self.journal} holds an unfinished run that would write {self.table}. Finish it with its own "
                 "command, delete it, or name another --out."
             )
 
@@ -288,7 +288,7 @@ class Outputs:
 
 @contextmanager
 def _outputs(text: str | None, file: Path | None, out: Path, overwrite: bool) -> Iterator[Outputs]:
-    """The outputs of a command, checked before any work; its journal stays until the block has ended well."""
+    """The outputs of a command, checked before any work; its journal is kept until the block succeeds."""
     if text is not None and file is not None:
         raise InputError("give either --text or --file, not both.")
     outputs = Outputs(out)
@@ -317,7 +317,7 @@ def _check_apart(file: Path | None, out: Path) -> None:
 def check(
     model: Annotated[str | None, typer.Argument(help="Hub name or folder; the demo model if left out.")] = None,
 ) -> None:
-    """Proves that every activation point of a model means what its name says; exits with 1 where one does not."""
+    """Proves that every activation point of a model means what its name says; exits with 1 if one does not."""
     with _stages("importing torch and transformers", total=2) as step:
         from .model.load import load
 
@@ -364,7 +364,7 @@ def _own_paragraph() -> str:
 
 @contextmanager
 def _stages(first: str, total: int) -> Iterator["Step"]:
-    """A bar on stderr that names what is being done; gone when done."""
+    """A progress bar on stderr that names the current stage and disappears at the end."""
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -441,5 +441,5 @@ def _print_certificate(console: Console, model: "HookedModel", certificate: "Cer
 
 
 def _plain(text: str) -> str:
-    """Text without rich's markup: a model's name is anybody's text."""
+    """Text with rich's markup escaped: a model's name may hold anything."""
     return text.replace("[", "\\[")

@@ -168,7 +168,7 @@ def test_a_journal_of_something_else_stops_the_command(
     table, journal = tmp_path / "heads.csv", tmp_path / "heads.csv.journal"
     journal.write_text("of another run")
     for arguments, said in (
-        (["focus", "--text", "Anna sang."], "holds an unfinished run that is to write"),
+        (["focus", "--text", "Anna sang."], "holds an unfinished run that would write"),
         (["ablate", "--text", "Anna sang."], "is not a valid journal"),
     ):
         assert run(monkeypatch, *arguments, "--out", str(table), "--overwrite") == 2

@@ -1,4 +1,4 @@
-"""What a reader should know of the demo model before believing what it does with a text."""
+"""What a reader should know about the demo model before trusting what it does with a text."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from attnmech.demo.tokenizer import FIRST_WORD
 
 ABOUT = (
     "This is the demo model of attnmech: a small decoder trained on sentences that a grammar generated. It has learnt "
-    "that grammar (which verb form a subject takes, who he, she and it are, what a bracket needs, names and phrases "
-    "that come back), and its vocabulary of some 2,000 words. It knows nothing of the world, and is no guide to what "
-    "large language models do."
+    "that grammar (which verb form a subject takes, whom he, she and it refer to, how a bracket closes, names and "
+    "phrases that recur), and its vocabulary of some 2,000 words. It knows nothing of the world, and is no guide to "
+    "what large language models do."
 )
 
 
 def notes(ids: Sequence[int]) -> list[str]:
-    """What to say beside a text of these tokens.
+    """Remarks to show beside a text of these tokens.
 
     >>> from attnmech.demo.tokenizer import build_tokenizer
     >>> notes(build_tokenizer().encode("The wug is new."))[1]

@@ -1,4 +1,4 @@
-"""A training run on disk: what it needs to go on after it was interrupted."""
+"""A training run on disk: what it needs to resume after an interruption."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ class Checkpoint:
         self._settings = dict(settings)
 
     def write(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rng: Random) -> None:
-        """Put down a run as it stands after a step."""
+        """Write the state of a run after a step."""
         header = {"settings": self._settings, "step": step, "random": rng.getstate()}
         tensors = {}
         for name, parameter in model.named_parameters():
@@ -32,20 +32,20 @@ class Checkpoint:
         write_tensors(self.file, tensors, header)
 
     def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rng: Random) -> int:
-        """Bring a new run to where the one on disk stands; returns its step, or 0 where there is none.
+        """Restore the run on disk into a new one; returns its step, or 0 if there is none.
 
-        Raises `InputError` for the file of another run and for a file that is none; it stays as it is.
+        Raises `InputError` for another run's file and for a file that holds none; it is left as it is.
         """
         if not self.file.exists():
             return 0
         try:
             tensors, header = read_tensors(self.file)
         except (SafetensorError, KeyError, ValueError) as error:
-            raise InputError(f"{self.file} is not a training run that can go on ({error}); remove it.") from error
+            raise InputError(f"{self.file} is not a training run that can be resumed ({error}); remove it.") from error
         if header["settings"] != self._settings:
             raise InputError(
                 f"{self.file} is a run with {header['settings']}; this one has {self._settings}. "
-                "Give it the same settings, another folder, or remove the file."
+                "Use the same settings or another folder, or remove the file."
             )
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -57,5 +57,5 @@ class Checkpoint:
         return int(header["step"])
 
     def remove(self) -> None:
-        """Take the file away once the run is at its end."""
+        """Remove the file once the run has ended."""
         self.file.unlink(missing_ok=True)

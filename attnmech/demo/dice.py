@@ -1,4 +1,4 @@
-"""Random choices that add up what they cost: how surprising it was that all of them came out as they did."""
+"""Random choices that add up their surprisal: how improbable it was that all of them came out as they did."""
 
 import math
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ class Dice:
         self._rng = rng
 
     def choose(self, options: Sequence[Option], weights: Sequence[float] | None = None) -> Option:
-        """One of the options; all are as likely unless weights are given."""
+        """One of the options, all equally likely unless weights are given."""
         weights = weights or [1.0] * len(options)
         place = self.roll(weights)
         self.surprisal -= math.log(weights[place] / sum(weights))
         return options[place]
 
     def chance(self, probability: float) -> bool:
-        """True with a probability."""
+        """True with the given probability."""
         return self.choose((True, False), (probability, 1 - probability))
 
     def roll(self, weights: Sequence[float]) -> int:
-        """The place of the option that comes up; all choices are made here."""
+        """The index of the option that comes up; all choices are made here."""
         return self._rng.choices(range(len(weights)), weights)[0]

@@ -48,12 +48,12 @@ class Relation:
 
 @dataclass(frozen=True)
 class Document:
-    """A text with its structure: `"".join(words)` is the text, each word with the space that leads it."""
+    """A text with its structure: `"".join(words)` is the text, each word with its leading space."""
 
     words: tuple[str, ...]
     relations: tuple[Relation, ...]
     surprisal: float
-    """−ln of the probability that the grammar gives to this text among all of as many sentences, in nats."""
+    """−ln of the probability that the grammar gives this text among all those with as many sentences, in nats."""
 
     @property
     def text(self) -> str:
@@ -99,7 +99,7 @@ class Draft:
         return len(self._words) - 1
 
     def write(self, word: str) -> None:
-        """Put a word down, spelled with the space that leads it; every word passes here."""
+        """Write a word as it is, with its leading space; every word passes through here."""
         self._words.append(word)
 
     def open(self, mark: str) -> int:
@@ -148,5 +148,5 @@ class Draft:
         return index
 
     def finish(self, surprisal: float) -> Document:
-        """The document written so far, with what its choices cost."""
+        """The document written so far, with the surprisal of its choices."""
         return Document(tuple(self._words), tuple(self._relations), surprisal)

@@ -1,4 +1,4 @@
-"""Try the demo model on freshly generated text: `python -m attnmech.demo.evaluate`."""
+"""Evaluate the demo model on freshly generated text: `python -m attnmech.demo.evaluate`."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
@@ -50,11 +50,11 @@ class Choice:
 
 
 ChoiceAt = Callable[[Document, Relation], Choice | None]
-"""Makes a choice of a relation of its sort in a document; None of any other."""
+"""Makes a choice from a relation of its kind in a document; None for any other."""
 
 
 def load(folder: Path | None = None) -> tuple[BloomForCausalLM, PreTrainedTokenizerFast]:
-    """The shipped model, or the one in a folder, with its tokenizer; never asks a network."""
+    """The shipped model, or the one in a folder, with its tokenizer; never uses the network."""
     source = folder or model_folder()
     if not (source / "config.json").is_file():
         raise ModelNotFoundError(
@@ -76,7 +76,7 @@ def evaluate(
 ) -> list[Figure]:
     """Every figure of the model card.
 
-    `cases` is the number of documents, of spans and of choices of each sort.
+    `cases` is the number of documents, of spans and of choices of each kind.
     """
     rng = Random(seed)
     return [
@@ -90,9 +90,9 @@ def evaluate(
 def loss_figures(
     model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int
 ) -> tuple[Figure, Figure, Figure]:
-    """Fresh documents of the training side: what the model pays for them, what the grammar does, how much more it is.
+    """On fresh documents of the training side: the model's loss, the grammar's entropy, and the excess of the loss.
 
-    The entropy is that of the distribution that the model learnt from, so it is tried on texts of that side.
+    The entropy is that of the distribution that the model learnt from, so the texts are of that side.
     """
     texts = [document(rng) for _ in range(cases)]
     total = 0.0
@@ -112,7 +112,7 @@ def loss_figures(
 
 
 def repetition_figure(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int) -> Figure:
-    """From the second word of the second copy on: until then nothing says that a copy has begun."""
+    """Accuracy from the second word of the second copy on: until then nothing says that a copy has begun."""
     right = []
     for _ in range(0, cases, AT_ONCE):
         tokens = torch.tensor([repeated_tokens(tokenizer, rng, period=PERIOD, length=LENGTH) for _ in range(AT_ONCE)])
@@ -132,7 +132,7 @@ def choice_figures(
 ) -> list[Figure]:
     """How often the right word scores above the wrong one.
 
-    Tried on the held-out side of the split, with names and pairs of nouns that training did not have, and on the
+    Tested on the held-out side of the split, with names and pairs of nouns that do not occur in training, and on the
     training side.
     """
     figures = []
@@ -144,7 +144,7 @@ def choice_figures(
 
 
 def head_figures(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: Random, cases: int) -> list[Figure]:
-    """The best heads at looking to the first token, to the previous one, and behind the last copy of a word.
+    """The heads that attend most to the first token, to the previous one, and to what followed a word's last copy.
 
     The first two are the share of rows that have that token as their top key, on held-out documents and on random
     words that repeat; the third is the mean attention that the second copy of a random word gives to what followed
@@ -201,7 +201,7 @@ def _accuracy(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, choic
 
 
 def choices(rng: Random, choice_at: ChoiceAt, side: Side) -> Iterator[Choice]:
-    """Choices of one sort, without end."""
+    """Choices of one kind, without end."""
     while True:
         text = document(rng, sentences=3, side=side)
         for relation in text.relations:
@@ -220,7 +220,7 @@ def _recipient(text: Document, relation: Relation) -> Choice | None:
 
 
 def _number(attractors: int) -> ChoiceAt:
-    """The keys beside the cabinet ... are or is? All nouns in between, so many, have the other number."""
+    """The keys beside the cabinet ... are or is? All `attractors` nouns in between have the other number."""
 
     def choice_at(text: Document, relation: Relation) -> Choice | None:
         right, subject = text.words[relation.query], text.words[relation.key]

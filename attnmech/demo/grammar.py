@@ -1,7 +1,7 @@
 """Sentences of the demo language, with the true relations between their words.
 
 Each function of the table `SENTENCES` writes one kind of sentence into a draft (its docstring is an example);
-`document` strings several together so that names and themes come back. Every choice shows in the text, so a
+`document` strings several together so that names and themes recur. Every choice shows in the text, so a
 text has one derivation and `Document.surprisal` is −ln of its probability.
 """
 
@@ -26,7 +26,7 @@ def document(rng: Random, *, sentences: int = 8, kinds: Sequence[str] | None = N
     'As Clara and Frank ran to the bakery, Clara gave the pan to Frank.'
 
     `kinds` names the entries of `SENTENCES` to draw from (all of them by default; an entry may write two
-    sentences). `side` is the side of the split: texts to learn from, or with names and pairs of nouns that those
+    sentences). `side` is the side of the split: training texts, or texts with names and pairs of nouns that those
     do not have.
     """
     return tell(Draft(), Dice(rng), sentences=sentences, kinds=kinds, side=side)
@@ -35,7 +35,7 @@ def document(rng: Random, *, sentences: int = 8, kinds: Sequence[str] | None = N
 def tell(
     draft: Draft, dice: Dice, *, sentences: int = 8, kinds: Sequence[str] | None = None, side: Side = TRAINING
 ) -> Document:
-    """The document that comes of these choices, written into an empty draft."""
+    """The document that these choices produce, written into an empty draft."""
     writers = [SENTENCES[kind] for kind in (kinds or SENTENCES)]
     scene = Scene(side)
     for _ in range(sentences):
@@ -43,7 +43,7 @@ def tell(
     return draft.finish(dice.surprisal)
 
 
-# --- things, and what is said of them
+# --- things, and what is said about them
 
 
 def _agreement(draft: Draft, dice: Dice, scene: Scene) -> None:
@@ -448,7 +448,7 @@ def _verb(draft: Draft, verb: str, *subjects: int) -> int:
 
 
 def _mention(draft: Draft, dice: Dice, person: Person, *, telling: bool = False) -> int:
-    """A person's name, perhaps with a title; always with one if she or he must be known (`telling`) and is not."""
+    """A person's name, perhaps with a title; always with one if the gender must be known (`telling`) and is not."""
     if person.tells:
         titled = dice.chance(0.1)
     else:
@@ -468,7 +468,7 @@ def _anyone(draft: Draft, dice: Dice, scene: Scene) -> tuple[int, words.Pronouns
 
 
 def _actors(draft: Draft, dice: Dice, scene: Scene) -> tuple[tuple[int, ...], bool]:
-    """Those who do something: one or two people by name, or by what they are; and whether they are many."""
+    """Those who do something: one or two people by name, or by what they are; and whether they are plural."""
     who = dice.choose(("one", "two", "role"))
     if who == "role":
         plural = dice.chance(0.5)
@@ -510,7 +510,7 @@ def _thing(
 ) -> tuple[Noun, int]:
     """An article or number, perhaps an adjective, and a noun of the theme; returns the noun and its index.
 
-    A plain thing has "the" and no adjective. `beside` is the subject that this noun stands between and its verb.
+    A plain thing has "the" and no adjective. `beside` is the subject if this noun stands between it and its verb.
     """
     determiner = "the" if plain else dice.choose(*(PLURAL if plural else SINGULAR))
     if determiner == "number":

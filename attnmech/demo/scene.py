@@ -1,4 +1,4 @@
-"""Who and what a document of the demo language is about: the people and themes that come back in it."""
+"""Who and what a document of the demo language is about: the people and themes that recur in it."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,9 +26,9 @@ class Side:
     male: tuple[str, ...]
     untold: tuple[str, ...]
     names_tell: bool
-    """Whether she or he can be known from a name of `female` and `male`; if not, a title says it."""
+    """Whether a name of `female` or `male` reveals the gender; if not, a title does."""
     pairs: frozenset[int]
-    """Of the eight parts that all pairs of nouns fall into, those of this side."""
+    """Which of the eight parts of all pairs of nouns belong to this side."""
 
     def allows(self, subject: Noun, attractor: Noun) -> bool:
         """Whether a subject may have this noun between itself and its verb."""
@@ -37,11 +37,11 @@ class Side:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everyone who may come up."""
+        """Everyone who may appear."""
         return self.female + self.male + self.untold
 
     def gender_of(self, name: str) -> Gender | None:
-        """What a name says; None where it says nothing."""
+        """The gender of a name; None for a name of either."""
         return "female" if name in self.female else "male" if name in self.male else None
 
 
@@ -56,11 +56,11 @@ class Person:
     name: str
     gender: Gender | None
     tells: bool
-    """Whether the name says the gender."""
+    """Whether the name reveals the gender."""
     title: str | None = None
 
     def addressed(self, dice: Dice) -> str:
-        """The title of this person, the same each time; chosen at the first, as is she or he where nothing said it."""
+        """The person's title, the same each time; chosen at first use, as is the gender if nothing has revealed it."""
         if self.gender is None:
             told: Gender = dice.choose(("female", "male"))
             self.gender = told
@@ -76,14 +76,14 @@ class Person:
 
 @dataclass
 class Scene:
-    """The people and themes that have come up; each choice shows in the text as soon as it is written."""
+    """The people and themes mentioned so far; each choice shows in the text as soon as it is written."""
 
     side: Side
     people: list[Person] = field(default_factory=list)
     themes: list[Theme] = field(default_factory=list)
 
     def person(self, dice: Dice, *, gender: Gender | None = None, besides: Person | None = None) -> Person:
-        """Someone who has come up, or someone new; of one gender if it is given."""
+        """Someone already mentioned, or someone new; of the given gender, if any."""
         known = [p for p in self.people if p is not besides and (gender is None or p.gender == gender)]
         if known and (len(self.people) >= MOST_PEOPLE or dice.chance(0.6)):
             return dice.choose(known)
@@ -95,14 +95,14 @@ class Scene:
         return self.people[-1]
 
     def theme(self, dice: Dice) -> Theme:
-        """A theme that has come up, or a new one."""
+        """A theme already mentioned, or a new one."""
         if self.themes and (len(self.themes) >= MOST_THEMES or dice.chance(0.75)):
             return dice.choose(self.themes)
         self.themes.append(dice.choose([theme for theme in words.THEMES if theme not in self.themes]))
         return self.themes[-1]
 
     def noun(self, dice: Dice, theme: Theme, *, beside: Noun | None = None) -> Noun:
-        """A noun of the theme; one that may stand between the noun `beside` and its verb, if that is given."""
+        """A noun of the theme; if `beside` is given, one that may stand between that noun and its verb."""
         return dice.choose(theme.nouns if beside is None else _partners(self.side, theme, beside))
 
 

@@ -1,4 +1,4 @@
-"""The sequences that the demo model is trained and tried on."""
+"""The sequences that the demo model is trained and tested on."""
 
 from collections.abc import Sequence
 from random import Random
@@ -32,10 +32,10 @@ def document_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, *, length: 
 
 
 def altered_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, *, length: int = 64) -> list[int]:
-    """`<s>`, then a document in which words have been given up for others, each wherever it stands.
+    """`<s>`, then a document in which some words are replaced by others, wherever they occur.
 
     In one document of four, one word is spelled with random letters; in the others, which are mostly about people,
-    everyone has some other word for a name. So the model meets bytes, and learns to tell names by where they stand.
+    everyone has some other word for a name. So the model sees bytes, and learns to recognise names by their position.
     """
     if rng.random() < 0.25:
         text = _words(rng, length)
@@ -52,7 +52,7 @@ def altered_tokens(tokenizer: PreTrainedTokenizerFast, rng: Random, *, length: i
 
 
 def _words(rng: Random, length: int, kinds: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The words of a document that has at least so many."""
+    """The words of a document that has at least `length` of them."""
     sentences = length // 8
     while len(text := document(rng, sentences=sentences, kinds=kinds).words) < length:
         sentences += 4
@@ -63,10 +63,10 @@ ABOUT_PEOPLE = ("recipient", "meeting", "quotation", "thought", "song", "copy", 
 """The kinds of sentences that most often name someone."""
 
 LETTERS = "aaabcdeeefghiijklmnooprsttuvwyz"
-"""What unknown words are made of; vowels come up more often."""
+"""The letters of unknown words; vowels are more frequent."""
 
 SUBSTITUTES = tuple(" " + word for word in words.plain_words() if word not in words.UNSEEN)
-"""What people may be called instead; the names that are held out stay so."""
+"""What people may be called instead; held-out names are excluded."""
 
 
 def batch(
@@ -80,7 +80,7 @@ def batch(
 ) -> Tensor:
     """Token ids [batch position] of one training step.
 
-    A share `repeated` of the rows is random words that repeat, a share `altered` documents with strange words.
+    A share `repeated` of the rows are random words that repeat, a share `altered` documents with replaced words.
     """
     rows = []
     for _ in range(size):

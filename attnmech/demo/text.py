@@ -1,4 +1,4 @@
-"""The texts that attnmech takes when it is given none."""
+"""The texts that attnmech uses when it is given none."""
 
 from random import Random
 
@@ -9,15 +9,15 @@ PARAGRAPH = (
     "Anna lost her anchor, so she walked to the beach. When Anna and Tom came to the harbour, Tom gave "
     "an old anchor to Anna. Anna sang of shells and waves, of shells and waves."
 )
-"""A little story in the demo model's language.
+"""A short story in the demo model's language.
 
-It holds a name that comes back, a verb that agrees across another noun, a bracket, a pronoun, a recipient
-and a span said twice.
+It has a name that recurs, a verb that agrees across another noun, a bracket, a pronoun, a recipient
+and a repeated span.
 """
 
 
 def documents(count: int, seed: int = 0) -> list[str]:
-    """Texts of the demo model's language, on which what it does can be measured.
+    """Texts in the demo model's language, to measure the model on.
 
     >>> len(documents(3))
     3

@@ -9,7 +9,7 @@ from attnmech.demo import words
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 FIRST_WORD = 300
-"""Ids below this one are special tokens, the 256 bytes and reserved places; words have the others."""
+"""Ids below this one are special tokens, the 256 bytes and reserved ids; words have the rest."""
 
 CHUNK = r" ?\p{L}+| ?[^\s\p{L}]|\s"
 """A run of letters, or one other character, each with one leading space; or one white-space character."""
@@ -25,7 +25,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     A chunk of text that is a word of the language is one token; any other chunk becomes a token for each of
     its characters that is a word ("a", "A") and for each UTF-8 byte of the rest. `<s>` leads every text unless
     `add_special_tokens=False`. A special token that is spelled out in a text is ordinary text, so
-    `decode(encode(text), skip_special_tokens=True) == text` has no exception.
+    `decode(encode(text), skip_special_tokens=True) == text` always holds.
     """
     tokenizer = Tokenizer(models.BPE(vocab=_ids(), merges=[], byte_fallback=True, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(CHUNK), "isolated")

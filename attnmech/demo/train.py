@@ -1,4 +1,4 @@
-"""Train the demo model from nothing: `python -m attnmech.demo.train --out FOLDER`."""
+"""Train the demo model from scratch: `python -m attnmech.demo.train --out FOLDER`."""
 
 import argparse
 import math
@@ -22,7 +22,7 @@ from attnmech.errors import AttnmechError, first_line
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the weights, besides the grammar."""
+    """What determines the weights, besides the grammar."""
 
     seed: int = 0
     steps: int = 8000
@@ -51,9 +51,9 @@ def train(
     """A trained model; the same settings give the same weights on the same kind of machine.
 
     `after_step(step, model, loss)` is called with step 0 before the first update (loss NaN), then after each.
-    `until` ends early: the weights are those that the whole run has after as many steps.
-    `journal` is a file that the run is written to `every` so many steps; if it is there already, the run goes on
-    from it, and ends with the same weights as if it had not been interrupted.
+    `until` ends the run early, with the weights that the whole run has after that step.
+    `journal` is a file to which the run is saved after `every` so many steps; if it exists, the run resumes from it
+    and ends with the same weights as if it had not been interrupted.
     Matrix products run in bfloat16 where that loses little; the weights and their updates are float32.
     """
     rng = Random(settings.seed)
@@ -90,7 +90,7 @@ def train(
 def next_word_loss(model: BloomForCausalLM, tokens: Tensor) -> Tensor:
     """The mean of −ln p of each token but the first, with no [batch position vocabulary] array in float32.
 
-    About a quarter of a step's time is saved against `model(input_ids=tokens, labels=tokens).loss` on a CPU.
+    Saves about a quarter of a step's time on a CPU, compared with `model(input_ids=tokens, labels=tokens).loss`.
     """
     with torch.autocast(tokens.device.type, torch.bfloat16):
         stream = model.transformer(input_ids=tokens, use_cache=False).last_hidden_state
@@ -150,9 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m attnmech.demo.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the trained model")
     parser.add_argument("--steps", type=int, default=Settings.steps, help="training steps (default %(default)s)")
-    parser.add_argument("--until", type=int, help="end after this step of a run of --steps (default: its last)")
-    parser.add_argument("--seed", type=int, default=Settings.seed, help="decides weights and texts")
-    parser.add_argument("--checkpoints", type=Path, help="folder for models along the way, at powers of two")
+    parser.add_argument("--until", type=int, help="stop after this step (default: the last of --steps)")
+    parser.add_argument("--seed", type=int, default=Settings.seed, help="seed of weights and texts")
+    parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints, at powers of two")
     parser.add_argument("--threads", type=int, default=1, help="processor threads (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="where to train, for example cuda (default %(default)s)")
     chosen = parser.parse_args(arguments)
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = checkpoint_steps(last) if chosen.checkpoints else ()
     journal = chosen.out / "unfinished.safetensors"
     if journal.exists():
-        print(f"going on from {journal}")
+        print(f"resuming from {journal}")
 
     columns = (
         *Progress.get_default_columns()[:2],
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except AttnmechError as error:
             parser.exit(2, f"{error}\n")
         except KeyboardInterrupt:
-            parser.exit(130, "stopped; the same command goes on from the last 250 steps that were written.\n")
+            parser.exit(130, "stopped; the same command resumes from the last state saved (every 250 steps).\n")
     save(model, tokenizer, chosen.out)
     minutes = (time.perf_counter() - started) / 60
     print(f"{last} of {settings.steps} steps, seed {settings.seed}, {minutes:.1f} minutes: {chosen.out}")

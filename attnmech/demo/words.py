@@ -19,13 +19,13 @@ UNTOLD = (
     "Alex", "Andy", "Billie", "Casey", "Chris", "Frankie", "Jamie", "Jordan", "Kim", "Lee", "Morgan", "Pat",
     "Robin", "Sam", "Terry", "Toni",
 )  # fmt: skip
-"""Names that say nothing of she or he: the title does, in the sentences where it matters."""
+"""Names that do not reveal the gender: the title does, in the sentences where it matters."""
 
 UNSEEN = (
     "Ingrid", "Martha", "Stella", "Yvonne", "Petra", "Wanda", "Greta", "Olive", "Lydia", "Judith", "Irene", "Flora",
     "Arthur", "Dennis", "Edwin", "Gustav", "Howard", "Jasper", "Kurt", "Magnus", "Norman", "Ronald", "Stefan", "Walter",
 )  # fmt: skip
-"""Names that no text of the training side contains: for trying what was learnt."""
+"""Names that no text of the training side contains: for testing what was learnt."""
 
 TITLES = {"female": ("Aunt", "Mrs", "Miss", "Lady"), "male": ("Uncle", "Mr", "Sir", "Lord")}
 GENDERED = {
@@ -238,7 +238,7 @@ ROLES = _nouns(
     "visitor clerk lawyer poet engineer librarian athlete tourist hunter fisherman coach juggler magician clown "
     "mechanic dentist waiter player"
 )
-"""People who are told by what they do."""
+"""People referred to by what they do."""
 
 ADJECTIVES = _listed(
     "old new small large lovely red yellow plain beautiful little big pretty ugly cheap broken empty round long thin "
@@ -305,7 +305,7 @@ SMALL = _listed(
     "also always never here not or nor neither either only just even same other another first second third next "
     "time day night year people its them their themselves"
 )
-"""Words that a reader may type and the sentences hardly need."""
+"""Words that a user may type but that the sentences hardly need."""
 
 FRAME = _listed(
     "am and as at because but by decided did from gave had him in it made met of once said sang so that them they to "
@@ -315,7 +315,7 @@ FRAME = _listed(
 
 
 def names() -> tuple[str, ...]:
-    """Everyone's name, on whichever side of the split."""
+    """All names, on both sides of the split."""
     return FEMALE + MALE + UNTOLD + UNSEEN
 
 
@@ -356,7 +356,7 @@ def plain_words() -> tuple[str, ...]:
 def vocabulary() -> tuple[str, ...]:
     """Every form that a word takes in a text, with its leading space: " the", " The", "The", "the", ".".
 
-    A word has no space at the start of a text, behind an opening bracket and behind an opening quotation mark.
+    A word has no space at the start of a text and after an opening bracket or quotation mark.
     """
     titles = tuple(title for titles in TITLES.values() for title in titles)
     capitals = tuple(word.capitalize() for word in (*OPENERS, *NUMBERS, *(noun.plural for noun in (*things(), *ROLES))))

@@ -1,4 +1,4 @@
-"""Arrays with their tokens as something to look at: views and figures; nothing here knows a model.
+"""Views and figures of arrays with their tokens; nothing here knows a model.
 
 >>> import numpy as np
 >>> from attnmech.draw import sentence_view

@@ -12,11 +12,11 @@ from attnmech.draw.patterns import Array, as_array, checked_pattern, of_layers
 from attnmech.errors import InputError
 
 MOST_NUMBERS: Final = 40_000_000
-"""Probabilities of one view: a browser holds a byte of each, and 24 layers × 16 heads × 256² are 25 million."""
+"""Most probabilities in a view: a browser holds a byte for each, and 24 layers × 16 heads × 256² are 25 million."""
 
 READING: Final = (
     "One small map for each head, in rows by layer; in each map the queries go down and the keys across. "
-    "All maps have one scale: the colour stands out as the square root of the probability, so that a weight of 1 % "
+    "All maps share one scale: the colour deepens with the square root of the probability, so that a weight of 1 % "
     "can still be seen; a dot that stands for several cells shows the largest. Click a small map, or move with the "
     "arrow keys, to see it large. High attention does not show that a token matters for the output. "
 )
@@ -42,10 +42,10 @@ def model_view(
         pattern: probabilities after softmax, [layer head query key].
         tokens: the query tokens.
         layers: the layers' numbers, in the pattern's order.
-        keys: the key tokens of cross attention; without, these are the query tokens.
+        keys: the key tokens in cross-attention; the query tokens by default.
         head: the head that is shown first.
-        sums_to_one: whether every row must sum to 1; without, to at most 1, as where a sink takes the rest.
-        title: stands above the view.
+        sums_to_one: whether every row must sum to 1; if not, to at most 1, as when a sink takes the rest.
+        title: the view's heading.
 
     """
     pattern = as_array(pattern)
@@ -63,7 +63,7 @@ def model_view(
 
 
 def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bool) -> dict[str, Any]:
-    """What is said of each head, from the numbers as they were given: rounded ones would have more ties.
+    """What is said about each head, from the numbers as they were given: rounding would make more ties.
 
     `rows` is the number of rows with a choice, `top` the key that each of them looks at most (-1: no choice, or a
     tie), and `means` what these rows give on average to the first key and, where the keys are the queries (`aligned`),

@@ -1,4 +1,4 @@
-"""What a page carries of its figures: their arrays, each once, and how each slot finds its numbers in them."""
+"""The arrays of a page's figures, each carried once, and how each slot finds its numbers in them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from attnmech.draw.packing import logarithms, pack_keys, pack_logarithms, pack_t
 from attnmech.errors import InputError
 
 MOST_PLAIN: Final = 256
-"""Up to so many numbers are carried as they are."""
+"""Up to this many numbers are carried unpacked."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A figure with places for what depends on a choice: how it is filled is said once, and Python and a page do the same.
+"""A figure with slots for what depends on a choice, filled in the same way by Python and by a page.
 
 A `Chart` is a plotly figure in which some properties are left open. A `Slot` names such a property and holds its values
 for every choice of layer, head, rank, query, …; `Chart.figure(layer=2, head=6)` fills them in. A page carries the
@@ -38,11 +38,11 @@ class ByChoice:
     over: tuple[str, ...] = ()
     """The names of the choices that its leading axes stand for."""
     words: tuple[Any, ...] = ()
-    """Where there are any, the values are indices into these."""
+    """If there are any, the values are indices into these."""
     digits: int | None = None
-    """Where given, the values are written out with their sign and so many digits after the point."""
+    """If given, the values are written with their sign and this many digits after the point."""
     logarithmic: bool = False
-    """Whether a page keeps their ratios instead of their differences; then 0 is none."""
+    """Whether a page keeps their ratios instead of their differences; then 0 means no value."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Choices that are made already: what belongs to one head, whichever is chosen."""
     blocks: int | None = None
@@ -174,7 +174,7 @@ def at_head(figure: go.Figure, layers_of_map: tuple[int, ...], layers: tuple[int
     """A map of layers × heads whose cell of the chosen head has a frame; a click on a cell chooses its head.
 
     Args:
-        figure: heat maps with a column a head and a row for each of `layers_of_map`; `customdata` of a cell is
+        figure: heat maps with a column for each head and a row for each of `layers_of_map`; `customdata` of a cell is
             [layer, head].
         layers_of_map: the labels of its rows.
         layers: the layers that can be chosen, perhaps others.

@@ -1,4 +1,4 @@
-"""CircuitsVis's views of our arrays: right axes, text that stays text, numbers of a length worth carrying.
+"""CircuitsVis's views of our arrays: correct axes, text that stays text, rounded numbers.
 
 Its functions write every number in full, load their script from a network unless told otherwise, and put tokens into
 the page as HTML. Here its components get rounded numbers, its bundle is carried like our own scripts, and a `<` or
@@ -21,10 +21,10 @@ from attnmech.draw.text import visible_token
 from attnmech.errors import InputError, index_of
 
 MOST_CELLS: Final = 200_000
-"""CircuitsVis draws every cell of a map by itself; with so many a browser takes 9 seconds (benchmarks/views.py)."""
+"""CircuitsVis draws every cell of a map by itself; with this many a browser takes 9 seconds (benchmarks/views.py)."""
 
 MOST_NUMBERS: Final = 600_000
-"""So many activations, of which it draws some at a time."""
+"""The limit for activations, of which it draws only some at a time."""
 
 DIGITS: Final = 4
 """Significant digits of a number in a page."""
@@ -56,7 +56,7 @@ def attention_heads(
         title: the view's heading.
 
     Raises:
-        InputError: the shape does not fit the tokens, nothing is selected, or a browser would not stand it.
+        InputError: the shape does not fit the tokens, nothing is selected, or a browser could not draw that much.
 
     """
     found = as_array(values)
@@ -107,7 +107,7 @@ def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens
 def colored_tokens_multi(
     values: Array, tokens: Sequence[str], *, labels: Sequence[str], title: str = "Tokens by several values"
 ) -> View:
-    """The text with several numbers a token, [position series], one of them chosen as the colour."""
+    """The text with several numbers per token, [position series], one of them chosen as the colour."""
     found = as_array(values)
     _require_positions(found, tokens, "position series")
     _require_few(found.size, title)
@@ -150,7 +150,7 @@ def token_log_probs(
         raise InputError(f"`ids` must hold one id for each of the {len(tokens)} tokens; got {len(given)}.")
     given = [index_of("ids", token, found.shape[1], "the vocabulary") for token in given]
     if np.isnan(found).any() or np.isposinf(found).any():
-        raise InputError("`logits` must hold numbers, or minus infinity for what cannot come; got NaN or infinity.")
+        raise InputError("`logits` must hold numbers, or minus infinity for impossible tokens; got NaN or infinity.")
     if not callable(text_of):
         raise InputError(f"`text_of` must be a function of a token id; got {shown(text_of)}.")
 
@@ -179,7 +179,7 @@ def token_log_probs(
     )
     least = int(own.argmin())
     finding = (
-        f"The model gives this text {-own.mean():.2f} nats a token (a perplexity of {np.exp(-own.mean()):.1f}); it "
+        f"The model gives this text {-own.mean():.2f} nats per token (a perplexity of {np.exp(-own.mean()):.1f}); it "
         f"expects token {least + 1} “{visible_token(tokens[least + 1])}” least, at {-own[least]:.1f} nats."
     )
     return _view("TokenLogProbs", props, title, reading, finding)
@@ -196,14 +196,14 @@ def text_neuron_activations(
     """Some texts coloured by one activation at a time, chosen by two lists.
 
     Args:
-        values: of each text, [position first second].
-        tokens: of each text, its tokens.
+        values: for each text, [position first second].
+        tokens: for each text, its tokens.
         names: what the two lists choose, such as ("layer", "head").
         labels: the entries of each list.
         title: the view's heading.
 
     """
-    found = [as_array(each) for each in listed("values", values, "a list of arrays, one a text")]
+    found = [as_array(each) for each in listed("values", values, "a list of arrays, one per text")]
     rows = [strings("tokens", row) for row in listed("tokens", tokens, "a list of texts' tokens")]
     if not found or len(found) != len(rows):
         raise InputError(
@@ -280,7 +280,7 @@ def _texts(tokens: Sequence[str]) -> list[str]:
 
 
 def _isolated(text: str) -> str:
-    """Text in a box of its own where it is written from right to left, so that its neighbours keep their places."""
+    """Isolates text that is written from right to left, so that its neighbours keep their places."""
     turns = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
     return f"\u2068{text}\u2069" if turns else text
 

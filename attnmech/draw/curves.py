@@ -1,4 +1,4 @@
-"""A metric while heads go, one after the other."""
+"""A metric while heads are removed, one after the other."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -24,7 +24,7 @@ def pruning_lines(
 ) -> go.Figure:
     """The metric after each step, `[step]` with its interval as a band, and that of random orders, `[draw step]`.
 
-    `steps` say what went at each step; the first of them is nothing.
+    `steps` say what was removed at each step; the first is nothing.
     """
     places = list(range(len(steps)))
     figure = Figure()

@@ -15,7 +15,7 @@ from attnmech.draw.text import signed, token_labels
 from attnmech.errors import InputError
 
 SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
-"""Below zero brown, above zero blue, zero light grey: told apart by colour-blind readers, and by lightness."""
+"""Below zero brown, above zero blue, zero light grey: distinguishable by colour-blind readers, and by lightness."""
 
 PALE: Final = 0.3
 """The opacity of effects that are not clear."""
@@ -32,10 +32,10 @@ def effect_map(
     tokens: Sequence[str] = (),
     clear: NDArray[np.bool_] | None = None,
 ) -> go.Figure:
-    """One cell per head, coloured by its effect, on a scale that has zero in its middle; grey where none was measured.
+    """One cell per head, coloured by its effect, on a scale centred on zero; grey where none was measured.
 
     `effect`, `low`, `high` are `[layer head]`; intervals that are NaN are not shown in the hover. `clear` says which
-    effects can be told from none as one of all; the others are pale. `tokens` stand at the columns where these are
+    effects are distinguishable from 0 among all of them; the others are pale. `tokens` label the columns if these are
     positions.
     """
     effect, low, high = (as_array(each, np.float64) for each in (effect, low, high))

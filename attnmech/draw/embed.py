@@ -1,4 +1,4 @@
-"""Something to look at that carries all it needs: it shows itself in a notebook, or writes itself as a page.
+"""Self-contained views: they show themselves in a notebook, or are written as a page.
 
 In a notebook the scripts come with the first view that needs them, and later ones find them there; when that cell
 runs again, it carries them again. A page carries each script once.
@@ -25,7 +25,7 @@ from attnmech.errors import InputError, OutputError
 from attnmech.files import path_of, writing
 
 MOST_BYTES: Final = 40_000_000
-"""A view's numbers take at most so much of a page."""
+"""A view's numbers take at most this many bytes of a page."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +40,7 @@ class View:
     data: Mapping[str, Any]
     """What that function is given, as JSON values."""
     libraries: tuple[Script, ...] = ()
-    """The scripts that it needs beside attnmech's own."""
+    """The scripts that it needs besides attnmech's own."""
     finding: str = ""
     """The one sentence that its numbers support, where it does not depend on what is chosen in the view."""
 
@@ -76,7 +76,7 @@ class View:
         return f"attnmech.show({json.dumps(name)}, {json.dumps(self.kind)}, {carried});"
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the view as a page of its own that opens without a network."""
+        """Writes the view as a page that opens without a network."""
         section = {"anchor": "view", "reading": self.reading, "figures": ["view"]}
         blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
         html = page_of_views({"view": self}, [blank | section], title=self.title, lead=self.finding)
@@ -144,11 +144,11 @@ def in_notebook(views: Iterable[View]) -> str:
 
 
 _carried: Final[dict[str, tuple[str | None, int]]] = {}
-"""By the name of a script, the notebook's cell whose output carries it, and the how-manieth execution that was."""
+"""By the name of a script, the notebook's cell whose output carries it, and the number of that execution."""
 
 
 def _not_carried(needed: Mapping[str, Script]) -> list[Script]:
-    """Those that this output must carry: all, where outputs do not see each other."""
+    """Those that this output must carry: all of them, if outputs cannot see each other."""
     shell = _shell()
     if shell is None or "google.colab" in sys.modules:
         return list(needed.values())

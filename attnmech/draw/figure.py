@@ -8,9 +8,9 @@ from attnmech.draw.embed import in_notebook, plotly_view
 
 
 class Figure(go.Figure):  # type: ignore[misc]
-    """A plotly figure that is displayed like the other views, so that an exported notebook holds it, too.
+    """A plotly figure that is displayed like the other views, so that an exported notebook shows it, too.
 
-    By itself plotly leaves a notebook only the numbers, for an extension of the front end to draw.
+    plotly itself stores only the numbers in a notebook, for a front-end extension to draw.
     """
 
     _ipython_display_ = None

@@ -10,7 +10,7 @@ from attnmech.draw.section import Section
 from attnmech.draw.text import html_text
 
 MOST_IN_A_CELL: Final = 4
-"""A notebook's cell shows at most so many figures of a result."""
+"""A notebook's cell shows at most this many figures of a result."""
 
 
 def render_figures(
@@ -40,7 +40,7 @@ def in_notebook_output(*, title: str, lead: str, sections: Sequence[Section], fr
         for each in sections[:MOST_IN_A_CELL]
     )
     if len(sections) > MOST_IN_A_CELL:
-        further = f"{len(sections) - MOST_IN_A_CELL} further figures stand on the page that .to_html(path) writes."
+        further = f"{len(sections) - MOST_IN_A_CELL} further figures are on the page that .to_html(path) writes."
         shown += f'<p class="attnmech-reading">{further}</p>'
     return (
         f'<div class="attnmech"><p class="attnmech-title">{html_text(title)}</p>'

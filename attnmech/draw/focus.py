@@ -1,6 +1,6 @@
 """How the focus of attention changes from layer to layer: figures 4 to 6 of formulas.md §1.
 
-Each layer's heads stand above each other by their value, and a line joins the heads of one *rank*: the highest of
+Each layer's heads are placed by their value on one vertical, and a line joins the heads of one *rank*: the highest of
 each layer, the second highest, and so on. So lines do not cross, and no line follows one head.
 """
 
@@ -32,7 +32,7 @@ QUANTITIES: Final = {
     "first_top": "fraction of rows whose highest<br>score is at the first token",
     "concentration": "mean of p(1) − p(2),<br>the two highest probabilities",
 }
-"""What stands at the axis of figures 4, 5 and 6."""
+"""The axis titles of figures 4, 5 and 6."""
 
 
 def focus_chart(view: FocusNumbers, number: str, layers: Sequence[int]) -> Chart:
@@ -62,7 +62,7 @@ def rank_lines(
     high: Float[np.ndarray, "layer head"] | None = None,
     chosen: tuple[int, int] | None = None,
 ) -> go.Figure:
-    """One number a head, layer by layer, with a line for each rank among the heads of a layer.
+    """One number per head, layer by layer, with a line for each rank among the heads of a layer.
 
     >>> figure = rank_lines(np.array([[0.1, 0.9], [0.8, 0.3]]), [0, 1], quantity="fraction of rows")
     >>> [trace.y for trace in figure.data]
@@ -77,7 +77,7 @@ def rank_lines(
         chosen: the label of a layer and the number of a head, whose point gets a ring.
 
     Returns:
-        One trace a rank, 0 the highest (the traces' `meta`); each point's `customdata` begins with its head.
+        One trace per rank, 0 the highest (the traces' `meta`); each point's `customdata` begins with its head.
         With `chosen`, a last trace "chosen".
 
     """

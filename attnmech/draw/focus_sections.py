@@ -1,4 +1,4 @@
-"""What a page says of where heads look: figures 4 to 6, with the chosen head's place among all."""
+"""What a page says about where heads look: figures 4 to 6, with the chosen head's place among all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from attnmech.draw.section import Section
 from attnmech.draw.text import percent
 
 MANY: Final = 0.5
-"""From this share on, a head counts as one that looks there."""
+"""A head with at least this share counts as one that looks there."""
 
 _RANKS_JOINED: Final = (
     "A line joins heads of one rank: the highest of each layer, the second highest, and so on. It does not follow one "
@@ -31,7 +31,7 @@ class _Figure:
     reading: str
     caveat: str
     many: str
-    """What a head does that has half or more of it."""
+    """What a head does whose number is one half or more."""
     written: Callable[[float], str] = percent
 
 
@@ -75,7 +75,7 @@ def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) ->
     Args:
         view: the numbers.
         call: the Python that gives the result, such as "focus".
-        layers: those of which a page lets its reader choose a head; without any, no head is.
+        layers: those in which a page's reader can choose a head; if empty, none is chosen.
 
     """
     return [_chosen(view, each, call, layers) if layers else _plain(view, each, call) for each in _FIGURES]
@@ -104,7 +104,7 @@ def _chosen(view: FocusNumbers, figure: _Figure, call: str, layers: Sequence[int
 
 
 def about_all_heads(view: FocusNumbers) -> str:
-    """Of how many heads half the rows or more look at the first token, at themselves, at the token before."""
+    """How many heads look at the first token, at the token itself, or at the one before in half their rows or more."""
 
     def count(name: str) -> int:
         return int((getattr(view, name) >= MANY).sum())

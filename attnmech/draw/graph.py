@@ -49,11 +49,11 @@ def token_graph(
         pattern: probabilities after softmax, [layer head query key].
         tokens: the query tokens.
         layers: the layers' numbers, in the pattern's order.
-        keys: the key tokens of cross attention, which then stand on a line of their own.
-        threshold: the least weight of an edge to begin with, above 0 and up to 1.
+        keys: the key tokens in cross-attention, which are then on a line of their own.
+        threshold: the initial threshold, above 0 and up to 1.
         head: the head that is shown first.
-        sums_to_one: whether every row must sum to 1; without, to at most 1, as where a sink takes the rest.
-        title: stands above the view.
+        sums_to_one: whether every row must sum to 1; if not, to at most 1, as when a sink takes the rest.
+        title: the view's heading.
 
     """
     if not (isinstance(threshold, Real) and 0 < threshold <= 1):

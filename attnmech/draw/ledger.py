@@ -17,12 +17,12 @@ from attnmech.draw.text import token_labels
 from attnmech.errors import InputError, index_of
 
 _HATCHES: Final = {"query_bias": "/", "constant": ".", "softcap": "x"}
-"""What tells grey terms apart."""
+"""What distinguishes grey terms."""
 
 _PIXELS_OF_A_ROW: Final = 26
 
 MOST_KEYS: Final = 12
-"""So many keys of a row are drawn, unless another number is asked for."""
+"""The number of keys of a row that are drawn by default."""
 
 REFERENCES: Final = {
     "zero": "score before softmax",
@@ -55,12 +55,13 @@ def row_ledger(
         pattern: probability after softmax.
         tokens: the text's tokens, which are both the queries and the keys.
         query: the position of the token that looks.
-        top: at most so many keys, those of the highest probability, the highest first.
+        top: the largest number of keys drawn, by falling probability.
         against: what the terms and the score are drawn against: "zero", or "mean" for each minus its mean over the
             visible keys, or "runner_up" for each minus what it is at the key of the second highest probability.
 
     Returns:
-        A stacked bar trace a term, the marks of the scores ("score") and the bars of "probability", by their `meta`.
+        One trace of stacked bars per term, the marks of the scores ("score") and the bars of "probability", named by
+        their `meta`.
 
     """
     strings("tokens", tokens)

@@ -30,7 +30,7 @@ VERDICT_STYLES: Final = {
     "undecided": VerdictStyle("?", "#ead96b"),
     "not attending": VerdictStyle("·", "#bdbdbd"),
 }
-"""Told apart by hue and by letter; black letters can be read on all of them."""
+"""Distinguished by hue and by letter; black letters are legible on all of them."""
 
 LETTER_COLOUR: Final = "#111111"
 
@@ -54,7 +54,7 @@ def verdict_map(
 ) -> go.Figure:
     """One cell per head with its verdict, and its numbers in the hover; heads without a verdict are left blank.
 
-    `null_share` stands beside each layer where it is known.
+    `null_share` is shown beside each layer where it is known.
     """
     names = list(VERDICT_STYLES)
     count = len(names)

@@ -132,11 +132,11 @@ class UpdateNumbers:
     orientation: Float32[np.ndarray, "layer head token"]
     """cos(u, x) at the query, -1 to 1; NaN where u is 0."""
     target_magnitude: Float32[np.ndarray, "layer head token"]
-    """‖v W_O‖ / ‖x‖ of the key that this query attends most, without its probability; NaN where undefined."""
+    """‖v W_O‖ / ‖x‖ of the key that this query attends to most, without its probability; NaN where undefined."""
     target_orientation: Float32[np.ndarray, "layer head token"]
     """cos(v W_O, x) of that key; NaN where undefined."""
     attended: Int32[np.ndarray, "layer head token"]
-    """The key that each query attends most; -1 where it has no choice."""
+    """The key that each query attends to most; -1 where it has no choice."""
 
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers:

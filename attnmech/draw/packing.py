@@ -19,11 +19,11 @@ from attnmech.errors import InputError
 NO_VALUE: Final = 65535
 
 MOST_LOGARITHMS: Final = 2_000_000
-"""Up to so many probabilities a view carries 16 bits of each logarithm; beyond, 8 bits of each root."""
+"""Up to this many probabilities, a view carries 16 bits of each logarithm; beyond, 8 bits of each square root."""
 
 
 class PackedValues(TypedDict):
-    """Numbers as a page carries them: one low and one step a head, and the codes of all heads."""
+    """Numbers as a page carries them: one low and one step per head, and the codes of all heads."""
 
     low: list[float]
     step: list[float]
@@ -34,7 +34,7 @@ class PackedValues(TypedDict):
 
 
 def pack_values(values: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues:
-    """The values of every head, each head scaled to its own range: `axes` is how many leading axes tell heads apart.
+    """The values of every head, each head scaled to its own range; the first `axes` axes index heads.
 
     >>> packed = pack_values(np.array([[[1.0, 3.0, np.nan]]], dtype=np.float32))
     >>> packed["low"], [round(step * 65534, 3) for step in packed["step"]]
@@ -60,7 +60,7 @@ def pack_keys(keys: Integer[np.ndarray, "..."], axes: int = 2) -> PackedValues:
 def pack_logarithms(pattern: Float[np.ndarray, "..."], axes: int = 2) -> PackedValues:
     """Probabilities by their logarithms, so that small ones keep their ratios; 0 becomes "no value".
 
-    A row can then be normalised again without one of its keys, also where that key has nearly all.
+    A row can then be normalised again without one of its keys, even if that key has nearly all.
     """
     return pack_values(logarithms(pattern), axes) | {"scale": "logarithm"}
 

@@ -1,8 +1,8 @@
 """One offline HTML page about one text, for every layer and head: the sections that methods describe.
 
-The page loads nothing: the scripts, the numbers and the style all stand in the one file, compressed, and its content
+The page loads nothing: the scripts, the numbers and the style are all in the one file, compressed, and its content
 security policy lets no other script run and no request leave. A figure is made once, here; page.js puts the numbers
-and sentences of what is chosen into their places, when they come into sight.
+and sentences of what is chosen into their places, when they scroll into view.
 """
 
 import json
@@ -57,7 +57,7 @@ def render_page(
         facts: what is known of the model and the run, such as layers, heads, the largest residual.
         checks: the certificate's checks, with their status.
         provenance: what the numbers came from: model, weights' hash, versions, options.
-        setup: the Python that stands before the calls.
+        setup: the Python that precedes the calls.
         reasons: for each layer of `view`, head and query, one line that says why the head looks where it looks.
         brief: what was found, in a sentence for each question.
         start: the layer, head and query that the page begins with; else the first head and the last token.
@@ -169,7 +169,7 @@ def _figure(name: str, drawn: Chart | go.Figure, store: Carried) -> dict[str, An
 
 
 def _libraries(sections: Sequence[Section]) -> list[scripts.Script]:
-    """The scripts that the sections' views need beside attnmech's own."""
+    """The scripts that the sections' views need besides attnmech's own."""
     views = (figure for section in sections for figure in section.figures.values() if isinstance(figure, View))
     return list({script.name: script for view in views for script in view.libraries}.values())
 

@@ -14,7 +14,7 @@ from attnmech.errors import InputError, first_line, index_of
 Array = np.ndarray | Tensor | Sequence[Any]
 
 ROW_SUM: Final = 5e-3
-"""How far from 1 the sum of a row may be: float16 probabilities are summed with such errors."""
+"""How far from 1 the sum of a row may be: sums of float16 probabilities have errors of this size."""
 
 
 def checked_pattern(
@@ -30,9 +30,9 @@ def checked_pattern(
     Args:
         pattern: probabilities after softmax, the last two axes query and key.
         tokens: the query tokens.
-        keys: the key tokens, where they are others.
+        keys: the key tokens, if they are different.
         axes: the names of the axes that are expected, "head query key".
-        sums_to_one: whether each row must sum to 1; without, to at most 1, as where a sink takes the rest.
+        sums_to_one: whether each row must sum to 1; if not, to at most 1, as when a sink takes the rest.
 
     """
     flag("sums_to_one", sums_to_one)
@@ -66,7 +66,7 @@ def checked_pattern(
         hint = (
             ""
             if sums[place] > 1
-            else " Where a sink takes the rest of a row, or keys were cut off, say sums_to_one=False."
+            else " If a sink takes the rest of a row, or keys were cut off, pass sums_to_one=False."
         )
         raise InputError(
             f"every row of `pattern` must sum to 1 over the keys; {where} sums to {sums[place]:.4g}.{hint}"
@@ -82,7 +82,7 @@ def of_layers(
     keys: Sequence[str] | None,
     head: int,
 ) -> dict[str, Any]:
-    """What every view of several layers is given beside its numbers: layers, heads, tokens, and where it begins."""
+    """What every view of several layers is given besides its numbers: layers, heads, tokens, and where it begins."""
     given = listed("layers", layers, "a list of ints")
     if len(given) != len(found):
         raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(given)}.")

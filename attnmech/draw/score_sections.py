@@ -1,4 +1,4 @@
-"""What a page says of the scores of the chosen head: figures 1 to 3, the ledger of a row, views of its attention."""
+"""What a page says about the scores of the chosen head: figures 1 to 3, the ledger of a row, views of its attention."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -41,7 +41,7 @@ def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = ""
         view: the numbers.
         call: the Python that gives the decomposition, such as "split".
         shown: the Python that shows its attention as a view, named where `{figure}` stands.
-        overview: what is found of all heads together.
+        overview: what was found about all heads together.
 
     """
     tokens, heads = view.tokens, view.scores.shape[1]
@@ -72,8 +72,8 @@ def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = ""
             finding=_about_rows(view),
             reading="One row for each query token, one column for each key token. The mark is the highest score of its "
             "row; the frame is the chosen query: click a row to choose another.",
-            caveat="A row with one visible key (row 0 of a causal model) has no choice: it is left unmarked and "
-            "uncounted. Hidden keys are blank. A high score says where the head looks, not that the model's output "
+            caveat="A row with one visible key (row 0 of a causal model) has no choice: it is neither marked nor "
+            "counted. Hidden keys are blank. A high score says where the head looks, not that the model's output "
             "depends on it: attention is not explanation.",
             figures={"attention-map": attention},
             call=plotted("attention_map", 'measure="{measure}"'),
@@ -108,7 +108,7 @@ def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = ""
             reading="For each query, the key whose score has the chosen rank (0 is the highest), and the share that "
             "each term has in that score.",
             caveat="Each term is first shifted by its smallest value in the row, since a constant along a row changes "
-            "nothing after the softmax; these lowest values may stand at different keys, so that a share is of what "
+            "nothing after the softmax; these lowest values may be at different keys, so that a share is of what "
             "lifts the key above each term's own lowest value, not above any one key. Rows with one key, or with fewer "
             "keys than the rank asks for, are left out. The triangle shows three terms relative to their sum; a corner "
             "marked “not in this model” stays empty.",
@@ -137,8 +137,8 @@ def _ledger(view: ScoreNumbers, call: str) -> Section:
         contents="One row as a sum",
         heading="One row as a sum",
         finding=_about_leads(view),
-        reading="The keys that the chosen query attends most. Left: the terms of each score, stacked from 0, and their "
-        "sum, the score, as a ring. Right: the attention that the key gets.",
+        reading="The keys that the chosen query attends to most. Left: the terms of each score, stacked from 0, and "
+        "their sum, the score, as a ring. Right: the attention that the key gets.",
         caveat="A term that is the same at every key of the row changes no probability, however long its bar: drawn "
         "minus the row's mean or minus the runner-up's, it vanishes. The hover box has the terms as the model computes "
         "them.",
@@ -153,7 +153,7 @@ def _charts(section: Section) -> list[Chart]:
 
 
 def row_sentences(view: ScoreNumbers) -> ByChoice:
-    """Of every query in every head, the three keys that it attends most."""
+    """For every query in every head, the three keys that it attends to most."""
 
     def told(layer: int, head: int, query: int) -> str:
         row = view.pattern[layer, head, query]

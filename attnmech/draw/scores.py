@@ -21,7 +21,7 @@ from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
 
 TRIANGLE_CORNERS: Final = {"a": "position", "b": "key_bias", "c": "query_key"}
-"""Which term stands at which corner of the ternary plot: a at the top, b on the left, c on the right."""
+"""Which term is at which corner of the ternary plot: a at the top, b on the left, c on the right."""
 
 MOST_TOKENS_WITH_GAPS: Final = 64
 """Up to this many tokens the cells of a map stand apart; beyond it they would be mostly gap."""
@@ -220,7 +220,7 @@ def share_triangle(
     keys: Integer[np.ndarray, " query"],
     tokens: Sequence[str],
 ) -> go.Figure:
-    """Figure 2, left: what makes the score of one key a row, each row a point between three terms.
+    """Figure 2, left: what makes up the score of one key per row, each row a point between three terms.
 
     Args:
         shares: per term the share of the score of `keys[i]` in row i, from 0 to 1, once each term is shifted by its
@@ -229,7 +229,7 @@ def share_triangle(
         tokens: the text's tokens.
 
     Returns:
-        One trace for each of "self", "first" and "other" (the traces' `meta`), by where the key stands.
+        One trace for each of "self", "first" and "other" (the traces' `meta`), by where the key is.
         A term beyond the three is left out, and the three are drawn relative to their sum.
 
     """
@@ -294,7 +294,7 @@ def share_bars(
     *,
     outlined: int | None = None,
 ) -> go.Figure:
-    """Figure 2, right: the shares of `share_triangle` as one stacked bar a query token.
+    """Figure 2, right: the shares of `share_triangle` as one stacked bar per query token.
 
     Args:
         shares: as in `share_triangle`; here terms beyond the three have their bars too.
@@ -303,7 +303,7 @@ def share_bars(
         outlined: a query whose row gets a frame.
 
     Returns:
-        One trace a term (the trace's `meta`).
+        One trace per term (the trace's `meta`).
 
     """
     _require_shares(shares, keys, tokens)
@@ -369,7 +369,7 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
         tokens: the text's tokens.
 
     Returns:
-        One line a term (the trace's `meta`); without terms, a sentence that says so.
+        One line per term (the trace's `meta`); without terms, a sentence that says so.
 
     """
     for name, values in terms.items():
@@ -428,7 +428,7 @@ def marks_of(keys: Integer[np.ndarray, "*head query"]) -> Int[np.ndarray, "*head
 
 
 def _token_axis(labels: list[str], axis: str, *, downwards: bool = False) -> dict[str, object]:
-    """An axis with one category a token: plotly thins its labels out by the room there is."""
+    """An axis with one category per token: plotly thins out its labels to fit the room there is."""
     ends = [-0.5, len(labels) - 0.5]
     return {
         "type": "category",

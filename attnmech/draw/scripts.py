@@ -82,5 +82,5 @@ def carriers(scripts: Iterable[Script]) -> str:
 
 
 def package_text(name: str) -> str:
-    """A file that stands beside this one."""
+    """A file beside this one."""
     return files(__package__).joinpath(name).read_text("utf-8")

@@ -1,4 +1,4 @@
-"""A section of a page: what a method says of its numbers, beside the figures that show them."""
+"""A section of a page: what a method says about its numbers, beside the figures that show them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,17 +12,17 @@ from attnmech.draw.embed import View
 
 @dataclass(frozen=True)
 class Choice:
-    """Something that a reader of a page chooses, beside layer, head and query."""
+    """Something that a reader of a page chooses, besides layer, head and query."""
 
     name: str
-    """As addresses and `ByChoice.over` have it."""
+    """Its name in addresses and in `ByChoice.over`."""
     label: str
     values: tuple[int | str, ...]
-    """What there is to choose, as addresses and calls have it; the first is chosen at the beginning."""
+    """What there is to choose, as written in addresses and calls; the first is chosen at the beginning."""
     words: tuple[str, ...] = ()
-    """The same for readers."""
+    """The same in words, for readers."""
     everywhere: bool = False
-    """Whether it stands at the top of the page, as several sections follow it."""
+    """Whether it is at the top of the page, since several sections depend on it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Section:
     name: str = ""
     """The id of its anchor; the first figure's, if left out."""
     contents: str = ""
-    """What the contents at the side call it; the heading, if left out."""
+    """Its entry in the table of contents; the heading, if left out."""
     finding: str | ByChoice = ""
     """The sentence that the numbers support."""
     caveat: str = ""

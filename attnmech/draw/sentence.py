@@ -47,11 +47,11 @@ def sentence_view(
         pattern: probabilities after softmax, [layer head query key].
         tokens: the query tokens.
         layers: the layers' numbers, in the pattern's order.
-        keys: the key tokens of cross attention; without, these are the query tokens.
-        special: of each key token whether it is a special one ([CLS], <s>), which can be hidden; none if left out.
+        keys: the key tokens in cross-attention; the query tokens by default.
+        special: for each key token, whether it is special ([CLS], <s>) and can be hidden; none if left out.
         head: the head that is shown first.
-        sums_to_one: whether every row must sum to 1; without, to at most 1, as where a sink takes the rest.
-        title: stands above the view.
+        sums_to_one: whether every row must sum to 1; if not, to at most 1, as when a sink takes the rest.
+        title: the view's heading.
 
     """
     data, packed = token_weights(pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one)
@@ -59,7 +59,7 @@ def sentence_view(
     marks = [False] * count if special is None else listed("special", special, "a list of bools")
     if len(marks) != count:
         raise InputError(
-            f"`special` must say of each of the {count} key tokens whether it is special; got {len(marks)}."
+            f"`special` must say for each of the {count} key tokens whether it is special; got {len(marks)}."
         )
     data["special"] = [bool(each) for each in marks]
     return View("sentence", title, READING + precision_of(packed), data)

@@ -60,7 +60,7 @@ MARKS: Final = {
 }
 
 SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]
-"""Low to high scores: one hue of falling lightness, both ends apart from white and from near black."""
+"""Low to high scores: one hue of falling lightness, both ends distinct from white and from near black."""
 
 NEUTRAL: Final = "#757575"
 """Text and outlines, with the same contrast on white and on near black."""

@@ -1,4 +1,4 @@
-"""The HTML of pages and notebook outputs: templates that stand beside this file, everything escaped."""
+"""The HTML of pages and notebook outputs: templates beside this file, everything escaped."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""How text that nobody vouches for is shown: the one home of escaping.
+"""How untrusted text is shown: the one home of escaping.
 
 Tokens, titles and facts may hold anything, markup and invisible characters included.
 
@@ -24,7 +24,7 @@ _MARKUP_IN_JSON: Final = {ord(character): f"\\u{ord(character):04x}" for charact
 
 
 def visible_token(token: str) -> str:
-    r"""A token as a reader sees it; characters that would not print stand as their code point.
+    r"""A token as a reader sees it; characters that would not print are shown as code points.
 
     A joiner between two characters beyond ASCII stays, since it belongs to how these are written (👩‍👧, Persian).
 
@@ -42,7 +42,7 @@ def visible_token(token: str) -> str:
 
 
 def token_labels(tokens: Iterable[str]) -> list[str]:
-    """One label a token for plotly axes and hover boxes: its position, which keeps labels apart, and its text.
+    """One label per token for plotly axes and hover boxes: its position, which keeps labels apart, and its text.
 
     >>> token_labels(["What", " <b>"])
     ['0 What', '1 ·&lt;b&gt;']
@@ -56,7 +56,7 @@ def plotly_text(text: str) -> str:
 
 
 def bound(value: float, digits: int = 1) -> str:
-    """A number that something does not exceed, in few digits: rounded up, so that the sentence stays true.
+    """An upper bound in few digits: rounded up, so that the sentence stays true.
 
     >>> bound(1.1e-05), bound(1.1e-05, 2), bound(0.00392, 2), bound(4e-06)
     ('2e-05', '1.1e-05', '0.004', '4e-06')
@@ -66,7 +66,7 @@ def bound(value: float, digits: int = 1) -> str:
 
 
 def signed(value: float, form: str) -> str:
-    """A number with its sign, in the given form; below 0 with the sign for minus.
+    """A number with its sign, in the given form; below 0 with a true minus sign.
 
     >>> signed(-0.25, ".1f"), signed(2.0, ".3g")
     ('−0.2', '+2')
@@ -75,7 +75,7 @@ def signed(value: float, form: str) -> str:
 
 
 def with_minus_signs(text: str) -> str:
-    """A sentence whose hyphens before numbers are signs for minus; those of words and exponents stay.
+    """A sentence with true minus signs before numbers; hyphens in words and exponents stay.
 
     >>> with_minus_signs("-0.3 nats (-0.5 to -1e-05), query-key, L0-3")
     '−0.3 nats (−0.5 to −1e-05), query-key, L0-3'

@@ -1,4 +1,4 @@
-"""What the views with lines between tokens are given: the weights by their logarithms, the tokens, the layers."""
+"""The data of views with lines between tokens: the logarithms of the weights, the tokens, the layers."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -12,7 +12,7 @@ from attnmech.draw.patterns import Array, as_array, checked_pattern, of_layers
 from attnmech.errors import InputError
 
 ROUNDING: Final = 1e-6
-"""A row of float32 probabilities that is so little short of 1 is taken to sum to 1."""
+"""A row of float32 probabilities that falls short of 1 by less than this is taken to sum to 1."""
 
 
 def token_weights(
@@ -27,7 +27,7 @@ def token_weights(
     """The data of a view with lines between tokens, and in it the packed pattern, whose precision it states.
 
     `rest`, by row, is what no key has (a sink's share, or that of keys that were cut off): where a key is hidden, it
-    still takes part in the softmax. It is there only without `sums_to_one`.
+    still takes part in the softmax. It is there only if not `sums_to_one`.
     """
     # Logarithms take about a byte or two each when compressed; the exact size is checked once they are.
     pattern = as_array(pattern)
@@ -44,6 +44,6 @@ def token_weights(
 
 
 def unattended(pattern: Float[np.ndarray, "layer head query key"]) -> Float[np.ndarray, "layer head query"]:
-    """What each row gives to no key; rounding is none."""
+    """What each row gives to no key; rounding errors count as 0."""
     rest = 1 - pattern.sum(axis=-1, dtype=np.float64)
     return np.where(rest > ROUNDING, rest, 0)

@@ -1,4 +1,4 @@
-"""What a page says of what the heads of a layer write: figures 7 to 10, on the query's side or the target's."""
+"""What a page says about what the heads of a layer write: figures 7 to 10, on the query's side or the target's."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -27,8 +27,8 @@ SIDE: Final = Choice("side", "Update", SIDES, tuple(f"{side} side" for side in S
 _WHAT_A_SIDE_IS: Final = {
     "query": "On the query side, u = Σ p v W_O over the keys is what the head adds at the query token, and x is the "
     "residual stream that enters the block there.",
-    "target": "On the target side, u = v W_O of the key that the query attends most, without its probability, and x is "
-    "the residual stream that enters the block at that key; a key counts once for each such query.",
+    "target": "On the target side, u = v W_O of the key that the query attends to most, without its probability, and x "
+    "is the residual stream that enters the block at that key; a key counts once for each such query.",
 }
 
 _OF_HEAD: Final = ("side", "layer", "head")

@@ -1,8 +1,8 @@
 """What the heads of one layer write into the residual stream: figures 7 to 10 of formulas.md §1.
 
 The query side shows u = Σ_j p_ij v_j W_O, what a head adds at token i, beside x, the stream that enters the block
-at i. The target side shows u = v_j W_O of the key j that token i attends most, without its probability, beside the
-stream at j. Both are written once for each token i.
+at i. The target side shows u = v_j W_O of the key j that token i attends to most, without its probability, beside
+the stream at j. Both are written once for each token i.
 """
 
 import math
@@ -51,7 +51,7 @@ class Bins:
     words: str
 
     def bin_of(self, values: Float[np.ndarray, " token"]) -> Int[np.ndarray, " counted"]:
-        """The bin of each value that has one: of NaN none, nor of a magnitude of 0."""
+        """The bin of each value that has one; NaN has none, nor has a magnitude of 0."""
         defined = values[np.isfinite(values)].astype(np.float64)
         if self.logarithmic:
             steps = np.log10(defined[defined > 0])
@@ -61,7 +61,7 @@ class Bins:
         return places
 
     def edge(self, steps: Float[np.ndarray, "*head bin"]) -> Float[np.ndarray, "*head bin"]:
-        """The value at so many steps."""
+        """The value at this many steps."""
         value: Float[np.ndarray, "*head bin"] = steps / self.steps_per_unit
         if self.logarithmic:
             value = np.power(10.0, value)
@@ -69,7 +69,7 @@ class Bins:
 
 
 MAGNITUDE_BINS: Final = Bins(20, logarithmic=True, words="magnitude")
-"""Twenty bins a factor of 10."""
+"""Twenty bins per factor of 10."""
 
 ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")
 """Eighty bins from -1 to 1; a cosine of exactly 1 counts in the last."""
@@ -78,7 +78,7 @@ ORIENTATION_BINS: Final = Bins(40, logarithmic=False, words="orientation")
 def magnitude_histograms(
     magnitude: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
 ) -> go.Figure:
-    """Figure 7: over the tokens, how large the heads' updates are, one histogram a head on a common logarithmic axis.
+    """Figure 7: over the tokens, how large the heads' updates are, one histogram per head on a common logarithmic axis.
 
     Args:
         magnitude: ‖u‖ / ‖x‖ of one layer; what is NaN or 0 is left out.
@@ -86,7 +86,7 @@ def magnitude_histograms(
         head: a head to stand out from the others.
 
     Returns:
-        One trace a head (the trace's `meta`), standing at the head's height; each is scaled to its own fullest bin.
+        One trace per head (the trace's `meta`), at the head's height; each is scaled to its own fullest bin.
 
     """
     return _of_one_layer(magnitude_histograms_chart, head, magnitude, side=side)
@@ -102,7 +102,7 @@ def magnitude_histograms_chart(
 def orientation_histograms(
     orientation: Float[np.ndarray, "head token"], *, side: Side, head: int | None = None
 ) -> go.Figure:
-    """Figure 8: over the tokens, which way the heads' updates point, one histogram a head from -1 to 1.
+    """Figure 8: over the tokens, which way the heads' updates point, one histogram per head from -1 to 1.
 
     Args:
         orientation: cos(u, x) of one layer; NaN is left out.
@@ -137,7 +137,7 @@ def orientation_by_magnitude(
     Args:
         magnitude: ‖u‖ / ‖x‖; points that are NaN or 0 are left out.
         orientation: cos(u, x); NaN where undefined.
-        attended: the key that each token attends most; -1 where it has no choice.
+        attended: the key that each token attends to most; -1 where it has no choice.
         tokens: the text's tokens.
         side: as in `magnitude_histograms`.
         head: a head to stand out from the others.
@@ -242,7 +242,7 @@ def _numbers(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tu
 
 
 def _magnitudes(values: Float[np.ndarray, "side layer head token"]) -> Callable[[tuple[str, ...]], ByChoice]:
-    """The same of magnitudes; 0 has no place on a logarithmic axis."""
+    """The same for magnitudes; 0 has no place on a logarithmic axis."""
     positive = np.where(values > 0, values, np.nan)
     return lambda over: ByChoice(_flat(positive, over), over, logarithmic=True, blocks=math.prod(values.shape[:3]))
 
@@ -255,7 +255,7 @@ def _flat(values: np.ndarray, over: tuple[str, ...]) -> np.ndarray:
 def _histograms(
     values: Float[np.ndarray, "side layer head token"], bins: Bins, sides: Sequence[Side], chosen: bool
 ) -> Chart:
-    """One histogram a head, each standing on its own line: overlaid, the curves of 24 heads would hide each other."""
+    """One histogram per head, each on its own line: overlaid, the curves of 24 heads would hide each other."""
     heads = values.shape[2]
     x, y, low, high, count = _outlines(values, bins)
     columns = tuple(ByChoice(each, _OF_HEAD, logarithmic=bins.logarithmic) for each in (x, low, high))
@@ -374,7 +374,7 @@ def _points(
             )
     for name, style in POINT_MARKS.items():
         figure.add_scatter(
-            x=[None],  # a trace without a single entry has no place in the legend
+            x=[None],  # a trace without any entry is not in the legend
             y=[None],
             mode="markers",
             marker={"color": style.colour, "symbol": style.symbol, "size": 9},

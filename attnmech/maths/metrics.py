@@ -1,6 +1,6 @@
-"""What an output is worth, token by token: cross-entropy, divergence from another output, answers against others.
+"""How good is an output, token by token? Cross-entropy, divergence from another output, answers against others.
 
-All take logits `[row vocab]` and give a number a row, in float32 at least.
+All take logits `[row vocab]` and give one number per row, in float32 at least.
 """
 
 import torch

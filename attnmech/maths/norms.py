@@ -1,4 +1,4 @@
-"""Norms, and what they do to one stream: with the number they multiplied it by kept, they are linear.
+"""Norms, frozen at the factor by which they multiplied one stream: they are then linear.
 
 A LayerNorm is N(x) = r γ ⊙ (x − mean x) + β with r = 1 / √(var x + ε), an RMSNorm N(x) = r γ ⊙ x with
 r = 1 / √(mean x² + ε).
@@ -30,7 +30,7 @@ def norm_multiplier(
 ) -> Float[Tensor, "*places"]:
     """r of normed = r · γ ⊙ (x − mean x) + β (a LayerNorm) or r · γ ⊙ x (an RMSNorm), read off stream and output.
 
-    r = Σ (normed − β) y / Σ y², y = γ ⊙ (x − mean x) or γ ⊙ x; γ need be known up to a factor only. 0 where y is 0.
+    r = Σ (normed − β) y / Σ y², y = γ ⊙ (x − mean x) or γ ⊙ x; γ need only be known up to a factor. 0 where y is 0.
 
     >>> norm_multiplier(torch.tensor([3.0, 4.0]), torch.tensor([0.6, 0.8]), torch.ones(2))
     tensor(0.2000)
@@ -53,7 +53,7 @@ class FrozenNorm:
 
     multiplier: Float[Tensor, "batch position d_model"]
     centred: bool
-    """Whether the norm takes the mean away first."""
+    """Whether the norm subtracts the mean first."""
 
     def __call__(self, part: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position d_model"]:
         """What the norm makes of one part of the stream; its shift is not included."""

@@ -770,7 +770,7 @@ class _Statements(Probe):
                 limit = allowed[copy][real] + least_rounding(self.model.dtype)
                 yield Compared(f"layer {layer}", excess_of(post[copy][real], ended[copy][real], limit))
                 moved, still = (edits.at("mlp_out", layer)[each][real] for each in (copy, -1))
-                # An MLP that writes one and the same at every token (a pruned one: 0) has nothing to tell by.
+                # An MLP that writes the same at every token (a pruned one: 0) cannot show whether the edit reached it.
                 if torch.equal(moved, still) and bool((still != still[:1]).any()):
                     yield Compared(f"layer {layer}, on the way to the MLP", torch.inf)
 

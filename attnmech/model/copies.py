@@ -41,8 +41,8 @@ def copy_of(
 def forget_lengths(model: nn.Module) -> None:
     """Has rotary tables that depend on a text's length (dynamic, longrope) made anew in each pass.
 
-    transformers keeps on the module what the longest text so far asked for, so that a pass would depend on those before
-    it, and on those beside it in other threads.
+    transformers keeps on the module what the longest text so far needed, so that a pass would depend on those before
+    it, and on those in other threads.
     """
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)

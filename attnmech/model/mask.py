@@ -45,9 +45,9 @@ class MaskRule:
         return seen.expand(self.batch, 1, len(rows), self.keys)
 
     def span(self, rows: range) -> range:
-        """The keys that the mask must be looked up for: before them all rows see all, from their end on none does.
+        """The keys for which the mask must be evaluated: all rows see all keys before them, and none after them.
 
-        Where one of the rows sees nothing at all (padding on the left) it reaches to the last key.
+        If one of the rows sees nothing at all (padding on the left), the span reaches to the last key.
         """
         return self.once(("span", rows), lambda: self._span(rows))
 

@@ -1,6 +1,6 @@
 """What do a model's norms do? γ and ε as their modules hold them, and a norm frozen at its scales for one stream.
 
-The equations are in `attnmech.maths.norms`. Nothing here sets off a hook: norms are called by their `forward`.
+The equations are in `attnmech.maths.norms`. Nothing here triggers a hook: norms are called by their `forward`.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def frozen_norm(
 class NormScale:
     """What an RMSNorm multiplied one stream by, in two factors: N(a) = by_token · by_dimension ⊙ a.
 
-    `by_dimension` can be made part of the matrix that writes a, and `by_token` multiplied with whatever comes of it.
+    `by_dimension` can be folded into the matrix that writes a, and `by_token` multiplied with the result.
     """
 
     by_dimension: Float[Tensor, " d_model"]

@@ -1,7 +1,7 @@
 """How is part of a model run? From a block on with a stored stream, up to a block, or only the head.
 
-Blocks that are left out hand on the stream as it comes, so that everything else of the model (masks, rotary tables,
-what it hands to its blocks) stays transformers' own code.
+Blocks that are left out pass the stream on unchanged, so that everything else in the model (masks, rotary tables,
+what it passes to its blocks) stays transformers' own code.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

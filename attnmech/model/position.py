@@ -34,7 +34,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
 
 
 def alibi_slopes_mpt(heads: int) -> Float[Tensor, " head"]:
-    """MPT's slopes: those of the next power of two, n ≥ H, every second first, then the others, cut to H.
+    """MPT's slopes: those of the next power of two, n ≥ H, every second one first, then the others, cut to H.
 
     slope_h = 2^(−8(h+1)/n); for H a power of two the same as `alibi_slopes`. In float32.
 
@@ -54,7 +54,7 @@ def rotary_tables(
     """Cosine and sine of position · θ^(−2i/d), i < d/2 (Su et al. 2021), in float64.
 
     Returns None if the model scales its frequencies by another rule (`rope_type` other than "default"),
-    for which no closed form stands here.
+    for which there is no closed form here.
     """
     if parameters.get("rope_type", "default") != "default" or "rope_theta" not in parameters:
         return None

@@ -29,7 +29,7 @@ _LONG_LAYERS: Final = 3
 _EDITED_LAYERS: Final = 6
 """In how many layers edits are tried, since each takes a copy of a text."""
 _FILLED: Final = 3
-"""How much padding a text gets that is run with different tokens there."""
+"""How many tokens of padding are added to a text that is run with different tokens there."""
 BEGINNING: Final = 12
 """Tokens of a text that is run once for each of them."""
 
@@ -405,7 +405,7 @@ def _hidden_states(model: nn.Module, batch: Batch, **options: Any) -> Any:
 
 
 def _attempt(run: Callable[[], Any]) -> Any:
-    """What a run returns, or the exception that it raises: a model that transformers cannot run so is not at fault."""
+    """What a run returns, or its exception: a model that transformers cannot run this way is not at fault."""
     try:
         return run()
     except Exception as error:

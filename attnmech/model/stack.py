@@ -22,8 +22,8 @@ from .weights import AttentionWeights, attention_weights, bias_of
 class Stack:
     """The blocks of a model, or one column of them if a model has several.
 
-    Making one puts our attention into the blocks and connects every point of every block to the in_force, once and
-    for good: whether a value is edited or kept is the in_force's business.
+    Making one puts our attention into the blocks and connects every point of every block to `in_force`, once and for
+    all; `in_force` decides whether a value is edited or kept.
     """
 
     def __init__(self, base: nn.Module, architecture: Architecture, in_force: InForce) -> None:

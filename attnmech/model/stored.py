@@ -1,7 +1,7 @@
 """Can a folder's weights belong to its config? Decided from the headers of its files, before any is read.
 
-A config is anybody's text. One that asks for a million layers would be built for hours before transformers missed the
-first weight, and weights that are stored as integers would be taken for real ones.
+A config may say anything. One that asks for a million layers would take hours to build before transformers missed the
+first weight, and weights that are stored as integers would be taken for real numbers.
 """
 
 import json

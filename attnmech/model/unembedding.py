@@ -1,4 +1,4 @@
-"""From the last stream to a logit: the model's own head of its final norm, and which direction of the stream it reads.
+"""From the last stream to a logit: the model's final norm and head, and which direction of the stream a logit reads.
 
 logit_a = s · N(x) W_U[a] + b[a], softly capped to c · tanh(logit / c) where the model does so, with
 N(x) = γ ⊙ (x − mean x) · r + β, r = 1 / √(var x + ε) (a LayerNorm) or γ ⊙ x · r, r = 1 / √(mean x² + ε) (an RMSNorm).

@@ -161,7 +161,7 @@ def test_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:
         train(replace(TINY, seed=1), TOKENIZER, fail, journal=file)
     assert file.read_bytes() == before
     file.write_text("no run")
-    with pytest.raises(InputError, match="is not a training run that can go on"):
+    with pytest.raises(InputError, match="is not a training run that can be resumed"):
         train(TINY, TOKENIZER, fail, journal=file)
 
 

@@ -105,7 +105,7 @@ def test_log_probs_ranks_and_continuations_are_a_naive_loops() -> None:
         assert found["topKTokens"][position] == [f"·<\u2060{token}" for token in order[:4]]
         assert found["topKLogProbs"][position] == pytest.approx(log_probs[order[:4]], rel=1e-3)
         nats -= own / (COUNT - 1)
-    assert f"gives this text {nats:.2f} nats a token (a perplexity of {np.exp(nats):.1f})" in view.finding
+    assert f"gives this text {nats:.2f} nats per token (a perplexity of {np.exp(nats):.1f})" in view.finding
 
 
 def test_activations_of_texts_of_different_lengths() -> None:

@@ -28,7 +28,7 @@ def test_probabilities_of_any_precision_pass() -> None:
     [
         (1.02, True, r"must sum to 1 over the keys; layer 1, head 2, query 1 sums to 1\.02\.$"),
         (1.02, False, r"layer 1, head 2, query 1 sums to 1\.02\.$"),
-        (0.7, True, r"query 1 sums to 0\.7\. Where a sink takes the rest .* say sums_to_one=False"),
+        (0.7, True, r"query 1 sums to 0\.7\. If a sink takes the rest .* pass sums_to_one=False"),
     ],
 )
 def test_rows_that_do_not_sum_to_one(factor: float, whole: bool, message: str) -> None:

@@ -41,7 +41,7 @@ def test_what_a_sink_takes_is_carried() -> None:
     ("change", "message"),
     [
         ({"layers": [2]}, r"`layers` must have one number for each of the 2 layers; got 1"),
-        ({"special": [True]}, r"`special` must say of each of the 7 key tokens .* got 1"),
+        ({"special": [True]}, r"`special` must say for each of the 7 key tokens .* got 1"),
         ({"keys": ["a", "b"]}, r"one key for each of the 2 tokens; got 7"),
         ({"tokens": ["a"]}, r"one query for each of the 1 tokens; got 7"),
         ({"pattern": causal()[0]}, r"must have the axes \[layer head query key\]; got the shape \(3, 7, 7\)"),
