@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except AttnmechError as error:
             parser.exit(2, f"{error}\n")
         except KeyboardInterrupt:
-            parser.exit(130, "stopped; the same command resumes from the last state saved (every 250 steps).\n")
+            parser.exit(130, "stopped; the same command resumes from the last state saved.\n")
     save(model, tokenizer, chosen.out)
     minutes = (time.perf_counter() - started) / 60
     print(f"{last} of {settings.steps} steps, seed {settings.seed}, {minutes:.1f} minutes: {chosen.out}")

@@ -51,8 +51,7 @@ _FIGURES: Final = (
         "5 Looks at the first token",
         "Figure 5. How often heads look at the first token",
         "The same for rows whose highest score is at position 0.",
-        "Lines join heads as in figure 4. The fractions of figures 4 and 5 are not parts of one whole: in row 1 the "
-        "first token is also the previous one.",
+        "Lines join heads as in figure 4. Rows that look at any other token count in neither figure.",
         "look at the first token in at least half of the rows",
     ),
     _Figure(
