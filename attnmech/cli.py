@@ -199,7 +199,7 @@ def null(
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
     memory: MemoryOption = 1.0,
 ) -> None:
-    """Finds the heads that rest on one token, such as the first, without effect, by interventions; writes a table and a page.
+    """Finds the heads that rest on one token without effect, by interventions; writes a table and a page.
 
     A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
