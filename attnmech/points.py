@@ -66,7 +66,8 @@ POINTS: Final = {
             _BLOCK + "attn.hook_attn_scores",
         ),
         Point("pattern", _PAIRS, "softmax of scores over the keys", _BLOCK + "attn.hook_pattern"),
-        Point("z", _QUERIES, "pattern-weighted sum of v", _BLOCK + "attn.hook_z"),
+        Point("gate", _QUERIES, "what the pattern-weighted sum of v is multiplied by", _BLOCK + "attn.hook_gate"),
+        Point("z", _QUERIES, "pattern-weighted sum of v (times the gate): what W_O reads", _BLOCK + "attn.hook_z"),
         Point(
             "result",
             ("batch", "position", "head", "d_model"),

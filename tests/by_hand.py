@@ -8,7 +8,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from attnmech.model.architectures import Architecture, architectures_of, submodule
+from attnmech.model.architectures import Architecture, submodule
+from attnmech.model.plan import architectures_of
 
 
 def plan_of(plain: Any) -> Architecture:

@@ -23,8 +23,8 @@ def reciprocal_rms(x: Float[Tensor, "*places d_model"], epsilon: float) -> Float
 def norm_multiplier(
     stream: Float[Tensor, "*places d_model"],
     normed: Float[Tensor, "*places d_model"],
-    gamma: Float[Tensor, " d_model"],
-    shift: Float[Tensor, " d_model"] | None = None,
+    gamma: Float[Tensor, "*#heads d_model"],
+    shift: Float[Tensor, "*#heads d_model"] | None = None,
     *,
     centred: bool = False,
 ) -> Float[Tensor, "*places"]:
@@ -51,31 +51,35 @@ class FrozenNorm:
     tensor([[[0.2000, 2.0000]]])
     """
 
-    multiplier: Float[Tensor, "batch position d_model"]
+    multiplier: Float[Tensor, "*places d_model"]
     centred: bool
     """Whether the norm subtracts the mean first."""
+    shift: Float[Tensor, "*#places d_model"] | None = None
+    """β, which is not part of the map."""
 
-    def __call__(self, part: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position d_model"]:
+    def __call__(self, part: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
         """What the norm makes of one part of the stream; its shift is not included."""
         return self.multiplier * (part - part.mean(dim=-1, keepdim=True) if self.centred else part)
 
     @classmethod
     def of(
         cls,
-        x: Float[Tensor, "batch position d_model"],
-        out: Float[Tensor, "batch position d_model"],
-        gamma: Float[Tensor, " d_model"],
-        shift: Float[Tensor, " d_model"] | None,
+        x: Float[Tensor, "*places d_model"],
+        out: Float[Tensor, "*places d_model"],
+        gamma: Float[Tensor, "*#heads d_model"],
+        shift: Float[Tensor, "*#heads d_model"] | None,
         *,
         centred: bool,
+        at_zero: float = 0.0,
     ) -> "FrozenNorm":
         """Read off what a norm with the weight `gamma`, known up to a factor, made of the stream x.
 
         The multiplier is r γ, with one number r a token. Where `out` is a product of x and nothing else, it is
         `out` / x, entry by entry: an RMSNorm takes that product in float32 whatever the model's precision, and so its
-        rounding is part of the multiplier.
+        rounding is part of the multiplier. `at_zero` is r of a stream of zeros, 1 / √ε.
         """
-        multiplier = gamma * norm_multiplier(x, out, gamma, shift, centred=centred)[..., None]
+        scale = norm_multiplier(x, out, gamma, shift, centred=centred)
+        multiplier = gamma * torch.where((x == 0).all(dim=-1), at_zero, scale)[..., None]
         if shift is None and not centred:
             multiplier = torch.where(x == 0, multiplier, out / x)
-        return cls(multiplier, centred)
+        return cls(multiplier, centred, shift)

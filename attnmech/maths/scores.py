@@ -25,6 +25,7 @@ from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .norms import FrozenNorm
 from .precision import least_rounding, product_rounding, steps_rounding
 
 Rotation = Callable[[Tensor], Tensor]
@@ -146,8 +147,8 @@ def score_parts(
     position: Float[Tensor, "#batch #head #query key"] | None,
     visible: Bool[Tensor, "batch 1 query key"],
     rotate: Rotation | None = None,
-    query_norm: Float[Tensor, "batch head position d_head"] | None = None,
-    key_norm: Float[Tensor, "batch kv_head position d_head"] | None = None,
+    query_norm: FrozenNorm | None = None,
+    key_norm: FrozenNorm | None = None,
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
     key_x: Float[Tensor, "batch key d_model"] | None = None,
@@ -171,18 +172,19 @@ def score_parts(
 
 
 def _as_scored(
-    from_input: Tensor, from_bias: Tensor | None, rotate: Rotation | None, norm: Tensor | None
+    from_input: Tensor, from_bias: Tensor | None, rotate: Rotation | None, norm: FrozenNorm | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Input and bias parts after the norm's multipliers and the rotation; the bias at every position if needed."""
+    """Input and bias parts after the frozen norm and the rotation; the bias, with the norm's shift, at every position."""
     if from_bias is not None and (rotate is not None or norm is not None):
         batch, _, positions, _ = from_input.shape
         from_bias = repeat(from_bias, "head d_head -> batch head position d_head", batch=batch, position=positions)
-
-    def scored(part: Tensor) -> Tensor:
-        part = part if norm is None else part * norm
-        return part if rotate is None else rotate(part)
-
-    return scored(from_input), None if from_bias is None else scored(from_bias)
+    if norm is not None:
+        from_input, from_bias = norm(from_input), None if from_bias is None else norm(from_bias)
+        if norm.shift is not None:
+            from_bias = norm.shift.expand_as(from_input) if from_bias is None else from_bias + norm.shift
+    if rotate is None:
+        return from_input, from_bias
+    return rotate(from_input), None if from_bias is None else rotate(from_bias)
 
 
 def _split(

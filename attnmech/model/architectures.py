@@ -9,13 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import torch
+from einops import rearrange
+from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from ..errors import UnsupportedModelError, WeightsError
+from ..errors import UnsupportedModelError
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
-from .replaced_attention import BloomAttention, FalconAttention, GPTJAttention, MptAttention
-from .weights import Fused, Layout, Separate
+from .replaced_attention import (
+    BloomAttention,
+    CodeGenAttention,
+    FalconAttention,
+    GPTJAttention,
+    GPTNeoAttention,
+    MptAttention,
+    codegen_layout,
+)
+from .weights import Fused, Layout, Separate, select
 
 Config: TypeAlias = Any
 """A transformers config; which entries it has depends on the family."""
@@ -33,6 +42,23 @@ class Alibi:
     from_end: bool = False
     rounded_to: torch.dtype = torch.float32
     """The precision in which the family computes slope · place, whatever the model's."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the pattern-weighted sum of v is multiplied by: a function of columns of a projection of `attn_in`."""
+
+    path: str
+    """The projection, below the attention module."""
+    columns: tuple[int, ...]
+    """Its columns, one for each entry of z, head by head."""
+    function: str
+    """The name of the function in torch.nn.functional."""
+
+    def of(self, output: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places head d_head"]:
+        """The gate, from the projection's output."""
+        chosen = getattr(nn.functional, self.function)(select(output, self.columns))
+        return rearrange(chosen, "... (head d_head) -> ... head d_head", head=heads)
 
 
 @dataclass(frozen=True)
@@ -72,6 +98,10 @@ class Architecture:
     n_kv_heads: int = 0
     attn_out: str = ""
     """The module whose output is added to the stream, if that is not `out`."""
+    attn_scale: float = 1.0
+    """The factor by which that is multiplied before it is added."""
+    mlp_scale: float = 1.0
+    """The factor of what the MLP returns."""
     norm: Literal["pre", "post"] = "pre"
     """Whether norms come before attention and MLP, or after the sums."""
     attn_norm: str | None = None
@@ -93,8 +123,13 @@ class Architecture:
     """The factor of the token embedding's rows."""
     alibi: Alibi | None = None
     rotary: Rotary | None = None
+    unrotated: tuple[int, ...] = ()
+    """The layers of a rotary model that do not rotate."""
     qk_norm: tuple[str, str] | None = None
     """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
+    gate: Gate | None = None
+    qk_norm_axes: str = "batch position head d_head"
+    """The axes of what these norms are given, as einops writes them."""
     query_scale: float = 1.0
     """The factor by which the model multiplies q before calling its attention."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
@@ -206,6 +241,32 @@ def _gptj(config: Config) -> Architecture:
         rotary=replace(PAIRS, share=(config.rotary_dim or d_head) / d_head, theta=10_000.0),
         replacement=GPTJAttention,
         position_limit=config.n_positions,
+    )
+
+
+def _codegen(config: Config) -> Architecture:
+    d_head = config.n_embd // config.n_head
+    return replace(
+        _gptj(config),
+        name="CodeGen",
+        qkv=codegen_layout(config.n_head, d_head),
+        replacement=CodeGenAttention,
+    )
+
+
+def _gpt_neo(config: Config) -> Architecture:
+    return Architecture(
+        name="GPT-Neo",
+        blocks="h",
+        final_norm="ln_f",
+        attention="attn.attention",
+        qkv=GPTNeoAttention.layout,
+        out="attn.attention.out_proj",
+        attn_norm="ln_1",
+        mid_norm="ln_2",
+        mlp_out="mlp",
+        replacement=GPTNeoAttention,
+        position_limit=config.max_position_embeddings,
     )
 
 
@@ -414,9 +475,11 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "bamba": _bamba,
     "bert": _bert,
     "bloom": _bloom,
+    "codegen": _codegen,
     "falcon": _falcon,
     "gemma2": _gemma2,
     "gpt2": _gpt2,
+    "gpt_neo": _gpt_neo,
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
     "gptj": _gptj,
@@ -450,41 +513,6 @@ REFUSED: Final[Mapping[str, str]] = {
 """Families that are not supported, each with the reason."""
 
 
-def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
-    """The table's entries for a model, one per stack; `UnsupportedModelError` says what is not supported, and why."""
-    known = ", ".join(sorted(ARCHITECTURES))
-    if not isinstance(model, PreTrainedModel):
-        what = "not a transformers model" if _attends(model) else "a model without attention"
-        raise UnsupportedModelError(f"expected a transformers model ({known}); got {type(model).__name__}, {what}.")
-    kind = model.config.model_type
-    if kind in REFUSED:
-        what = REFUSED[kind]
-    else:
-        what = "which attnmech does not know yet" if _attends(model) else "a model without attention"
-    entry = ARCHITECTURES.get(kind)
-    if entry is None:
-        raise UnsupportedModelError(
-            f"expected a model of one of these families: {known}; got {type(model).__name__} "
-            f"(model_type {kind!r}), {what}."
-        )
-    found = entry(model.config)
-    stacks = found if isinstance(found, tuple) else (found,)
-    there = [plan for plan in stacks if len(stacks) == 1 or has_module(model.base_model, plan.blocks)]
-    if len(there) == 1:
-        there = [replace(there[0], stack="")]
-    return tuple(_with_heads(plan, model.config) for plan in there)
-
-
-def _with_heads(plan: Architecture, config: Config) -> Architecture:
-    heads = plan.n_heads or int(config.num_attention_heads)
-    kv_heads = plan.n_kv_heads or int(getattr(config, "num_key_value_heads", None) or heads)
-    if heads < 1 or kv_heads < 1:
-        raise WeightsError(f"a config must ask for at least one head; this one asks for {heads} ({kv_heads} of keys).")
-    if heads % kv_heads:
-        raise WeightsError(f"the config's {heads} heads must be a multiple of its {kv_heads} heads of keys and values.")
-    return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
-
-
 def has_module(root: nn.Module, path: str) -> bool:
     """Whether there is a module at a dotted path."""
     try:
@@ -492,10 +520,6 @@ def has_module(root: nn.Module, path: str) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def _attends(model: nn.Module) -> bool:
-    return any("attention" in type(part).__name__.lower() for part in model.modules())
 
 
 def submodule(root: nn.Module, path: str) -> nn.Module:

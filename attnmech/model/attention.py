@@ -105,7 +105,11 @@ def attend(
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
-    z = in_force.visit(site.point("z"), layer, torch.cat(blocks, dim=1))
+    read_values = torch.cat(blocks, dim=1)
+    if site.gated:
+        in_force.note(ungated=read_values)
+        return read_values
+    z = in_force.visit(site.point("z"), layer, read_values)
     in_force.hold_z(site.stack, layer, z)
     return z
 
@@ -196,6 +200,8 @@ class Site:
     stack: str = ""
     kv_heads: int = 0
     """How many key-value heads the projections make; 0 if nothing expands them before the attention."""
+    gated: bool = False
+    """Whether z is made only after the attention, by a gate."""
 
     def point(self, name: str) -> str:
         """The full name of a point of this stack: "pattern", or "cross.pattern" if there are several."""

@@ -5,7 +5,7 @@ mlp_out).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -75,4 +75,6 @@ def attention_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> Norm
     """The factor by which the norm between attention and stream (Gemma 2) multiplied `attn_raw`; else ones."""
     path = stack.architecture.attn_out
     norm = stack.module(end.layer, path) if path else None
-    return norm_scale(norm, end["attn_raw"], end["attn_out"], precision)
+    factor = stack.architecture.attn_scale
+    scale = norm_scale(norm, end["attn_raw"], end["attn_out"] / factor, precision)
+    return replace(scale, by_token=factor * scale.by_token)

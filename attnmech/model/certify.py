@@ -41,7 +41,7 @@ from .probe import (
     probe_batch,
 )
 from .unembedding import unembedding_of, why_not_linear
-from .weights import check_finite
+from .weights import bias_of, check_finite, matrix_of
 
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
@@ -189,8 +189,21 @@ class _Statements(Probe):
                 self._softmax(),
             ),
             checking("mask", "pattern = 0 where a key is hidden", ("scores", "pattern"), self._hidden(), adding),
+            *(
+                []
+                if plan.gate is None
+                else [
+                    checking(
+                        "gate", f"gate = {plan.gate.function}(attn_in W + b)", ("gate", "z"), self._gates(), self.local
+                    )
+                ]
+            ),
             checking(
-                "z", "z = pattern v", ("pattern", "v", "z"), self._z(), self._product(len(self.short.batch.ids[0]))
+                "z",
+                "z = pattern v" if plan.gate is None else "z = gate ⊙ pattern v",
+                ("pattern", "v", "z"),
+                self._z(),
+                self._product(len(self.short.batch.ids[0])),
             ),
             checking(
                 "heads",
@@ -485,7 +498,9 @@ class _Statements(Probe):
             cos, sin = (table[:, :, None].to(self.wide) for table in notes.rotary)
             for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
                 value = self.at(run, name, layer)
-                expected = rotary.rotate(value if norm is None else value * norm.to(self.wide), cos, sin)
+                if norm is not None:
+                    value = norm(value) if norm.shift is None else norm(value) + norm.shift
+                expected = value if layer in self.plan.unrotated else rotary(value, cos, sin)
                 allowed = tolerance * _norm(expected)[..., None]
                 yield self.compared(run, layer, self.at(run, f"{name}_rot", layer), expected, allowed)
 
@@ -510,6 +525,8 @@ class _Statements(Probe):
         def found() -> Iterator[Compared]:
             for run, layer in self.places():
                 tables = self.block(run, layer).notes.rotary
+                if layer in self.plan.unrotated:
+                    continue
                 assert tables is not None
                 for table, by_position in zip(tables, expected, strict=True):
                     length = table.shape[1]
@@ -579,6 +596,16 @@ class _Statements(Probe):
             allowed = torch.full_like(leaked, sum_rounding(self.model.dtype))
             yield self.compared(run, layer, leaked, torch.zeros_like(leaked), allowed, everywhere)
 
+    def _gates(self) -> Iterator[Compared]:
+        gate = self.plan.gate
+        assert gate is not None
+        for run, layer in self.places():
+            projection = self.stack.module(layer, f"{self.plan.attention}.{gate.path}")
+            made = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide)
+            bias = bias_of(projection)
+            expected = gate.of(made if bias is None else made + bias.to(self.wide), self.stack.n_heads)
+            yield self.compared(run, layer, self.at(run, "gate", layer), expected, by_row(expected, self.local))
+
     def _z(self) -> Iterator[Compared]:
         for run, layer in self.places():
             pattern, values = self.at(run, "pattern", layer), self._by_head(self.at(run, "v", layer))
@@ -586,6 +613,9 @@ class _Statements(Probe):
                 einsum(pattern, each, "batch head query key, batch key head d -> batch query head d")
                 for each in (values, values.abs())
             )
+            if self.plan.gate is not None:
+                gate = self.at(run, "gate", layer)
+                expected, summed = expected * gate, summed * gate.abs()
             allowed = self._product(pattern.shape[-1]) * summed
             everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
             yield self.compared(run, layer, self.at(run, "z", layer), expected, allowed, everywhere)
@@ -740,6 +770,8 @@ class _Statements(Probe):
                     values,
                     "batch head query key, batch key head d -> batch query head d",
                 )
+                if self.plan.gate is not None:
+                    z = z * edits.at("gate", layer)[copy : copy + 1]
                 bias = W_O.new_zeros(W_O.shape[-1]) if weights.b_O is None else weights.b_O.to(self.wide)
                 product = einsum(z, W_O, "batch query head d, head d d_model -> batch query d_model")
                 summed = einsum(_norm(z), _norm(W_O, 1), "batch query head, head d_model -> batch query d_model")
@@ -795,7 +827,7 @@ class _Edits:
         self.written = probe.written(batch).mask[0]
         self.patterns: dict[int, Tensor] = {}
         """The pattern that was put into each layer edited: `[head query key]`."""
-        names = [stack.point(name) for name in ("v", "attn_raw", "resid_mid", "mlp_out", "resid_post")]
+        names = [stack.point(name) for name in ("v", "gate", "attn_raw", "resid_mid", "mlp_out", "resid_post")]
         if stack.architecture.interposed:
             names.append(full_name(stack.architecture.interposed, "attn_out"))
         there = [name for name in names if model.points[name].absent is None]

@@ -22,7 +22,7 @@ from ..interventions import HEAD_POINTS, Head, Heads, Intervention, checked_head
 from ..points import PointKey, PointName
 from ..results import Provenance
 from .applied import Applied, check_values
-from .architectures import Architecture, architectures_of, submodule
+from .architectures import Architecture, submodule
 from .attention import IMPLEMENTATION
 from .copies import copy_of, forget_lengths, use_attention
 from .images import ImageEncoder, PatchGrid
@@ -30,6 +30,7 @@ from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
 from .ledger import ledger_of_block
 from .observed import LayerObserver, RowObserver
+from .plan import architectures_of
 from .points import ModelPoints, check_size, points_of
 from .running import Balance, Directions
 from .stack import Stack

@@ -1,7 +1,7 @@
 """What is the score ledger of a model's layer? Its parts, from weights and rotation, checked against the scores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from einops import rearrange, repeat
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import ExactnessError
+from ..maths.norms import FrozenNorm
 from ..maths.precision import least_rounding, product_rounding, steps_rounding
 from ..maths.scores import Rotation, Rounded, ScoreParts, product_error, score_parts, score_rounding
 from .architectures import Architecture
@@ -154,7 +155,7 @@ class ScoreAudit:
             if b is not None:
                 summed = summed + b.detach().abs().amax(dim=-1)
             if norm is not None:
-                summed = summed * norm.abs().amax(dim=-1)
+                summed = summed * norm.multiplier.abs().amax(dim=-1)
             summed = repeat(summed, "batch position head -> batch (head shared) position", shared=shared)
             steps = steps_rounding(self._dtype) * value.amax(dim=-1) + least_rounding(self._dtype)
             found.append(Rounded(torch.linalg.vector_norm(value, dim=-1), rounding * summed + steps))
@@ -217,14 +218,18 @@ def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
 
 def _rotation(plan: Architecture, block: RowBlock | LayerAttention, dtype: torch.dtype) -> Rotation | None:
     rotary = plan.rotary
-    if rotary is None:
+    if rotary is None or block.layer in plan.unrotated:
         return None
     assert block.notes.rotary is not None
     cos, sin = (table[:, None].to(dtype) for table in block.notes.rotary)
-    return lambda x: rotary.rotate(x, cos, sin)
+    return lambda x: rotary(x, cos, sin)
 
 
-def _by_head(factor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if factor is None:
+def _by_head(norm: FrozenNorm | None, dtype: torch.dtype) -> FrozenNorm | None:
+    if norm is None:
         return None
-    return rearrange(factor, "batch position head d_head -> batch head position d_head").to(dtype)
+
+    def turned(value: Tensor) -> Tensor:
+        return rearrange(value, "batch position head d_head -> batch head position d_head").to(dtype)
+
+    return replace(norm, multiplier=turned(norm.multiplier), shift=None if norm.shift is None else turned(norm.shift))

@@ -18,10 +18,10 @@ from ..arguments import optional_flag, shown
 from ..demo import model_folder
 from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
 from ..files import path_of
-from .architectures import architectures_of
 from .certify import certify, check_runs
 from .copies import copy_of
 from .hooked import HookedModel
+from .plan import require_transformers
 from .stored import SHARDED, WHOLE, check_stored
 from .weights import check_finite, check_real
 
@@ -112,7 +112,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
 def _from_object(
     source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, str]:
-    architectures_of(source)
+    require_transformers(source)
     assert isinstance(source, PreTrainedModel)
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):

@@ -1,7 +1,7 @@
 """Which keys can each query see? A rule over positions, so that no [query key] mask is needed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -58,6 +58,14 @@ class MaskRule:
         end = int(seen[-1]) + 1 if len(seen) and bool(visible.any(dim=3).all()) else self.keys
         start = int(partly[0]) if len(partly) else end
         return range(min(start, end), end)
+
+    def within(self, window: int) -> "MaskRule":
+        """The same rule, of the last `window` keys of each query alone."""
+
+        def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return torch.as_tensor(self.allows(text, head, query, key)) & (query - key < window)
+
+        return self.once(("within", window), lambda: replace(self, allows=allows, _known={}))
 
     def once(self, key: Any, make: Callable[[], Found]) -> Found:
         """The result of `make`, computed once for all layers that share this mask."""

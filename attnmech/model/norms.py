@@ -10,39 +10,82 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..maths.norms import FrozenNorm, norm_multiplier, reciprocal_rms
+from ..maths.precision import pass_tolerance
 from .weights import bias_of
 
 
 def weight_of(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
     """The weight of a norm as its module holds it; ones, on the device of `like`, if it has none (OPT's option)."""
-    weight = norm.weight
+    weight = getattr(norm, "weight", None)
     return weight if isinstance(weight, torch.Tensor) else like.new_ones(like.shape[-1])
 
 
 def epsilon_of(norm: nn.Module) -> float:
     """The ε of a norm."""
-    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    names = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+    epsilon = next((getattr(norm, name) for name in names if hasattr(norm, name)), None)
     assert isinstance(epsilon, int | float)
     return epsilon
 
 
-def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
-    """The γ of a norm of x; that of an RMSNorm up to a factor."""
+def is_centred(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> bool:
+    """Whether a norm subtracts the mean: then it makes of a constant its shift β, whatever its class is called."""
     if isinstance(norm, nn.LayerNorm):
+        return True
+    made: Tensor = norm.forward(like.new_ones(like.shape[-weight_of(norm, like).ndim :]))
+    shift = bias_of(norm)
+    return not bool((made if shift is None else made - shift).any())
+
+
+@dataclass(frozen=True)
+class NormKind:
+    """Which formula a norm computes: N(x) = (weight + offset) ⊙ x · r, of x minus its mean if `centred`, plus β."""
+
+    centred: bool
+    offset: float
+
+
+def kind_of(norm: nn.Module, x: Float[Tensor, "batch position d_model"]) -> NormKind | None:
+    """The formula of a norm, found by its values; None if it computes something else."""
+    try:
+        weight, epsilon = weight_of(norm, x).detach().double(), epsilon_of(norm)
+        found: Tensor = norm.forward(x).double()
+        centred = is_centred(norm, x)
+    except (AttributeError, AssertionError, RuntimeError, TypeError, NotImplementedError):
+        return None
+    shift = bias_of(norm)
+    stream = x.double()
+    stream = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
+    for offset in (0.0, 1.0):
+        formula = (weight + offset) * stream * reciprocal_rms(stream, epsilon)[..., None]
+        formula = formula if shift is None else formula + shift.detach().double()
+        if found.shape == formula.shape and (found - formula).norm() <= pass_tolerance(x.dtype) * formula.norm():
+            return NormKind(centred, offset)
+    return None
+
+
+def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
+    """The γ of a norm of x."""
+    if is_centred(norm, x):
         return weight_of(norm, x).detach()
-    # What an RMSNorm makes of ones is its weight up to a factor, whatever the family adds to it.
-    gamma: Tensor = norm.forward(x.new_ones(x.shape[-1]))
-    return gamma
+    # What an RMSNorm makes of ones is its weight over √(1 + ε), whatever the family adds to it.
+    made: Tensor = norm.forward(x.new_ones(x.shape[-weight_of(norm, x).ndim :]))
+    return made * (1 + epsilon_of(norm)) ** 0.5
 
 
 def frozen_norm(
-    norm: nn.Module, x: Float[Tensor, "batch position d_model"], precision: torch.dtype
-) -> tuple[FrozenNorm, Float[Tensor, " d_model"] | None]:
-    """A norm frozen at its scales for x, without its shift β; and that shift, None if it has none."""
+    norm: nn.Module,
+    x: Float[Tensor, "*places d_model"],
+    precision: torch.dtype,
+    normed: Float[Tensor, "*places d_model"] | None = None,
+) -> FrozenNorm:
+    """A norm frozen at its scales for x, with its shift β; `normed` is what it made of x, if that is known."""
     shift = bias_of(norm)
     shift = None if shift is None else shift.detach().to(precision)
-    stream, normed, gamma = (each.to(precision) for each in (x, norm.forward(x), gamma_of(norm, x)))
-    return FrozenNorm.of(stream, normed, gamma, shift, centred=isinstance(norm, nn.LayerNorm)), shift
+    made: Tensor = norm.forward(x) if normed is None else normed
+    stream, made, gamma = (each.to(precision) for each in (x, made, gamma_of(norm, x)))
+    epsilon = epsilon_of(norm)
+    return FrozenNorm.of(stream, made, gamma, shift, centred=is_centred(norm, x), at_zero=epsilon**-0.5)
 
 
 @dataclass(frozen=True)
@@ -68,11 +111,3 @@ def norm_scale(
         return NormScale(stream.new_ones(stream.shape[-1]), stream.new_ones(stream.shape[:2]))
     by_dimension = gamma_of(norm, given).to(precision)
     return NormScale(by_dimension, norm_multiplier(stream, normed.to(precision), by_dimension))
-
-
-def entry_multiplier(
-    norm: nn.Module, given: Float[Tensor, "*places d_head"], normed: Float[Tensor, "*places d_head"]
-) -> Float[Tensor, "*places d_head"]:
-    """The factor by which an RMSNorm multiplied each entry: normed / given, or the formula r γ where that is 0 / 0."""
-    by_formula = weight_of(norm, given) * reciprocal_rms(given, epsilon_of(norm))[..., None]
-    return torch.where(given == 0, by_formula, normed / given)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..batch import Batch
+from ..maths.norms import FrozenNorm
 from ..maths.softmax import Attention
 from ..points import PointKey, full_name
 from .mask import MaskRule
@@ -20,9 +21,13 @@ class Notes:
 
     rotary: tuple[Tensor, Tensor] | None = None
     """Cosine and sine tables, `[batch position d_rotary]`."""
-    query_norm: Tensor | None = None
-    """The factors by which qk-norm multiplied the queries, `[batch position head d_head]`."""
-    key_norm: Tensor | None = None
+    query_norm: FrozenNorm | None = None
+    """The norm of the queries, frozen at what it did to them; its multiplier is `[batch position head d_head]`."""
+    key_norm: FrozenNorm | None = None
+    gate: Tensor | None = None
+    """What the pattern-weighted sum of v is multiplied by, `[batch position head d_head]`."""
+    ungated: Tensor | None = None
+    """That sum, in a layer with a gate."""
     key_input: Tensor | None = None
     """The input of keys and values, if that is not `attn_in` (cross-attention)."""
     attn_in: Tensor | None = None

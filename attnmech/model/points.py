@@ -205,6 +205,8 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     if plan.rotary is None:
         reason = f"{plan.name} does not rotate queries and keys, so the scores use q and k themselves"
         absent |= {"q_rot": reason, "k_rot": reason}
+    if plan.gate is None:
+        absent["gate"] = f"{plan.name} has no gate between attention and W_O"
     if plan.mlp_out is None:
         reason = (
             f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder continues from it"

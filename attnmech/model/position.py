@@ -5,7 +5,7 @@ what those ought to be, and how a rotary table is applied.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -102,6 +102,44 @@ def rotate_pairs(
     return torch.cat((turned * cos + swapped * sin, rest), dim=-1)
 
 
+def rotate_pairs_once(
+    x: Float[Tensor, "*axes d_head"],
+    cos: Float[Tensor, "*#axes half"],
+    sin: Float[Tensor, "*#axes half"],
+) -> Float[Tensor, "*axes d_head"]:
+    """`rotate_pairs` with tables that hold every angle once (Llama 4's complex numbers)."""
+    return rotate_pairs(x, cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1))
+
+
+def rotate_pairs_by_halves(
+    x: Float[Tensor, "*axes d_head"],
+    cos: Float[Tensor, "*#axes d_rotary"],
+    sin: Float[Tensor, "*#axes d_rotary"],
+) -> Float[Tensor, "*axes d_head"]:
+    """`rotate_pairs` with Llama's tables, which hold all angles and then all again (GLM, ERNIE 4.5)."""
+    half = cos.shape[-1] // 2
+    return rotate_pairs_once(x, cos[..., :half], sin[..., :half])
+
+
+def tables_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Cosine and sine `[batch position width]` among the arguments of an attention; None if there are none."""
+    given = kwargs.get("position_embeddings")
+    candidates = [given] if given is not None else [*args[1:], *kwargs.values()]
+    return next((tables for each in candidates if (tables := as_tables(each)) is not None), None)
+
+
+def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
+    """Cosine and sine of two tensors of one shape, or of one tensor of complex numbers; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        value = (value.real, value.imag)
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return None
+    if not all(isinstance(each, torch.Tensor) and each.is_floating_point() and each.ndim in (2, 3) for each in value):
+        return None
+    cos, sin = (each if each.ndim == 3 else each[None] for each in value)
+    return (cos, sin) if cos.shape == sin.shape else None
+
+
 @dataclass(frozen=True)
 class Rotary:
     """How a family rotates its queries and keys."""
@@ -112,10 +150,31 @@ class Rotary:
     """From a table that holds every angle once to one as the family keeps it."""
     share: float = 1.0
     """The share of a head's dimensions that rotate."""
+    first: int = 0
+    """The first dimension that rotates; those before it and after the rotating ones stay as they are."""
     theta: float | None = None
     """The base of the angles, if the config does not give it."""
+
+    def __call__(
+        self,
+        x: Float[Tensor, "*axes d_head"],
+        cos: Float[Tensor, "*#axes d_table"],
+        sin: Float[Tensor, "*#axes d_table"],
+    ) -> Float[Tensor, "*axes d_head"]:
+        """x rotated by the model's tables."""
+        if self.first == 0:
+            return self.rotate(x, cos, sin)
+        return torch.cat((x[..., : self.first], self.rotate(x[..., self.first :], cos, sin)), dim=-1)
+
+    def width(self, table: int) -> int:
+        """How many dimensions tables of this width rotate."""
+        return 2 * table * table // int(self.spread(torch.zeros(1, table)).shape[-1])
 
 
 HALVES: Final = Rotary(rotate_halves, lambda table: torch.cat((table, table), dim=-1))
 HALVES_ONCE: Final = Rotary(rotate_halves_once, lambda table: table)
 PAIRS: Final = Rotary(rotate_pairs, lambda table: table.repeat_interleave(2, dim=-1))
+PAIRS_ONCE: Final = Rotary(rotate_pairs_once, lambda table: table)
+PAIRS_BY_HALVES: Final = Rotary(rotate_pairs_by_halves, lambda table: torch.cat((table, table), dim=-1))
+FORMS: Final = (HALVES, HALVES_ONCE, PAIRS, PAIRS_ONCE, PAIRS_BY_HALVES)
+"""How transformers' families rotate."""

@@ -329,7 +329,7 @@ def padded_batch(model: HookedModel) -> Batch | None:
     if model.grid is not None or length < 1:
         return None
     generator = torch.Generator().manual_seed(SEED + 2)
-    fillings = [token for token in range(model.n_vocab) if token != model.config.pad_token_id][:2]
+    fillings = [token for token in range(model.n_vocab) if token != getattr(model.config, "pad_token_id", None)][:2]
 
     def filled() -> tuple[Tensor, Tensor]:
         text = torch.randint(0, model.n_vocab, (length,), generator=generator)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .attention import Site, attend
 from .mask import MaskRule
 from .position import rotate_halves, rotate_pairs
-from .weights import Fused, Grouped, Layout, Separate
+from .weights import Columns, Fused, Grouped, Layout, Separate
 
 _BY_HEAD = "batch position head d_head -> batch head position d_head"
 
@@ -144,4 +144,38 @@ class GPTJAttention(StandIn):
         cos, sin = (table[:, None] for table in tables)
         q, k = rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
         z = attend(q, k, v, scale=self.scale, position=None, mask=attention_mask, site=self.attnmech_site)
+        return self.merge(z), None
+
+
+def codegen_layout(heads: int, d_head: int) -> Columns:
+    """CodeGen's projection: four parts, each with the queries, values and keys of a quarter of the heads."""
+    parts = torch.arange(3 * heads * d_head).view(4, 3, -1)
+    q, v, k = (tuple(parts[:, kind].flatten().tolist()) for kind in range(3))
+    return Columns(("qkv_proj",) * 3, (q, k, v))
+
+
+class CodeGenAttention(GPTJAttention):
+    """CodeGen: GPT-J's attention on one projection."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.layout = codegen_layout(self.heads, int(original.head_dim))  # type: ignore[arg-type]
+
+
+class GPTNeoAttention(StandIn):
+    """GPT-Neo: unscaled products; local layers see only the last tokens."""
+
+    layout = Separate("q_proj", "k_proj", "v_proj")
+    out_name = "out_proj"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        local = original.attention_type == "local"
+        self.window = int(original.config.window_size) if local else None  # type: ignore[union-attr, arg-type]
+
+    def forward(self, hidden_states: Tensor, attention_mask: MaskRule, **_: Any) -> tuple[Tensor, None]:
+        """transformers' signature: attn_raw, and no weights."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        mask = attention_mask if self.window is None else attention_mask.within(self.window)
+        z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
         return self.merge(z), None

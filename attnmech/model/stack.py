@@ -1,6 +1,6 @@
 """A column of blocks: their weights, and their activation points wired to `in_force`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -10,13 +10,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from ..maths.norms import FrozenNorm
 from ..points import full_name
 from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
-from .norms import entry_multiplier
+from .norms import frozen_norm
+from .position import tables_of
 from .running import Column, Kind
-from .weights import AttentionWeights, attention_weights, bias_of
+from .weights import AttentionWeights, Columns, attention_weights, bias_of, select
 
 
 class Stack:
@@ -113,7 +115,8 @@ class Stack:
         if plan.replacement is not None:
             attention = plan.replacement(attention)
             block.set_submodule(plan.attention, attention)
-        attention.attnmech_site = Site(self._in_force, layer, self.label, plan.n_kv_heads)  # type: ignore[assignment]
+        site = Site(self._in_force, layer, self.label, plan.n_kv_heads, plan.gate is not None)
+        attention.attnmech_site = site  # type: ignore[assignment]
 
     def _wire_part(self, place: int, block: nn.Module) -> None:
         """Lets a pass skip the block, or keep its incoming stream (`Part`)."""
@@ -214,8 +217,8 @@ class Stack:
         attention = submodule(block, plan.attention)
 
         def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if plan.rotary is not None and "position_embeddings" in kwargs:
-                in_force.note(rotary=kwargs["position_embeddings"])
+            if plan.rotary is not None and (tables := tables_of(args, kwargs)) is not None:
+                in_force.note(rotary=tables)
             if kwargs.get("key_value_states") is not None:
                 in_force.note(key_input=kwargs["key_value_states"])
             args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
@@ -242,8 +245,30 @@ class Stack:
 
             return at_projection
 
+        def at_columns(path: str, parts: Mapping[str, tuple[int, ...]]) -> Callable[..., Tensor | None]:
+            def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+                changed = output
+                for name, columns in parts.items():
+                    point, heads = self.point(name), plan.n_heads if name == "q" else plan.n_kv_heads
+                    if not in_force.wants(point, layer):
+                        continue
+                    value = select(_by_token(changed, in_force), columns)
+                    by_head = rearrange(value, "batch position (head d) -> batch position head d", head=heads)
+                    visited = in_force.visit(point, layer, by_head)
+                    if in_force.under_way.gradients or in_force.edits(point, layer):
+                        changed = _by_token(changed, in_force).clone()
+                        changed[..., list(columns)] = rearrange(
+                            visited, "batch position head d -> batch position (head d)"
+                        )
+                return None if changed is output else changed.reshape(output.shape)
+
+            return at_projection
+
         attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
-        if len(layout.paths) == 1:
+        if isinstance(layout, Columns):
+            for path in layout.paths:
+                submodule(attention, path).register_forward_hook(at_columns(path, layout.taken(path)))
+        elif len(layout.paths) == 1:
             submodule(attention, layout.paths[0]).register_forward_hook(at_all)
         else:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
@@ -251,19 +276,38 @@ class Stack:
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
 
     def _wire_qk_norm(self, layer: int, block: nn.Module) -> None:
-        if self.architecture.qk_norm is None:
+        plan, in_force = self.architecture, self._in_force
+        attention = submodule(block, plan.attention)
+        if plan.qk_norm is None or (layer in plan.unrotated and not has_module(attention, plan.qk_norm[0])):
             return
-        attention = submodule(block, self.architecture.attention)
+        kinds = {"query_norm": self.n_heads, "key_norm": self.n_kv_heads}
+        by_path = dict(zip(("query_norm", "key_norm"), plan.qk_norm, strict=True))
 
-        def noting(kind: str) -> Callable[..., None]:
+        def noting(path: str) -> Callable[..., None]:
+            mine = [kind for kind, own in by_path.items() if own == path]
+
             def at_norm(module: nn.Module, args: Any, output: Tensor) -> None:
-                if self._in_force.under_way.watch.rows or self._in_force.scales_in(self.label, layer):
-                    self._in_force.note(**{kind: entry_multiplier(module, args[0], output)})
+                if not (in_force.under_way.watch.rows or in_force.scales_in(self.label, layer)):
+                    return
+                # One module for both is called for the queries first.
+                kind = next((kind for kind in mine if getattr(in_force.under_way.notes, kind) is None), mine[-1])
+                in_force.note(**{kind: self._frozen_by_head(module, args[0], output, kinds[kind])})
 
             return at_norm
 
-        for path, kind in zip(self.architecture.qk_norm, ("query_norm", "key_norm"), strict=True):
-            submodule(attention, path).register_forward_hook(noting(kind))
+        for path in dict.fromkeys(plan.qk_norm):
+            submodule(attention, path).register_forward_hook(noting(path))
+
+    def _frozen_by_head(self, norm: nn.Module, given: Tensor, made: Tensor, heads: int) -> FrozenNorm:
+        """A norm of queries or keys, frozen at what it did to them, with the axes of the points q and k."""
+        pattern = f"{self.architecture.qk_norm_axes} -> batch position head d_head"
+        frozen = frozen_norm(norm, given, torch.promote_types(given.dtype, torch.float32), made)
+        multiplier, shift = (
+            None if each is None else rearrange(each.expand_as(given), pattern, head=heads)
+            for each in (frozen.multiplier, frozen.shift)
+        )
+        assert multiplier is not None
+        return FrozenNorm(multiplier, frozen.centred, shift)
 
     def _wire_output(self, layer: int, block: nn.Module) -> None:
         in_force, plan = self._in_force, self.architecture
@@ -279,18 +323,43 @@ class Stack:
             return in_force.visit(self.point("attn_raw"), layer, output)
 
         def at_attn_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            visited = in_force.visit(self.point("attn_out"), layer, output)
+            added = _times(plan.attn_scale, output)
+            visited = in_force.visit(self.point("attn_out"), layer, added)
             if separate or in_force.wants(self.point("attn_raw"), layer) or visited is not output:
                 in_force.hold("out", self.label, layer, visited)
-            return visited
+            return output if visited is added else _times(1 / plan.attn_scale, visited)
 
         def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
             value = first_tensor(output)
-            by_token = _by_token(value, in_force)
-            visited = self._visit("mlp_out", layer, by_token, None, "mlp")
-            return None if visited is by_token else _with_first(output, visited.reshape(value.shape))
+            added = _times(plan.mlp_scale, _by_token(value, in_force))
+            visited = self._visit("mlp_out", layer, added, None, "mlp")
+            if visited is added:
+                return None
+            return _with_first(output, _times(1 / plan.mlp_scale, visited).reshape(value.shape))
 
         separate = plan.attn_out not in ("", plan.out)
+
+        def at_gate(module: nn.Module, args: Any, output: Tensor) -> None:
+            assert plan.gate is not None
+            if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
+                in_force.note(gate=plan.gate.of(_by_token(output, in_force), plan.n_heads))
+
+        def at_z(module: nn.Module, args: Any) -> Any:
+            given, notes, gate = args[0], in_force.under_way.notes, self.point("gate")
+            assert notes.ungated is not None
+            z = given.reshape(notes.ungated.shape)
+            if in_force.wants(gate, layer):
+                assert notes.gate is not None
+                visited = in_force.visit(gate, layer, notes.gate)
+                if in_force.under_way.gradients or in_force.edits(gate, layer):
+                    z = (visited * notes.ungated).to(z.dtype)
+            z = in_force.visit(self.point("z"), layer, z)
+            in_force.hold_z(self.label, layer, z)
+            return (z.reshape(given.shape), *args[1:])
+
+        if plan.gate is not None:
+            submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_hook(at_gate)
+            submodule(block, plan.out).register_forward_pre_hook(at_z)
         submodule(block, plan.out).register_forward_hook(at_attn_raw)
         submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
         if plan.mlp_out is not None:
@@ -310,6 +379,10 @@ class Stack:
             return output
         total = visited.sum(dim=2)
         return total if weights.b_O is None else total + weights.b_O
+
+
+def _times(factor: float, value: Tensor) -> Tensor:
+    return value if factor == 1 else factor * value
 
 
 def _by_token(value: Tensor, in_force: InForce) -> Tensor:

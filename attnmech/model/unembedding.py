@@ -17,7 +17,7 @@ from ..maths.norms import reciprocal_rms
 from ..maths.precision import product_rounding, steps_rounding
 from .architectures import submodule
 from .hooked import HookedModel
-from .norms import epsilon_of, weight_of
+from .norms import epsilon_of, is_centred, weight_of
 from .weights import bias_of
 
 
@@ -104,7 +104,7 @@ def unembedding_of(model: HookedModel) -> Unembedding:
         weight_of(norm, model.unembedding).detach().to(precision) + plan.norm_offset,
         None if beta is None else beta.detach().to(precision),
         epsilon_of(norm),
-        isinstance(norm, nn.LayerNorm),
+        is_centred(norm, model.unembedding),
         model.unembedding.detach(),
         None if bias is None else bias.detach(),
         plan.logit_scale,

@@ -102,7 +102,42 @@ class Separate:
         return tuple(rearrange(x, pattern, head=n) for x, n in zip(outputs, counts, strict=True))
 
 
-Layout: TypeAlias = Fused | Grouped | Separate
+@dataclass(frozen=True)
+class Columns:
+    """q, k and v as columns of projections, in any order: fused, grouped, with other things between them."""
+
+    of: tuple[str, str, str]
+    """The projections that hold q, k and v; often one and the same."""
+    columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    """Which columns of these they are, head by head."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return tuple(dict.fromkeys(self.of))
+
+    def taken(self, path: str) -> dict[str, tuple[int, ...]]:
+        """Which of q, k and v a projection holds, each with its columns."""
+        return {name: columns for name, of, columns in zip("qkv", self.of, self.columns, strict=True) if of == path}
+
+    def split(self, outputs: Sequence[Tensor], heads: int, kv_heads: int, rest: str) -> tuple[Tensor, ...]:
+        """q, k, v with the axes `rest head d_head`, from the projections' outputs with axes `rest features`."""
+        by_path = dict(zip(self.paths, outputs, strict=True))
+        counts = (heads, kv_heads, kv_heads)
+        return tuple(
+            rearrange(select(by_path[path], columns), f"{rest} (head d_head) -> {rest} head d_head", head=count)
+            for path, columns, count in zip(self.of, self.columns, counts, strict=True)
+        )
+
+
+def select(value: Float[Tensor, "*rest features"], columns: tuple[int, ...]) -> Float[Tensor, "*rest chosen"]:
+    """Some columns of a tensor; a view where they stand side by side."""
+    if columns == tuple(range(columns[0], columns[0] + len(columns))):
+        return value[..., columns[0] : columns[0] + len(columns)]
+    return value[..., list(columns)]
+
+
+Layout: TypeAlias = Columns | Fused | Grouped | Separate
 """Where q, k and v are in the projections."""
 
 
@@ -144,6 +179,17 @@ def _split_biases(
     present = [None if bias is None else bias[None] for bias in biases]
     if all(bias is None for bias in present):
         return None, None, None
+    if isinstance(layout, Columns):
+        by_path = dict(zip(layout.paths, present, strict=True))
+        found = []
+        for path, columns, count in zip(layout.of, layout.columns, (heads, kv_heads, kv_heads), strict=True):
+            bias = by_path[path]
+            found.append(
+                None
+                if bias is None
+                else rearrange(select(bias[0], columns), "(head d_head) -> head d_head", head=count)
+            )
+        return found[0], found[1], found[2]
     if len(layout.paths) == 1:
         q, k, v = layout.split([bias for bias in present if bias is not None], heads, kv_heads, rest="one")
         return q[0], k[0], v[0]
@@ -164,6 +210,14 @@ def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:
             "(quantised or adapted layers are not supported); load the model without them, or merge them."
         )
     return weight if isinstance(module, Conv1D) else weight.T
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Whether a module is a projection with a plain matrix."""
+    try:
+        return matrix_of(module).ndim == 2 and not isinstance(module, nn.Embedding)
+    except UnsupportedModelError:
+        return False
 
 
 def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:

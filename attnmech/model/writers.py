@@ -136,26 +136,25 @@ class Writers:
         """Every head, b_O and, if there is a norm between attention and stream, its shift."""
         stack, weights = self._stack, self._stack.weights(layer)
         path = stack.architecture.attn_out
-        norm, shift = None, None
-        if path:
-            norm, shift = frozen_norm(stack.module(layer, path), values["attn_raw", layer], self._wide)
+        norm = frozen_norm(stack.module(layer, path), values["attn_raw", layer], self._wide) if path else None
         for head in range(stack.n_heads):
             z, W_O = values["z", layer][:, :, head], weights.W_O[head].detach()
             self._steps.append(_Step(f"L{layer}H{head}", partial(self._written, z, W_O, norm)))
         if weights.b_O is not None:
             b_O = weights.b_O.detach()[None]
             self._steps.append(_Step(f"L{layer} b_O", partial(self._written, b_O.new_ones(1), b_O, norm)))
-        if shift is not None:
+        if norm is not None and norm.shift is not None:
+            shift = stack.architecture.attn_scale * norm.shift
             self._steps.append(_Step(f"L{layer} attention norm shift", partial(self._everywhere, shift)))
 
     def _everywhere(self, value: Tensor) -> Float[Tensor, "batch position d_model"]:
         return value.to(self._wide).expand(self._shape)
 
     def _written(self, z: Tensor, W_O: Tensor, norm: FrozenNorm | None) -> Float[Tensor, "batch position d_model"]:
-        """z W_O, through the norm between attention and stream if there is one."""
-        write = self._everywhere(z.to(self._wide) @ W_O.to(self._wide))
+        """z W_O, through the norm between attention and stream if there is one, times the factor of what is added."""
+        write = self._everywhere(z.to(self._wide) @ W_O.to(self._wide)) * self._stack.architecture.attn_scale
         return write if norm is None else norm(write)
 
     def _normed(self, label: str, norm: nn.Module, x: Tensor) -> _Step:
-        frozen, shift = frozen_norm(norm, x, self._wide)
-        return _Step(label, None if shift is None else partial(self._everywhere, shift), frozen)
+        frozen = frozen_norm(norm, x, self._wide)
+        return _Step(label, None if frozen.shift is None else partial(self._everywhere, frozen.shift), frozen)

@@ -56,7 +56,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**LATENT, n_group=2, topk_group=1)),
         "shared latent vector",
     ),
-    "phi": (lambda: transformers.PhiForCausalLM(transformers.PhiConfig(**TINY)), "does not know yet"),
+    "diffllama": (
+        lambda: transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**TINY, num_key_value_heads=2)),
+        "structure cannot be read",
+    ),
+    "albert": (
+        lambda: transformers.AlbertForMaskedLM(
+            transformers.AlbertConfig(**TINY | {"num_hidden_layers": 3}, embedding_size=24, max_position_embeddings=32)
+        ),
+        "shared blocks",
+    ),
 }
 
 OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {

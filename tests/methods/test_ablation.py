@@ -15,7 +15,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.model.architectures import architectures_of, submodule
+from attnmech.model.architectures import submodule
+from attnmech.model.plan import architectures_of
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"]
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.interventions import Intervention
-from attnmech.model.architectures import architectures_of, submodule
+from attnmech.model.architectures import submodule
+from attnmech.model.plan import architectures_of
 
 F32, F64 = torch.float32, torch.float64
 FAMILIES = (

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from attnmech.model.norms import entry_multiplier, epsilon_of, frozen_norm, gamma_of, norm_scale
+from attnmech.model.norms import NormKind, epsilon_of, frozen_norm, gamma_of, is_centred, kind_of, norm_scale
 
 D = 7
 MAKERS: dict[str, Callable[[], nn.Module]] = {
@@ -37,7 +37,8 @@ def norm_of(kind: str) -> nn.Module:
 def test_what_a_frozen_norm_makes_of_parts_adds_up_to_the_norm_of_their_sum(kind: str) -> None:
     norm, parts = norm_of(kind), normal(4, 2, 3, D).double()
     norm.to(torch.float64)
-    frozen, shift = frozen_norm(norm, parts.sum(dim=0), torch.float64)
+    frozen = frozen_norm(norm, parts.sum(dim=0), torch.float64)
+    shift = frozen.shift
     assert (shift is None) == (kind not in ("LayerNorm",))
     total = torch.stack([frozen(part) for part in parts]).sum(dim=0) + (0 if shift is None else shift)
     # RMSNorms of transformers compute in float32.
@@ -46,14 +47,17 @@ def test_what_a_frozen_norm_makes_of_parts_adds_up_to_the_norm_of_their_sum(kind
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_gamma_is_the_weight_with_what_the_family_adds_up_to_a_factor(kind: str) -> None:
+def test_gamma_is_the_weight_with_what_the_family_adds(kind: str) -> None:
     norm, x = norm_of(kind), normal(2, 3, D)
     weight = norm.weight if isinstance(norm.weight, Tensor) else torch.ones(D)
     expected = weight + (1 if kind == "Gemma 2" else 0)
     found = gamma_of(norm, x)
-    torch.testing.assert_close(found / found[0], expected / expected[0])
-    if kind not in RMS:
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, expected)
+    assert is_centred(norm, x) == (kind not in RMS)
+    made = norm(x)
+    kind_found = kind_of(norm, x)
+    assert kind_found == NormKind(kind not in RMS, 1.0 if kind == "Gemma 2" else 0.0)
+    assert kind_of(nn.Linear(D, D), x) is None and made.shape == x.shape
     assert epsilon_of(norm) == 0.1
 
 
@@ -75,7 +79,7 @@ def test_where_an_entry_is_zero_its_multiplier_is_that_of_the_formula() -> None:
     norm, x = norm_of("Llama"), normal(2, 3, 4, D)
     x[0, 1, 2, 5] = 0
     x[1, 2, 3] = 0
-    found = entry_multiplier(norm, x, norm(x))
+    found = frozen_norm(norm, x, torch.float32, norm(x)).multiplier
     expected = norm.weight * (x.pow(2).mean(dim=-1, keepdim=True) + 0.1) ** -0.5
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found * x, norm(x))

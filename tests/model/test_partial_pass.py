@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import attnmech as am
 from attnmech.batch import Batch
 from attnmech.interventions import Intervention
-from attnmech.model.architectures import architectures_of, submodule
+from attnmech.model.architectures import submodule
 from attnmech.model.partial_pass import Blocks
+from attnmech.model.plan import architectures_of
 
 ONE_STACK = sorted((models.MAKERS | models.NEW | models.OTHERS).keys() - {"t5", "mt5", "t5_encoder_alone"})
 HEADED = [name for name in ONE_STACK if "headless" not in name]

@@ -1,0 +1,57 @@
+"""Which architecture does a model have: the table's, or the one read from it?"""
+
+from dataclasses import replace
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import UnsupportedModelError, WeightsError
+from .architectures import ARCHITECTURES, REFUSED, Architecture, Config, has_module
+from .structure import UnreadableError, read_structure
+
+
+def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
+    """The architecture of each stack of a model; `UnsupportedModelError` says what is not supported, and why."""
+    require_transformers(model)
+    kind = model.config.model_type
+    entry = ARCHITECTURES.get(kind)
+    if entry is not None:
+        found = entry(model.config)
+        stacks = found if isinstance(found, tuple) else (found,)
+        there = [plan for plan in stacks if len(stacks) == 1 or has_module(model.base_model, plan.blocks)]
+        if len(there) == 1:
+            there = [replace(there[0], stack="")]
+        return tuple(_with_heads(plan, model.config) for plan in there)
+    what = f"{type(model).__name__} (model_type {kind!r})"
+    if kind in REFUSED:
+        raise UnsupportedModelError(f"{what} is not supported: {REFUSED[kind]}.")
+    if not _attends(model):
+        raise UnsupportedModelError(f"{what} is a model without attention.")
+    try:
+        return (read_structure(model),)
+    except UnreadableError as error:
+        raise UnsupportedModelError(
+            f"{what} is not in attnmech's table, and its structure cannot be read: {error}. If you know how it is built, "
+            "describe it: am.load(model, architecture=am.Architecture(...))."
+        ) from error
+
+
+def require_transformers(model: nn.Module) -> None:
+    """Raises `UnsupportedModelError` for any other module."""
+    if not isinstance(model, PreTrainedModel):
+        what = "not a transformers model" if _attends(model) else "a model without attention"
+        raise UnsupportedModelError(f"expected a transformers model; got {type(model).__name__}, {what}.")
+
+
+def _with_heads(plan: Architecture, config: Config) -> Architecture:
+    heads = plan.n_heads or int(config.num_attention_heads)
+    kv_heads = plan.n_kv_heads or int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads < 1 or kv_heads < 1:
+        raise WeightsError(f"a config must ask for at least one head; this one asks for {heads} ({kv_heads} of keys).")
+    if heads % kv_heads:
+        raise WeightsError(f"the config's {heads} heads must be a multiple of its {kv_heads} heads of keys and values.")
+    return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
+
+
+def _attends(model: nn.Module) -> bool:
+    return any("attention" in type(part).__name__.lower() for part in model.modules())
