@@ -69,7 +69,7 @@ _OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "nemotron_h": {"num_key_value_heads": 2},
     "bamba": {"mamba_n_heads": 6, "mamba_d_head": 16, "attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"mamba_n_heads": 6, "mamba_d_head": 16, "layer_types": ["mamba", "attention"] * 2},
-    "xlnet": {},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 

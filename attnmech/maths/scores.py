@@ -149,6 +149,7 @@ def score_parts(
     rotate: Rotation | None = None,
     query_norm: FrozenNorm | None = None,
     key_norm: FrozenNorm | None = None,
+    norm_last: bool = False,
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
     key_x: Float[Tensor, "batch key d_model"] | None = None,
@@ -157,13 +158,14 @@ def score_parts(
     """Splits q and k of one layer into input and bias parts.
 
     With `shift` (the β of the norm that made x), the part of x that is the same everywhere counts as bias:
-    q = (x − β) W_Q + (β W_Q + b_Q), and likewise k. `key_x` is the input of the keys, if that is not x.
+    q = (x − β) W_Q + (β W_Q + b_Q), and likewise k. `key_x` is the input of the keys, if that is not x. `norm_last` says
+    that queries and keys are rotated before they are normalised.
     """
     group = W_Q.shape[0] // W_K.shape[0]
     query, query_bias = _split(x, W_Q, b_Q, shift)
     key, key_bias = _split(x, W_K, b_K, shift) if key_x is None else _split(key_x, W_K, b_K, None)
-    query, query_bias = _as_scored(query, query_bias, rotate, query_norm)
-    key, key_bias = _as_scored(key, key_bias, rotate, key_norm)
+    query, query_bias = _as_scored(query, query_bias, rotate, query_norm, norm_last)
+    key, key_bias = _as_scored(key, key_bias, rotate, key_norm, norm_last)
     key = repeat(key, "batch kv key d_head -> batch (kv group) key d_head", group=group)
     if key_bias is not None:
         kv = "kv" if key_bias.ndim == 2 else "batch kv key"
@@ -172,19 +174,21 @@ def score_parts(
 
 
 def _as_scored(
-    from_input: Tensor, from_bias: Tensor | None, rotate: Rotation | None, norm: FrozenNorm | None
+    from_input: Tensor, from_bias: Tensor | None, rotate: Rotation | None, norm: FrozenNorm | None, norm_last: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Input and bias parts after the frozen norm and the rotation; the bias, with the norm's shift, at every position."""
+    """Input and bias parts after the frozen norm and the rotation; the bias, and the norm's shift, at every position."""
     if from_bias is not None and (rotate is not None or norm is not None):
         batch, _, positions, _ = from_input.shape
         from_bias = repeat(from_bias, "head d_head -> batch head position d_head", batch=batch, position=positions)
+    if rotate is not None and norm_last:
+        from_input, from_bias = rotate(from_input), None if from_bias is None else rotate(from_bias)
     if norm is not None:
         from_input, from_bias = norm(from_input), None if from_bias is None else norm(from_bias)
         if norm.shift is not None:
             from_bias = norm.shift.expand_as(from_input) if from_bias is None else from_bias + norm.shift
-    if rotate is None:
-        return from_input, from_bias
-    return rotate(from_input), None if from_bias is None else rotate(from_bias)
+    if rotate is not None and not norm_last:
+        from_input, from_bias = rotate(from_input), None if from_bias is None else rotate(from_bias)
+    return from_input, from_bias
 
 
 def _split(

@@ -128,6 +128,8 @@ class Architecture:
     qk_norm: tuple[str, str] | None = None
     """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
     gate: Gate | None = None
+    norm_after_rotary: bool = False
+    """Whether these norms come after the rotation."""
     qk_norm_axes: str = "batch position head d_head"
     """The axes of what these norms are given, as einops writes them."""
     query_scale: float = 1.0

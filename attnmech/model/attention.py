@@ -22,7 +22,7 @@ from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
 from .applied import AppliedInLayer
 from .in_force import InForce
-from .mask import MaskRule, mask_rule
+from .mask import MaskRule, mask_rule, rule_of
 from .observed import LayerAttention, RowBlock
 
 IMPLEMENTATION: Final = "attnmech"
@@ -238,7 +238,7 @@ def attention_of_site(
         _unexpanded(value, site.kv_heads),
         scale=scale,
         position=position_bias,
-        mask=attention_mask,
+        mask=rule_of(attention_mask, query.shape[2], key.shape[2], site.in_force.under_way.batch.keys(site.stack)),
         site=site,
         softcap=softcap,
         sink=s_aux,

@@ -15,6 +15,7 @@ from einops import einsum, rearrange, repeat
 from torch import Tensor
 
 from ..errors import UnsupportedModelError, WeightsError, first_line
+from ..maths.norms import FrozenNorm
 from ..maths.precision import least_rounding, product_rounding, steps_rounding, sum_rounding, table_tolerance
 from ..points import POINTS, PointKey, full_name, lens_name
 from .block import PostNormEnd
@@ -316,6 +317,9 @@ class _Statements(Probe):
                 ours = self.at(self.short, "pattern", layer)
                 keep = self.short.real(self.stack.label)[:, None].expand(ours.shape[:3])
                 theirs = patterns[layer].to(self.wide)
+                if self.block(self.short, layer).sink is not None:
+                    # Some families return what the row would be without its sink.
+                    ours, theirs = (each / each.sum(dim=-1, keepdim=True) for each in (ours, theirs))
                 # Eager attention rounds queries, keys and scores to the model's precision: in the softmax, a factor.
                 scores = self.at(self.short, "scores", layer).masked_fill(~self.block(self.short, layer).visible, 0.0)
                 largest = scores.abs().amax(dim=-1, keepdim=True)
@@ -498,11 +502,17 @@ class _Statements(Probe):
             cos, sin = (table[:, :, None].to(self.wide) for table in notes.rotary)
             for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
                 value = self.at(run, name, layer)
-                if norm is not None:
-                    value = norm(value) if norm.shift is None else norm(value) + norm.shift
-                expected = value if layer in self.plan.unrotated else rotary(value, cos, sin)
+                after = self.plan.norm_after_rotary
+                expected = self._normed(value, None if after else norm)
+                expected = expected if layer in self.plan.unrotated else rotary(expected, cos, sin)
+                expected = self._normed(expected, norm if after else None)
                 allowed = tolerance * _norm(expected)[..., None]
                 yield self.compared(run, layer, self.at(run, f"{name}_rot", layer), expected, allowed)
+
+    def _normed(self, value: Tensor, norm: FrozenNorm | None) -> Tensor:
+        if norm is None:
+            return value
+        return norm(value) if norm.shift is None else norm(value) + norm.shift
 
     def _rotary_tables(self) -> Check:
         statement = "rotary tables = cos, sin of position · θ^(−2i/d)"

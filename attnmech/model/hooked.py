@@ -495,7 +495,9 @@ class HookedModel:
             start = next(
                 (
                     token
-                    for token in (self.config.decoder_start_token_id, self.config.pad_token_id)
+                    for token in (
+                        getattr(self.config, name, None) for name in ("decoder_start_token_id", "pad_token_id")
+                    )
                     if token is not None
                 ),
                 0,

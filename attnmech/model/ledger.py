@@ -52,6 +52,7 @@ def ledger_of_block(
         key_x=None if key_input is None else key_input.to(wide),
         query_norm=_by_head(block.notes.query_norm, wide),
         key_norm=_by_head(block.notes.key_norm, wide),
+        norm_last=plan.norm_after_rotary,
         softcap=block.softcap,
         sink=widen(block.sink),
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,

@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from ..batch import Batch
+from ..errors import UnsupportedModelError
+
 Found = TypeVar("Found")
+
+_HIDDEN: Final = -1e4
+"""What is added to the score of a hidden key, or less."""
 
 
 @dataclass(frozen=True)
@@ -99,3 +105,22 @@ def mask_rule(
         padding,
         torch.device(device),
     )
+
+
+def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:
+    """The mask that a model hands to its attention, as a rule: None and tensors of 0 and −∞ too.
+
+    Raises `UnsupportedModelError` for a tensor that adds other numbers to the scores.
+    """
+    if isinstance(mask, MaskRule):
+        return mask
+    texts, device = len(batch.ids), batch.ids.device
+    if mask is None:
+        return MaskRule(texts, queries, keys, 0, 0, lambda text, head, query, key: key >= 0, None, device)
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    if mask.ndim != 4 or mask.shape[1] != 1 or bool((mask[~seen] > _HIDDEN).any()):
+        raise UnsupportedModelError(
+            f"this model adds a tensor {list(mask.shape)} to its scores that is not a mask, which attnmech does not split."
+        )
+    seen = seen[:, 0].expand(texts, queries, keys)
+    return MaskRule(texts, queries, keys, 0, 0, lambda text, head, query, key: seen[text, query, key], None, device)

@@ -87,6 +87,15 @@ def rotate_halves_once(
     return rotate_halves(x, torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1))
 
 
+def rotate_halves_back(
+    x: Float[Tensor, "*axes d_head"],
+    cos: Float[Tensor, "*#axes d_rotary"],
+    sin: Float[Tensor, "*#axes d_rotary"],
+) -> Float[Tensor, "*axes d_head"]:
+    """`rotate_halves` by the negative angles (nanochat)."""
+    return rotate_halves(x, cos, -sin)
+
+
 def rotate_pairs(
     x: Float[Tensor, "*axes d_head"],
     cos: Float[Tensor, "*#axes d_rotary"],
@@ -152,6 +161,8 @@ class Rotary:
     """The share of a head's dimensions that rotate."""
     first: int = 0
     """The first dimension that rotates; those before it and after the rotating ones stay as they are."""
+    tables: str = ""
+    """The module inside the attention that returns the tables, where the attention is not given them."""
     theta: float | None = None
     """The base of the angles, if the config does not give it."""
 
@@ -175,6 +186,7 @@ HALVES: Final = Rotary(rotate_halves, lambda table: torch.cat((table, table), di
 HALVES_ONCE: Final = Rotary(rotate_halves_once, lambda table: table)
 PAIRS: Final = Rotary(rotate_pairs, lambda table: table.repeat_interleave(2, dim=-1))
 PAIRS_ONCE: Final = Rotary(rotate_pairs_once, lambda table: table)
+HALVES_BACK: Final = Rotary(rotate_halves_back, lambda table: torch.cat((table, table), dim=-1))
 PAIRS_BY_HALVES: Final = Rotary(rotate_pairs_by_halves, lambda table: torch.cat((table, table), dim=-1))
-FORMS: Final = (HALVES, HALVES_ONCE, PAIRS, PAIRS_ONCE, PAIRS_BY_HALVES)
+FORMS: Final = (HALVES, HALVES_ONCE, HALVES_BACK, PAIRS, PAIRS_ONCE, PAIRS_BY_HALVES)
 """How transformers' families rotate."""

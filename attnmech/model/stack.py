@@ -16,7 +16,7 @@ from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
 from .norms import frozen_norm
-from .position import tables_of
+from .position import as_tables, tables_of
 from .running import Column, Kind
 from .weights import AttentionWeights, Columns, attention_weights, bias_of, select
 
@@ -37,7 +37,7 @@ class Stack:
         self.blocks = {
             layer: submodule(block, architecture.within)
             for layer, block in enumerate(found)
-            if not architecture.hybrid or has_module(block, architecture.attention)
+            if not architecture.hybrid or has_module(block, f"{architecture.attention}.{architecture.qkv.paths[0]}")
         }
         self.layers = tuple(self.blocks)
         """The layers with attention, as the model numbers them: some in a hybrid, else all."""
@@ -217,7 +217,8 @@ class Stack:
         attention = submodule(block, plan.attention)
 
         def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if plan.rotary is not None and (tables := tables_of(args, kwargs)) is not None:
+            rotates = plan.rotary is not None and not plan.rotary.tables
+            if rotates and (tables := tables_of(args, kwargs)) is not None:
                 in_force.note(rotary=tables)
             if kwargs.get("key_value_states") is not None:
                 in_force.note(key_input=kwargs["key_value_states"])
@@ -265,6 +266,7 @@ class Stack:
             return at_projection
 
         attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
+        self._wire_tables(attention)
         if isinstance(layout, Columns):
             for path in layout.paths:
                 submodule(attention, path).register_forward_hook(at_columns(path, layout.taken(path)))
@@ -297,6 +299,17 @@ class Stack:
 
         for path in dict.fromkeys(plan.qk_norm):
             submodule(attention, path).register_forward_hook(noting(path))
+
+    def _wire_tables(self, attention: nn.Module) -> None:
+        """Notes the rotary tables where a module inside the attention returns them."""
+        rotary = self.architecture.rotary
+        if rotary is None or not rotary.tables:
+            return
+
+        def at_tables(module: nn.Module, args: Any, output: Any) -> None:
+            self._in_force.note(rotary=as_tables(output))
+
+        submodule(attention, rotary.tables).register_forward_hook(at_tables)
 
     def _frozen_by_head(self, norm: nn.Module, given: Tensor, made: Tensor, heads: int) -> FrozenNorm:
         """A norm of queries or keys, frozen at what it did to them, with the axes of the points q and k."""

@@ -19,13 +19,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from ..batch import Batch
 from ..errors import UnsupportedModelError, first_line
-from .architectures import Architecture, Gate, submodule
+from .architectures import Architecture, Gate, has_module, submodule
 from .attention import Site, attention_of_site
 from .copies import copy_of, use_attention
 from .in_force import InForce, Pass
 from .mask import MaskRule, mask_rule
 from .norms import kind_of
-from .position import FORMS, Rotary, tables_of
+from .position import FORMS, Rotary, as_tables, tables_of
 from .weights import Columns, Layout, Separate, bias_of, has_matrix
 
 _IMPLEMENTATION: Final = "attnmech_structure"
@@ -140,11 +140,15 @@ class _Reader:
         plans = {layer: each.plan for layer, each in found.items()}
         rotating = [layer for layer, plan in plans.items() if plan.rotary is not None]
         still = [layer for layer in layers if layer not in rotating] if rotating else []
-        common = plans[rotating[0] if rotating else layers[0]]
+        common = plans[rotating[-1] if rotating else layers[-1]]
         for layer, plan in plans.items():
             alike = replace(plan, rotary=common.rotary) if layer in still else plan
+            if layer in still:
+                alike = replace(alike, norm_after_rotary=common.norm_after_rotary)
             if layer in still and plan.qk_norm is None:
                 alike = replace(alike, qk_norm=common.qk_norm, qk_norm_axes=common.qk_norm_axes)
+            if plan.attn_norm is None and self._is_identity(layer, common.attn_norm):
+                alike = replace(alike, attn_norm=common.attn_norm)
             if alike != common:
                 self._refuse(f"layers {layers[0]} and {layer} are built differently ({_difference(common, alike)})")
         return replace(
@@ -153,6 +157,11 @@ class _Reader:
             unrotated=tuple(still),
             **self._ends(trace, layers),
         )
+
+    def _is_identity(self, layer: int, path: str | None) -> bool:
+        """Whether a layer has nothing where the others have a norm."""
+        block = self._blocks_list[layer]
+        return path is not None and has_module(block, path) and isinstance(submodule(block, path), nn.Identity)
 
     def _run(self, length: int, layers: Sequence[int]) -> _Trace:
         """One pass of random tokens; with `layers`, everything that happens in and around their blocks is recorded."""
@@ -264,12 +273,9 @@ class _Reader:
             else None
         )
         found: dict[str, Any] = {"position_limit": self._position_limit(), "embed_scale": self._embed_scale(outside)}
-        final = None
-        if last is not None:
-            final = next((call for call in outside if call.given is not None and _same(call.given, last.made[0])), None)
-        else:
-            ending = [call for call in outside if call.order > trace.attended[-1].order and call.given is not None]
-            final = next((call for call in ending if kind_of(call.module, call.given) is not None), None)
+        if last is None:
+            return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
+        final = next((call for call in outside if call.given is not None and _same(call.given, last.made[0])), None)
         norm = None if final is None or final.given is None else kind_of(final.module, final.given)
         if final is None or norm is None or not final.made:
             return found | {"head_refused": "no norm stands between its last block and its unembedding"}
@@ -358,9 +364,10 @@ class _Reader:
         near = min(known, key=lambda each: abs(each - factor))
         return near if abs(near - factor) <= 1e3 * self._tolerance * abs(factor) else factor
 
-    def named(self, factor: float) -> float:
-        """`_named`, for layers."""
-        return self._named(factor)
+    def named(self, factor: float, d_head: int = 0) -> float:
+        """A measured factor as the number that it is: 1, one of the config or of a head's dimension, or as measured."""
+        scale = d_head**-0.5 if d_head else 1.0
+        return scale if abs(factor - scale) <= 1e3 * self._tolerance * scale else self._named(factor)
 
     def _refuse(self, found: str) -> Any:
         raise UnreadableError(found)
@@ -398,7 +405,7 @@ class _Layer:
         norms = (found["q"].norm, found["k"].norm)
         if (norms[0] is None) != (norms[1] is None):
             self._refuse("it has a norm of queries or of keys, but not of both")
-        scale = found["q"].scale
+        scale = self._reader.named(found["q"].scale, q.shape[-1])
         if found["v"].norm is not None:
             self._refuse("it has a norm of values")
         rotary = self._rotary(found)
@@ -416,6 +423,7 @@ class _Layer:
                 n_kv_heads=kv_heads,
                 qk_norm=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
                 **self._norm_axes(found["q"]),
+                norm_after_rotary=rotary is not None and self._norm_is_after(found["q"]),
                 query_scale=scale,
                 rotary=rotary,
                 causal=_is_causal(mask, self._length),
@@ -531,16 +539,19 @@ class _Layer:
         pairs = []
         for name, value in (("q", self._attended.q), ("k", self._attended.k)):
             source = found[name]
-            made = self._unrotated(source)
+            made, rotated = self._unrotated(source), value
+            if self._norm_is_after(source):
+                given = self._canonical(source.norm_call.given)  # type: ignore[union-attr]
+                assert given is not None
+                rotated = rearrange(given, "batch position (head d) -> batch position head d", d=value.shape[-1])
             made = rearrange(made, "batch position (head d) -> batch position head d", d=value.shape[-1])
-            if made.shape[2] != value.shape[2]:
-                made = made.repeat_interleave(value.shape[2] // made.shape[2], dim=2)
-            pairs.append((made.double() * source.scale, value.double()))
+            if made.shape[2] != rotated.shape[2]:
+                made = made.repeat_interleave(rotated.shape[2] // made.shape[2], dim=2)
+            pairs.append((made.double() * source.scale, rotated.double()))
         tolerance = 16 * self._reader.tolerance
         if all(_close(made, value, tolerance) for made, value in pairs):
             return None
-        tables = tables_of(self._own.args, self._own.kwargs)
-        if tables is not None and tables[0].shape[1] == self._length:
+        for path, tables in self._tables():
             cos, sin = (table[:, :, None].double() for table in tables)
             for form in FORMS:
                 width = form.width(cos.shape[-1])
@@ -548,27 +559,42 @@ class _Layer:
                     if first < 0 or width > pairs[0][0].shape[-1]:
                         continue
                     share = width / pairs[0][0].shape[-1]
-                    rotary = replace(form, share=share, first=first)
+                    rotary = replace(form, share=share, first=first, tables=path)
                     if all(_close(rotary(made, cos, sin), value, tolerance) for made, value in pairs):
                         return rotary
         self._refuse("its queries and keys are rotated in a way, or by tables, that were not found")
         raise AssertionError
 
-    def _unrotated(self, source: "_Source") -> Tensor:
-        """q or k as the projection or the norm made it."""
+    def _tables(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        """Cosine and sine among what the attention is given or, with its path, what a module inside it returns."""
+        candidates = [("", tables_of(self._own.args, self._own.kwargs))]
+        candidates += [(call.path[len(self._path) + 1 :], as_tables(call.made)) for call in self._before]
+        for path, tables in candidates:
+            if tables is not None and tables[0].shape[1] == self._length:
+                yield path, tables
+
+    def _norm_is_after(self, source: "_Source") -> bool:
+        """Whether the norm of queries or keys reads them after the rotation."""
+        if source.norm_call is None:
+            return False
+        given = self._canonical(source.norm_call.given)
+        assert given is not None
+        return not _close(self._projected(source), given, self._reader.tolerance)
+
+    def _projected(self, source: "_Source") -> Tensor:
         path = f"{self._path}.{source.path}"
         call = next(call for call in self._before if call.path == path)
         made = self._canonical(call.made[0])
         assert made is not None
-        projected = made[..., list(source.columns)]
-        if source.norm_call is None:
-            return projected
-        given, normed = (self._canonical(each) for each in (source.norm_call.given, source.norm_call.made[0]))
-        assert given is not None and normed is not None
-        if _close(projected, given, self._reader.tolerance):
-            return normed
-        # A norm after the rotation, which multiplies each head by one number (Llama 4), might as well stand before it.
-        return projected * torch.where(given == 0, 0.0, normed / given)
+        return made[..., list(source.columns)]
+
+    def _unrotated(self, source: "_Source") -> Tensor:
+        """q or k as the projection or the norm made it."""
+        if source.norm_call is None or self._norm_is_after(source):
+            return self._projected(source)
+        normed = self._canonical(source.norm_call.made[0])
+        assert normed is not None
+        return normed
 
     # -- the block -----------------------------------------------------------------------------------------
 
