@@ -18,7 +18,7 @@ class Batch:
     mask: Bool[Tensor, "batch position"]
     """True at real tokens, False at padding."""
     tokens: tuple[tuple[str, ...], ...]
-    """Each token as text, padding included."""
+    """Each token as text, padding included; `你[1,2/3]` holds bytes 1 and 2 of the 3 of 你, `\\xff` a byte of none."""
     bos: bool | None
     """Whether every sequence begins with a token that the tokenizer adds; None without a tokenizer."""
     target: "Batch | None" = None

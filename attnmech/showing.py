@@ -21,7 +21,7 @@ from .draw.circuitsvis import (
 from .draw.embed import View
 from .draw.graph import token_graph
 from .draw.sentence import sentence_view
-from .draw.text import visible_token
+from .draw.text import quoted
 from .errors import InputError, MissingPointError, index_of
 from .points import PointKey, PointName, parse, point_of, split_stack
 
@@ -130,7 +130,7 @@ def _attention(
         raise InputError(f"view={kind!r} shows one row: give `query`, from 0 to {len(queries.tokens) - 1}.")
     index_of("query", query, len(queries.tokens))
     row = np.where(hidden[heads], 0, chosen)[:, query]
-    title = f"{where}, from query {query} “{visible_token(queries.tokens[query])}”"
+    title = f"{where}, from query {query} {quoted(queries.tokens[query])}"
     if kind == "colored_tokens":
         return colored_tokens(row.mean(axis=0), keys.tokens, title=title if head is not None else f"mean of {title}")
     return colored_tokens_multi(row.T, keys.tokens, labels=[f"head {number}" for number in heads], title=title)

@@ -7,7 +7,6 @@ the page as HTML. Here its components get rounded numbers, its bundle is carried
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
-from unicodedata import bidirectional
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -17,7 +16,7 @@ from attnmech.draw import scripts
 from attnmech.draw.effects import SIGNED_COLOURS
 from attnmech.draw.embed import View
 from attnmech.draw.patterns import Array, as_array
-from attnmech.draw.text import visible_token
+from attnmech.draw.text import isolated, quoted, shorten, visible_token
 from attnmech.errors import InputError, index_of
 
 MOST_CELLS: Final = 200_000
@@ -99,7 +98,7 @@ def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens
     if not np.isfinite(found).any():
         raise InputError("`values` must hold at least one finite number; got none.")
     finite = np.where(np.isfinite(found), found, -np.inf)
-    finding = f"Highest: token {finite.argmax()} “{visible_token(tokens[int(finite.argmax())])}”, {finite.max():.4g}."
+    finding = f"Highest: token {finite.argmax()} {quoted(tokens[int(finite.argmax())])}, {finite.max():.4g}."
     reading = "Blue above zero, brown below, white at zero. Point at a token for its number."
     return _view("ColoredTokens", props, title, reading, finding)
 
@@ -169,7 +168,7 @@ def token_log_probs(
     props = {
         "prompt": _texts(tokens),
         "topKLogProbs": _numbers(np.take_along_axis(log_probs, best, axis=1)),
-        "topKTokens": [[_text(visible_token(said(int(token)))) for token in row] for row in best],
+        "topKTokens": [_texts([said(int(token)) for token in row]) for row in best],
         "correctTokenRank": (log_probs > own[:, None]).sum(axis=1).tolist(),
         "correctTokenLogProb": _numbers(own),
     }
@@ -180,7 +179,7 @@ def token_log_probs(
     least = int(own.argmin())
     finding = (
         f"The model gives this text {-own.mean():.2f} nats per token (a perplexity of {np.exp(-own.mean()):.1f}); it "
-        f"expects token {least + 1} “{visible_token(tokens[least + 1])}” least, at {-own[least]:.1f} nats."
+        f"expects token {least + 1} {quoted(tokens[least + 1])} least, at {-own[least]:.1f} nats."
     )
     return _view("TokenLogProbs", props, title, reading, finding)
 
@@ -276,18 +275,12 @@ def _numbers(values: Float[np.ndarray, "..."]) -> Any:
 
 
 def _texts(tokens: Sequence[str]) -> list[str]:
-    return [_text(visible_token(token)) for token in tokens]
-
-
-def _isolated(text: str) -> str:
-    """Isolates text that is written from right to left, so that its neighbours keep their places."""
-    turns = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
-    return f"\u2068{text}\u2069" if turns else text
+    return [_text(shorten(visible_token(token))) for token in tokens]
 
 
 def _text(text: str) -> str:
     """Text that stays text where a component writes it as HTML."""
-    return _isolated(text.replace("<", f"<{_WORD_JOINER}").replace("&", f"&{_WORD_JOINER}"))
+    return isolated(text.replace("<", f"<{_WORD_JOINER}").replace("&", f"&{_WORD_JOINER}"))
 
 
 def _view(element: str, props: dict[str, Any], title: str, reading: str, finding: str = "") -> View:

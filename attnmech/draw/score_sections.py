@@ -21,7 +21,7 @@ from attnmech.draw.scores import (
 )
 from attnmech.draw.section import Choice, OfPattern, Section
 from attnmech.draw.style import MARKS, term_style
-from attnmech.draw.text import bound, percent, signed, visible_token
+from attnmech.draw.text import bound, percent, quoted, signed
 
 MEASURE: Final = Choice(
     "measure", "Cells show", tuple(MEASURES), ("the score", "the score minus its row's highest", "the probability")
@@ -237,4 +237,4 @@ def _about_key_terms(view: ScoreNumbers) -> ByChoice | str:
 
 
 def _token(view: ScoreNumbers, position: int) -> str:
-    return f"{position} “{visible_token(view.tokens[position])}”"
+    return f"{position} {quoted(view.tokens[position])}"

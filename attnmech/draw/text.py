@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, Context
 from typing import Final
+from unicodedata import bidirectional, category
 
 from attnmech.axes import token_text
 
@@ -20,25 +21,50 @@ LONGEST_LABEL: Final = 14
 
 _JOINERS: Final = "\u200c\u200d"
 
+_NO_BASE: Final = "·⏎␍⇥⟩"
+"""How a visible token writes what a combining mark cannot stand on."""
+
 _MARKUP_IN_JSON: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 def visible_token(token: str) -> str:
     r"""A token as a reader sees it; characters that would not print are shown as code points.
 
-    A joiner between two characters beyond ASCII stays, since it belongs to how these are written (👩‍👧, Persian).
+    A joiner between two characters beyond ASCII stays, since it belongs to how these are written (👩‍👧, Persian). A
+    combining mark without a character of its own to stand on is shown on a dotted circle.
 
     >>> visible_token(" the"), visible_token("\u202e"), visible_token("\u200d"), visible_token("👩\u200d👧")
     ('·the', '⟨202E⟩', '⟨200D⟩', '👩\u200d👧')
+    >>> visible_token("\u0301s") == "◌\u0301s"
+    True
     """
-    text = token_text(token)
-    around = zip(" " + text, text, text[1:] + " ", strict=False)
-    return "".join(
-        character
-        if character.isprintable() or (character in _JOINERS and before > "\x7f" < after)
-        else f"⟨{ord(character):04X}⟩"
-        for before, character, after in around
-    )
+    text, shown = token_text(token), ""
+    for before, character, after in zip(" " + text, text, text[1:] + " ", strict=False):
+        if category(character).startswith("M") and (not shown or shown[-1] in _NO_BASE):
+            shown += "◌"
+        prints = character.isprintable() or (character in _JOINERS and before > "\x7f" < after)
+        shown += character if prints else f"⟨{ord(character):04X}⟩"
+    return shown
+
+
+def shorten(text: str) -> str:
+    """A visible token with an ellipsis after its first characters, if it is longer than a label."""
+    return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
+
+
+def isolated(text: str) -> str:
+    """Isolates text that is written from right to left, so that its neighbours keep their places."""
+    turns = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return f"\u2068{text}\u2069" if turns else text
+
+
+def quoted(token: str) -> str:
+    """A token in a sentence, in quotation marks.
+
+    >>> quoted(" the")
+    '“·the”'
+    """
+    return f"“{isolated(visible_token(token))}”"
 
 
 def token_labels(tokens: Iterable[str]) -> list[str]:
@@ -47,7 +73,8 @@ def token_labels(tokens: Iterable[str]) -> list[str]:
     >>> token_labels(["What", " <b>"])
     ['0 What', '1 ·&lt;b&gt;']
     """
-    return [f"{position} {plotly_text(_shorten(visible_token(token)))}" for position, token in enumerate(tokens)]
+    texts = (shorten(visible_token(token)) for token in tokens)
+    return [f"{position} {isolated(plotly_text(text))}" for position, text in enumerate(texts)]
 
 
 def plotly_text(text: str) -> str:
@@ -109,7 +136,3 @@ def json_for_script(value: object) -> str:
     '"\\u003c/script\\u003e"'
     """
     return json.dumps(value, ensure_ascii=True, allow_nan=False).translate(_MARKUP_IN_JSON)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"

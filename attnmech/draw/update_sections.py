@@ -12,7 +12,7 @@ from attnmech.draw.numbers import Side, UpdateNumbers
 from attnmech.draw.scores import marks_of
 from attnmech.draw.section import Choice, Section
 from attnmech.draw.style import MARKS
-from attnmech.draw.text import bound, signed, visible_token
+from attnmech.draw.text import bound, quoted, signed
 from attnmech.draw.updates import (
     magnitude_by_position_chart,
     magnitude_histograms_chart,
@@ -143,7 +143,7 @@ def _about_largest(
         largest = int(values.argmax())
         cosine = float(orientation[side, layer, head, largest])
         return (
-            f"L{view.layers[layer]}H{head} is largest at token {largest} “{visible_token(view.tokens[largest])}”: "
+            f"L{view.layers[layer]}H{head} is largest at token {largest} {quoted(view.tokens[largest])}: "
             f"magnitude {values[largest]:.2g}, orientation {signed(cosine, '.3f')}."
         )
 

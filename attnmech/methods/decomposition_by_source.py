@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arguments import flag, member, pairs_of, shown
-from ..draw.text import signed, visible_token, with_minus_signs
+from ..draw.text import quoted, signed, with_minus_signs
 from ..errors import InputError, UnsupportedModelError, index_of
 from ..fields import check_layers, check_rows
 from ..interventions import Heads
@@ -242,7 +242,7 @@ class SourceDecomposition(Result):
         part, place = self._head(layer, head)
         here = self._cell(part, place, query, key, sequence)
         words, seen = self.tokens[sequence], int(part.keys_seen[here])
-        where = f"L{layer}H{head} at {query} “{visible_token(words[query])}”"
+        where = f"L{layer}H{head} at {query} {quoted(words[query])}"
         if seen == 1:
             return f"{where} sees only one key, so it has no choice"
         found = int(part.key_at[:, place][here])
@@ -262,7 +262,7 @@ class SourceDecomposition(Result):
         preference = float(part.preference[:, place][here])
         others = "; most of the score is from the other terms" if abs(preference) > 2 * abs(total) else ""
         return (
-            f"{where} {looks} {found} “{visible_token(words[found])}”: score {signed(preference, '.2f')} against the "
+            f"{where} {looks} {found} {quoted(words[found])}: score {signed(preference, '.2f')} against the "
             f"mean of the {seen} keys it sees, of which query_key {signed(total, '.2f')}: {', '.join(named)}{others}"
         )
 

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..arguments import dense, shown
 from ..batch import Batch
 from ..errors import InputError
+from .pieces import read_piece, texts_of_pieces
 
 Ids: TypeAlias = Tensor | np.ndarray
 """Token ids `[position]`, or `[batch position]`."""
@@ -44,7 +45,7 @@ class Encoder:
         self.decoder_start = decoder_start
         """The token that the decoder starts with, in an encoder-decoder model; else None."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
-        self._known_texts: dict[int, str] = {}
+        self._known_pieces: dict[int, str | bytes] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
         self._tokenizing = Lock()
 
@@ -89,25 +90,19 @@ class Encoder:
                 )
 
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Each token as text, with its own spaces; the id's digits if there is no tokenizer."""
+        """Each token as text, with its own spaces; the id's digits if there is no tokenizer.
+
+        A token that holds part of a character is read beside its neighbours, as `texts_of_pieces` says.
+        """
         if self.tokenizer is None:
             return tuple(str(token) for token in ids)
-        return tuple(self._token_text(token) for token in ids)
+        return texts_of_pieces([self._piece(token) for token in ids])
 
-    def _token_text(self, token: int) -> str:
+    def _piece(self, token: int) -> str | bytes:
         # Decoding a token takes ten times as long as making it.
-        if token not in self._known_texts:
-            self._known_texts[token] = self._decoded(token)
-        return self._known_texts[token]
-
-    def _decoded(self, token: int) -> str:
-        raw = self.tokenizer.convert_ids_to_tokens(token)
-        if raw is None:
-            return f"<{token}>"
-        if "▁" in raw:
-            return str(raw).replace("▁", " ")
-        decoded = self.tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        return str(raw) if decoded == "" or "\ufffd" in decoded else str(decoded)
+        if token not in self._known_pieces:
+            self._known_pieces[token] = read_piece(self.tokenizer, token)
+        return self._known_pieces[token]
 
     def tokenize(self, texts: list[str], bos: bool | None = None) -> list[Tensor]:
         """The token ids of each text, of any length; `bos` as in `encode`."""

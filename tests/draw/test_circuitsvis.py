@@ -19,7 +19,7 @@ from attnmech.draw.circuitsvis import (
     token_log_probs,
 )
 from attnmech.draw.embed import View
-from attnmech.draw.text import visible_token
+from attnmech.draw.text import LONGEST_LABEL, shorten, visible_token
 from attnmech.errors import InputError, OutputError
 
 from .conftest import TOKENS
@@ -80,7 +80,25 @@ def test_white_space_is_visible_and_html_is_text() -> None:
     assert found[5] == "·&\u2060amp;"
     assert found[4] == "⏎$x$"
     assert found[0].startswith("<\u2060/script")
-    assert [text.replace("\u2060", "") for text in found] == [visible_token(token) for token in TOKENS]
+    assert [text.replace("\u2060", "") for text in found] == [shorten(visible_token(token)) for token in TOKENS]
+
+
+def test_a_long_token_is_shortened_in_every_view() -> None:
+    tokens, kept = ["a", "x" * 120], "x" * (LONGEST_LABEL - 1) + "…"
+    square = np.tril(np.full((2, 2), 0.5))
+    options: dict[str, Any] = {"names": ("layer", "head"), "labels": (["0"], ["0"])}
+    views = [
+        attention_heads(square[None], tokens),
+        attention_pattern(square, tokens),
+        colored_tokens(np.ones(2), tokens),
+        colored_tokens_multi(np.ones((2, 1)), tokens, labels=["y"]),
+        text_neuron_activations([np.ones((2, 1, 1))], [tokens], **options),
+    ]
+    for view in views:
+        assert props(view)["tokens"] in (["a", kept], [["a", kept]])
+    expected = props(token_log_probs(np.ones((2, 2)), [0, 1], tokens, text_of=tokens.__getitem__, top=2))
+    assert expected["prompt"] == ["a", kept]
+    assert expected["topKTokens"] == [["a", kept]]
 
 
 def test_several_series_by_token() -> None:
@@ -204,7 +222,7 @@ def test_hostile_text_is_text_in_every_view(chromium: Any, tmp_path: Path, view:
     with opening(chromium, path.read_text("utf-8"), path, ready=".attnmech-paper > *") as page:
         shown = page.inner_text(".attnmech-paper").replace("\u2060", "")
         if view.data["element"] in ("ColoredTokens", "TextNeuronActivations", "TokenLogProbs", "ColoredTokensMulti"):
-            assert visible_token(TOKENS[1]) in shown
+            assert shorten(visible_token(TOKENS[1])) in shown
             page.hover(f".attnmech-paper span:text-is('{visible_token(TOKENS[3])}') >> nth=0")
             page.wait_for_timeout(100)
         assert page.locator(".attnmech img, .attnmech script, .attnmech a").count() == 0

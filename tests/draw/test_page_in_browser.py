@@ -13,7 +13,7 @@ from browser import opening
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.section import Section
-from attnmech.draw.text import visible_token
+from attnmech.draw.text import shorten, visible_token
 
 from .conftest import TOKENS
 
@@ -203,7 +203,7 @@ def test_a_page_printed_at_once_has_every_figure(
 def test_what_the_model_expects_is_shown_and_hostile_tokens_are_text(opened_full: Any) -> None:
     opened_full.wait_for_selector("#expected-tokens span")
     shown = opened_full.inner_text("#expected-tokens").replace("\u2060", "")
-    assert visible_token(TOKENS[1]) in shown
+    assert shorten(visible_token(TOKENS[1])) in shown
     assert opened_full.inner_text("#expected-finding").startswith("The model gives this text ")
     assert opened_full.locator("#expected-tokens img, header img").count() == 0
     assert opened_full.evaluate("window.owned") is None

@@ -1,12 +1,22 @@
 """Escaping leaves nothing for HTML, a script element or plotly to interpret."""
 
 import json
+import sys
+from pathlib import Path
+from typing import Any
+from unicodedata import category
 
+import numpy as np
+import pytest
+from browser import opening
+
+from attnmech.draw.scores import attention_map
 from attnmech.draw.text import (
     LONGEST_LABEL,
     html_text,
     json_for_script,
     plotly_text,
+    quoted,
     token_labels,
     visible_token,
 )
@@ -35,9 +45,56 @@ def test_characters_that_would_not_print_are_shown() -> None:
     assert visible_token(" a\u202eb\x00\ud800\n") == "·a⟨202E⟩b⟨0000⟩⟨D800⟩⏎"
 
 
+def test_every_lone_combining_mark_stands_on_a_dotted_circle() -> None:
+    marks = [mark for mark in map(chr, range(sys.maxunicode + 1)) if category(mark) in ("Mn", "Mc", "Me")]
+    assert len(marks) > 2000
+    for mark in marks:
+        assert visible_token(mark) == f"◌{mark}"
+        assert visible_token(f"e{mark}{mark}") == f"e{mark}{mark}"
+
+
+@pytest.mark.parametrize(
+    ("token", "seen"),
+    [
+        (" \u0301", "·◌\u0301"),
+        ("\n\u0301", "⏎◌\u0301"),
+        ("\u202e\u0301", "⟨202E⟩◌\u0301"),
+        ("\u0301\u0300s", "◌\u0301\u0300s"),
+        ("ि क", "◌ि·क"),
+        ("\u0301[1/2]", "◌\u0301[1/2]"),
+    ],
+)
+def test_a_mark_after_white_space_is_as_alone(token: str, seen: str) -> None:
+    assert visible_token(token) == seen
+
+
+def test_words_from_right_to_left_are_isolated_in_labels_and_sentences() -> None:
+    assert token_labels(["שלום", " سلام", "٣", "a", "é"]) == [
+        "0 \u2068שלום\u2069",
+        "1 \u2068·سلام\u2069",
+        "2 \u2068٣\u2069",
+        "3 a",
+        "4 é",
+    ]
+    assert quoted("שלום.") == "“\u2068שלום.\u2069”"
+
+
 def test_labels_of_equal_tokens_differ() -> None:
     assert token_labels(["the", "the"]) == ["0 the", "1 the"]
 
 
 def test_long_tokens_are_cut_before_they_are_escaped() -> None:
     assert token_labels(["<" * 50]) == ["0 " + "&lt;" * (LONGEST_LABEL - 1) + "…"]
+
+
+@pytest.mark.browser
+def test_in_a_figure_a_word_from_right_to_left_keeps_its_full_stop(chromium: Any, tmp_path: Path) -> None:
+    figure = attention_map(np.zeros((2, 2)), ["שלום.", "a"])
+    with opening(chromium, figure.to_html(), tmp_path / "figure.html", ready=".ytick text") as page:
+        # The full stop ends the word, so it stands between the number and the word's first letter on the right.
+        label = page.locator(".ytick text").filter(has_text="ש")
+        number, letter, stop = label.evaluate(
+            """label => ["0", "ש", "."].map((each) =>
+              label.getStartPositionOfChar(label.textContent.indexOf(each)).x)"""
+        )
+        assert number < stop < letter

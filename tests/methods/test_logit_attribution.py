@@ -1,5 +1,6 @@
 """What each head writes towards an answer's logit, against the final norm and the unembedding written out."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,15 @@ import models
 import pytest
 import reference
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 import attnmech as am
 from attnmech.draw.text import signed
 from attnmech.model.unembedding import unembedding_of
+from attnmech.runs.answers import AnswerWarning, answer_ids
 
 FINAL_NORMS = {
     "bloom": "transformer.ln_f", "gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm",
@@ -91,10 +96,39 @@ def test_answers_by_their_text() -> None:
     assert torch.equal(by_text, am.residual_updates(model, prompt, answers=ids[:1], against=ids[1:]).logits)
 
 
+def test_a_word_without_its_leading_space_is_taken_as_given_with_a_warning() -> None:
+    model = am.load()
+    prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"
+    bare, spaced = (model.tokenizer.get_vocab()[each] for each in ("Anna", " Anna"))
+    said = rf"`answers`: both 'Anna' \(id {bare}\) and ' Anna' \(id {spaced}\) are single .*; 'Anna' was used, as given"
+    with pytest.warns(AnswerWarning, match=said):
+        given = am.residual_updates(model, prompt, answers="Anna")
+    assert torch.equal(given.logits, am.residual_updates(model, prompt, answers=bare).logits)
+    with pytest.warns(AnswerWarning, match=r"`against`: both 'Tom' .* give that to choose it, or the id \d+ to keep"):
+        am.residual_updates(model, prompt, answers=" Anna", against="Tom")
+    with pytest.warns(AnswerWarning, match="`answers`: both 'Anna'"):
+        am.ablate_heads(model, prompt, [(0, 1)], metric="accuracy", answers="Anna")
+
+
+def test_other_answers_are_taken_without_a_warning() -> None:
+    model, spaces_kept = am.load(), Tokenizer(WordLevel({"[UNK]": 0, "Anna": 1}, unk_token="[UNK]"))
+    assert all(each in model.tokenizer.get_vocab() for each in ("(", " (", "Anna", " Anna"))
+    of_words = PreTrainedTokenizerFast(tokenizer_object=spaces_kept, unk_token="[UNK]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for answer in (" Anna", model.tokenizer.get_vocab()["Anna"], "("):
+            answer_ids(model, "answers", answer, 1)
+        hooked = am.load(models.fresh("gpt2"), tokenizer=of_words)
+        assert answer_ids(hooked, "answers", "Anna", 1).tolist() == [1]
+        assert answer_ids(am.load(models.fresh("gpt2"), tokenizer=models.tokenizer()), "answers", "the", 1) == 3
+
+
 def test_what_cannot_be_asked() -> None:
     model, text = am.load(), "Anna sang of shells."
     with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Check the leading"):
         am.residual_updates(model, text, answers="zebra crossing")
+    with pytest.raises(am.InputError, match=r"becomes 2: \['é\[1/2\]', 'é\[2/2\]'\]"):
+        am.residual_updates(model, text, answers="é")
     with pytest.raises(am.InputError, match="one token for each of the 1 texts; got 2"):
         am.residual_updates(model, text, answers=[4, 5])
     with pytest.raises(am.InputError, match="`against` needs `answers`"):
