@@ -158,8 +158,8 @@ def score_parts(
     """Splits q and k of one layer into input and bias parts.
 
     With `shift` (the β of the norm that made x), the part of x that is the same everywhere counts as bias:
-    q = (x − β) W_Q + (β W_Q + b_Q), and likewise k. `key_x` is the input of the keys, if that is not x. `norm_last` says
-    that queries and keys are rotated before they are normalised.
+    q = (x − β) W_Q + (β W_Q + b_Q), and likewise k. `key_x` is the input of the keys, if that is not x. With
+    `norm_last`, queries and keys are normalised after the rotation.
     """
     group = W_Q.shape[0] // W_K.shape[0]
     query, query_bias = _split(x, W_Q, b_Q, shift)
@@ -176,7 +176,7 @@ def score_parts(
 def _as_scored(
     from_input: Tensor, from_bias: Tensor | None, rotate: Rotation | None, norm: FrozenNorm | None, norm_last: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Input and bias parts after the frozen norm and the rotation; the bias, and the norm's shift, at every position."""
+    """Input and bias parts after the frozen norm and the rotation; the norm's shift counts as bias."""
     if from_bias is not None and (rotate is not None or norm is not None):
         batch, _, positions, _ = from_input.shape
         from_bias = repeat(from_bias, "head d_head -> batch head position d_head", batch=batch, position=positions)

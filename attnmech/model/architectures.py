@@ -57,7 +57,7 @@ class Gate:
 
     def of(self, output: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places head d_head"]:
         """The gate, from the projection's output."""
-        chosen = getattr(nn.functional, self.function)(select(output, self.columns))
+        chosen: Tensor = getattr(nn.functional, self.function)(select(output, self.columns))
         return rearrange(chosen, "... (head d_head) -> ... head d_head", head=heads)
 
 

@@ -105,12 +105,16 @@ def attend(
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
-    read_values = torch.cat(blocks, dim=1)
+    return _visit_z(site, torch.cat(blocks, dim=1))
+
+
+def _visit_z(site: "Site", weighted: Tensor) -> Tensor:
+    """z; with a gate, it is made only where W_O reads it."""
     if site.gated:
-        in_force.note(ungated=read_values)
-        return read_values
-    z = in_force.visit(site.point("z"), layer, read_values)
-    in_force.hold_z(site.stack, layer, z)
+        site.in_force.note(ungated=weighted)
+        return weighted
+    z = site.in_force.visit(site.point("z"), site.layer, weighted)
+    site.in_force.hold_z(site.stack, site.layer, z)
     return z
 
 

@@ -23,6 +23,7 @@ from .certificate import Certificate, Check, LensHook
 from .hooked import HookedModel, require_model
 from .in_force import Edit
 from .ledger import ScoreAudit
+from .partial_pass import MIDDLE, Blocks, can_begin_in_the_middle
 from .position import rotary_tables
 from .probe import (
     BEGINNING,
@@ -46,7 +47,7 @@ from .weights import bias_of, check_finite, matrix_of
 
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
-    "weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed", "logits",
+    "weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed", "logits", "middle",
 )  # fmt: skip
 """The checks of whole passes, which concern every stack."""
 
@@ -143,6 +144,7 @@ class _Statements(Probe):
             self._causal,
             self._embed,
             self._logits,
+            self._middle,
         ]
 
     def _layer_by_layer(self) -> list[Callable[[], Check]]:
@@ -462,6 +464,16 @@ class _Statements(Probe):
 
         limit = self._product(self.model.d_model)
         return self.by_layer("logits", statement, ("logits",), found(), limit)
+
+    def _middle(self) -> Check:
+        """Begins a pass in the middle, as sweeps do; where that gives something else, sweeps run every block."""
+        statement = "a pass that begins in the middle, with a stored stream, ends as the whole pass"
+        if not can_begin_in_the_middle(self.model) or self.stack.n_layers < 2:
+            return Check(MIDDLE, statement, (), None, detail="sweeps run every block of this model")
+        start, last = self.layers[(len(self.layers) + 1) // 2], self.model.last_stream
+        stream = self.short.values[self.stack.point("resid_pre"), start]
+        ran = Blocks(self.model).run(self.batch, start=start, stream=stream, captures=[last])
+        return self.compare(MIDDLE, statement, (), ran.values[last], self.short.values[last], self.local)
 
     # -- one layer at a time -------------------------------------------------------------------------------
 

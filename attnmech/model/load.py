@@ -112,8 +112,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
 def _from_object(
     source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, str]:
-    require_transformers(source)
-    assert isinstance(source, PreTrainedModel)
+    source = require_transformers(source)
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):
         raise WeightsError("the model's weights are on the meta device, so they are not loaded; load them first.")

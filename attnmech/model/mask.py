@@ -120,7 +120,7 @@ def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:
     seen = mask if mask.dtype == torch.bool else mask == 0
     if mask.ndim != 4 or mask.shape[1] != 1 or bool((mask[~seen] > _HIDDEN).any()):
         raise UnsupportedModelError(
-            f"this model adds a tensor {list(mask.shape)} to its scores that is not a mask, which attnmech does not split."
+            f"this model adds a tensor {list(mask.shape)} to its scores that is not a mask; attnmech cannot split it."
         )
     seen = seen[:, 0].expand(texts, queries, keys)
     return MaskRule(texts, queries, keys, 0, 0, lambda text, head, query, key: seen[text, query, key], None, device)

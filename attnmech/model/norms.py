@@ -70,7 +70,8 @@ def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tens
         return weight_of(norm, x).detach()
     # What an RMSNorm makes of ones is its weight over √(1 + ε), whatever the family adds to it.
     made: Tensor = norm.forward(x.new_ones(x.shape[-weight_of(norm, x).ndim :]))
-    return made * (1 + epsilon_of(norm)) ** 0.5
+    gamma: Tensor = made * (1 + epsilon_of(norm)) ** 0.5
+    return gamma
 
 
 def frozen_norm(

@@ -6,6 +6,7 @@ what it passes to its blocks) stays transformers' own code.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,9 @@ from .hooked import HookedModel
 from .in_force import Part
 from .observed import RowObserver
 
+MIDDLE: Final = "middle"
+"""The certificate's check that a pass may begin at any block."""
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -30,11 +34,18 @@ class Ran:
     """The requested points."""
 
 
+def can_begin_in_the_middle(model: HookedModel) -> bool:
+    """Whether a stored stream is all that the blocks from some block on need, as the certificate found."""
+    certificate = model.__dict__.get("certificate")
+    differs = certificate is not None and any(check.name == MIDDLE for check in certificate.remarks)
+    return len(model.stacks) == 1 and not model.output_stack.architecture.hands_on and not differs
+
+
 class Blocks:
     """The blocks of a model with one stack, any of which a pass can skip."""
 
     def __init__(self, model: HookedModel) -> None:
-        if len(model.stacks) > 1 or model.output_stack.architecture.hands_on:
+        if not can_begin_in_the_middle(model):
             raise InputError(
                 f"passes of {model.name} cannot begin in the middle: its blocks need more than the stream."
             )

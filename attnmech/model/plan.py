@@ -7,12 +7,13 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError, WeightsError
 from .architectures import ARCHITECTURES, REFUSED, Architecture, Config, has_module
-from .structure import UnreadableError, read_structure
+from .block_structure import UnreadableError
+from .structure import read_structure
 
 
-def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
+def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
     """The architecture of each stack of a model; `UnsupportedModelError` says what is not supported, and why."""
-    require_transformers(model)
+    model = require_transformers(module)
     kind = model.config.model_type
     entry = ARCHITECTURES.get(kind)
     if entry is not None:
@@ -31,16 +32,17 @@ def architectures_of(model: nn.Module) -> tuple[Architecture, ...]:
         return (read_structure(model),)
     except UnreadableError as error:
         raise UnsupportedModelError(
-            f"{what} is not in attnmech's table, and its structure cannot be read: {error}. If you know how it is built, "
-            "describe it: am.load(model, architecture=am.Architecture(...))."
+            f"{what} is not in attnmech's table, and its structure cannot be read: {error}. If you know how it is "
+            "built, describe it: am.load(model, architecture=am.Architecture(...))."
         ) from error
 
 
-def require_transformers(model: nn.Module) -> None:
-    """Raises `UnsupportedModelError` for any other module."""
+def require_transformers(model: nn.Module) -> PreTrainedModel:
+    """The model; raises `UnsupportedModelError` for any other module."""
     if not isinstance(model, PreTrainedModel):
         what = "not a transformers model" if _attends(model) else "a model without attention"
         raise UnsupportedModelError(f"expected a transformers model; got {type(model).__name__}, {what}.")
+    return model
 
 
 def _with_heads(plan: Architecture, config: Config) -> Architecture:

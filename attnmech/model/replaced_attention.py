@@ -120,7 +120,7 @@ class FalconAttention(StandIn):
 class GPTJAttention(StandIn):
     """GPT-J: rotary on neighbouring dimensions, on the first `rotary_dim` of each head."""
 
-    layout = Separate("q_proj", "k_proj", "v_proj")
+    layout: Layout = Separate("q_proj", "k_proj", "v_proj")
     out_name = "out_proj"
 
     def __init__(self, original: nn.Module) -> None:

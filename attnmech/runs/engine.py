@@ -17,7 +17,7 @@ from ..model.applied import Applied
 from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel
 from ..model.observed import RowBlock
-from ..model.partial_pass import Blocks
+from ..model.partial_pass import Blocks, can_begin_in_the_middle
 from .metrics import Metric
 
 Change: TypeAlias = tuple[Intervention, ...]
@@ -35,9 +35,9 @@ class Engine:
 
     def __init__(self, model: HookedModel, memory: float, *, frozen: bool, shifts: bool) -> None:
         self.model, self.memory, self.frozen, self.shifts = model, memory, frozen, shifts
-        self.blocks = Blocks(model) if len(model.stacks) == 1 else None
+        self.blocks = Blocks(model) if can_begin_in_the_middle(model) else None
         if frozen and self.blocks is None:
-            raise InputError('later="frozen" needs a model with a single stack.')
+            raise InputError('later="frozen" needs a model with a single stack, whose passes can begin at any block.')
         widest = 4 * model.d_model
         if self.blocks is not None:
             widest = max(max(each.shape) for each in self.blocks.first.parameters())

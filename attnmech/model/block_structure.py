@@ -1,0 +1,379 @@
+"""What is one block built of? Read from its calls in a traced pass.
+
+Queries, keys and values are columns of what the modules inside the attention return, W_O is the matrix that reads z
+(or z times a gate), norms and sums are what their inputs and outputs are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NoReturn, Protocol
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModelError
+from .architectures import Architecture, Gate
+from .mask import MaskRule
+from .position import FORMS, Rotary, as_tables, tables_of
+from .traced import Attended, Call, close, columns_of, same
+from .weights import Columns, Layout, Separate, has_matrix
+
+_LEAST: Final = 1e-2
+"""The least factor of what is added to the stream: with 0, any value would fit."""
+_GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
+"""The functions that make gates, by their names in torch.nn.functional."""
+
+_Stream = Float[Tensor, "batch position features"]
+
+
+class UnreadableError(UnsupportedModelError):
+    """A model whose structure could not be read; the message says what was found and what is missing."""
+
+
+class Factors(Protocol):
+    """Recognises measured factors."""
+
+    tolerance: float
+
+    def named(self, factor: float, d_head: int = 1) -> float:
+        """The number that a measured factor is."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """Where queries, keys or values come from: columns of a projection, times a factor, and perhaps a norm."""
+
+    call: Call
+    columns: tuple[int, ...]
+    factor: float
+    norm: Call | None
+
+
+class BlockReader:
+    """Reads one block; `plan` is what `start` becomes."""
+
+    def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
+        self._path, self._attended, self._calls, self._factors = start.attention, attended, calls, factors
+        self._batch, self._length = attended.q.shape[:2]
+        self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
+        stream, attn_in = self._by_token(block.given), self._by_token(self._own.given)
+        ended = self._by_token(block.made[0] if block.made else None)
+        if stream is None or attn_in is None or ended is None or ended.shape != stream.shape:
+            _refuse("its block or its attention does not take and return a stream")
+        self._stream, self._attn_in, self._ended = stream, attn_in, ended
+        self._inside = [call for call in calls if call.path.startswith(f"{self._path}.")]
+        self.plan = self._around(self._attention(start))
+
+    # -- queries, keys, values -----------------------------------------------------------------------------
+
+    def _attention(self, plan: Architecture) -> Architecture:
+        attended = self._attended
+        heads, d_head = attended.q.shape[2:]
+        if attended.v.shape[-1] != d_head:
+            _refuse(f"its values have {attended.v.shape[-1]} dimensions a head and its queries {d_head}")
+        q, k, v = (
+            self._source(name, value) for name, value in zip("qkv", (attended.q, attended.k, attended.v), strict=True)
+        )
+        if v.norm is not None:
+            _refuse("it has a norm of values")
+        if (q.norm is None) != (k.norm is None):
+            _refuse("it has a norm of queries or of keys, but not of both")
+        rotary = self._rotary(q, k)
+        asked = attended.options
+        plan = replace(
+            plan,
+            n_heads=heads,
+            query_scale=self._factors.named(q.factor, d_head),
+            rotary=rotary,
+            causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
+            trusted="eager" if asked.get("softcap") or asked.get("s_aux") is not None else None,
+        )
+        if q.norm is not None and k.norm is not None:
+            plan = replace(
+                plan,
+                qk_norm=(self._below(q.norm), self._below(k.norm)),
+                qk_norm_axes=self._axes_of(q.norm),
+                norm_after_rotary=rotary is not None and self._norm_is_last(q),
+            )
+        return self._with_layout(plan, q, k, v)
+
+    def _source(self, name: str, value: Tensor) -> _Source:
+        """The columns of a projection that make q, k or v.
+
+        q and k are compared at position 0, where a rotation is the identity, up to a factor.
+        """
+        places = slice(None) if name == "v" else slice(1)
+        wanted, norm = rearrange(value, "batch position head d -> batch position (head d)"), None
+        while True:
+            found = list(self._holding(wanted, places))
+            for call, columns, factor in reversed(found):
+                if has_matrix(call.module):
+                    if not same(self._by_token(call.given), self._attn_in):
+                        _refuse(f"the projection {call.path!r} of its {name} does not read what its attention is given")
+                    return _Source(call, columns, factor, norm)
+            before = [(call, columns) for call, columns, _ in found if self._by_token(call.given) is not None]
+            if norm is not None or not before:
+                _refuse(f"its {name} are not columns of one projection")
+            norm, columns = before[-1]
+            if columns != tuple(range(len(columns))):
+                _refuse(f"the norm of its {name} has another order than its heads")
+            given = self._by_token(norm.given)
+            assert given is not None
+            wanted = given
+
+    def _holding(self, target: _Stream, places: slice) -> Iterator[tuple[Call, tuple[int, ...], float]]:
+        """The calls inside the attention whose output holds the target's columns."""
+        for call in self._inside:
+            for made in call.made[:2] if call.order < self._attended.order else ():
+                value = self._by_token(made)
+                if value is None:
+                    continue
+                wanted, there = (each[:, places].flatten(0, 1) for each in (target, value))
+                columns = columns_of(wanted, there, self._factors.tolerance)
+                if columns is not None:
+                    yield call, *columns
+
+    def _with_layout(self, plan: Architecture, q: _Source, k: _Source, v: _Source) -> Architecture:
+        """The projections, and how many heads the keys have before they are repeated for their queries."""
+        made = self._attended.k.shape[2]
+        by_head = torch.tensor(k.columns).view(made, -1).tolist()
+        kv_heads = len({tuple(columns) for columns in by_head})
+        once = [_first_of_groups(each.columns, kv_heads, made // kv_heads) for each in (k, v)]
+        columns, paths = (q.columns, once[0], once[1]), tuple(self._below(each.call) for each in (q, k, v))
+        in_order = all(each == tuple(range(len(each))) for each in columns)
+        layout: Layout = Columns((paths[0], paths[1], paths[2]), columns)
+        if len(set(paths)) == 3 and in_order:
+            layout = Separate(*paths)
+        return replace(plan, qkv=layout, n_kv_heads=kv_heads)
+
+    def _axes_of(self, norm: Call) -> str:
+        """The axes of what a norm of queries is given."""
+        assert norm.given is not None
+        if norm.given.ndim == 3:
+            return "batch position (head d_head)"
+        first = norm.given.shape[1] == self._length
+        return "batch position head d_head" if first else "batch head position d_head"
+
+    # -- rotation ------------------------------------------------------------------------------------------
+
+    def _rotary(self, q: _Source, k: _Source) -> Rotary | None:
+        """How queries and keys are rotated between their projections and the score; None if they are not."""
+        d_head = self._attended.q.shape[-1]
+        tolerance = 16 * self._factors.tolerance
+        pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
+        if all(close(before, after, tolerance) for before, after in pairs):
+            return None
+        for path, tables in self._tables():
+            cos, sin = (table[:, :, None].double() for table in tables)
+            for form in FORMS:
+                width = form.width(cos.shape[-1])
+                for first in dict.fromkeys((0, d_head - width)) if width <= d_head else ():
+                    rotary = replace(form, share=width / d_head, first=first, tables=path)
+                    if all(close(rotary(before, cos, sin), after, tolerance) for before, after in pairs):
+                        return rotary
+        _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
+
+    def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries or keys before and after the place where they may be rotated, by head."""
+        d_head = value.shape[-1]
+        before, after = self._projected(source), value
+        if source.norm is not None and self._norm_is_last(source):
+            given = self._by_token(source.norm.given)
+            assert given is not None
+            after = rearrange(given, "batch position (head d) -> batch position head d", d=d_head)
+        elif source.norm is not None:
+            normed = self._by_token(source.norm.made[0])
+            assert normed is not None
+            before = normed
+        before = rearrange(before, "batch position (head d) -> batch position head d", d=d_head)
+        if before.shape[2] != after.shape[2]:
+            before = before.repeat_interleave(after.shape[2] // before.shape[2], dim=2)
+        return source.factor * before.double(), after.double()
+
+    def _norm_is_last(self, source: _Source) -> bool:
+        """Whether the norm of queries or keys reads them after the rotation."""
+        given = None if source.norm is None else self._by_token(source.norm.given)
+        return given is not None and not close(self._projected(source), given, self._factors.tolerance)
+
+    def _projected(self, source: _Source) -> _Stream:
+        made = self._by_token(source.call.made[0])
+        assert made is not None
+        return made[..., list(source.columns)]
+
+    def _tables(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        """Cosine and sine among what the attention is given or, with its path, what a module inside it returns."""
+        candidates = [("", tables_of(self._own.args, self._own.kwargs))]
+        candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
+        for path, tables in candidates:
+            if tables is not None and tables[0].shape[1] == self._length:
+                yield path, tables
+
+    # -- W_O, norms and sums -------------------------------------------------------------------------------
+
+    def _around(self, plan: Architecture) -> Architecture:
+        out = self._out()
+        plan = replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._attn_norm())
+        raw = self._by_token(out.made[0])
+        assert raw is not None
+        written = [(out, raw), *((call, made) for call, made in self._writes(out.order) if self._reads(call, raw))]
+        later = [call for call in self._calls if call.order > out.order and call.path]
+        middle = self._middle(written, later)
+        if middle is None:
+            return self._parallel(plan, written)
+        norm, writer, factor = middle
+        plan = replace(plan, mid_norm=norm.path, attn_scale=factor, attn_out="" if writer is out else writer.path)
+        given, normed = self._by_token(norm.given), self._by_token(norm.made[0] if norm.made else None)
+        assert given is not None
+        if (added := self._added(given, self._ended, norm.order)) is not None:
+            return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
+        for last in reversed(later):
+            entered = self._by_token(last.given)
+            if (
+                normed is None
+                or entered is None
+                or not last.made
+                or not same(self._by_token(last.made[0]), self._ended)
+            ):
+                continue
+            added = self._added(normed, entered, norm.order, last.order)
+            if added is not None and plan.attn_norm is None and factor == added[1] == 1:
+                return replace(plan, norm="post", mlp_out=added[0].path, post_norm=last.path)
+        _refuse("its block does not end in a sum of the stream and what its MLP writes")
+
+    def _out(self) -> Call:
+        """The projection that reads z or, failing that, what has its shape."""
+        z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
+        readers = [
+            call for call in self._calls
+            if call.order > self._attended.order and has_matrix(call.module)
+            and (given := self._by_token(call.given)) is not None and given.shape == z.shape
+        ]  # fmt: skip
+        if not readers:
+            _refuse("no matrix reads z, so W_O was not found")
+        return next((call for call in readers if self._reads(call, z)), readers[0])
+
+    def _gate(self, out: Call) -> Gate | None:
+        """What z is multiplied by before W_O; None if W_O reads z itself."""
+        z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
+        given = self._by_token(out.given)
+        assert given is not None
+        if same(given, z):
+            return None
+        ratio = torch.where(z == 0, 0.0, given.double() / z.double()).flatten(0, 1)
+        for call in self._inside:
+            value = self._by_token(call.made[0] if call.made else None)
+            if value is None or not has_matrix(call.module) or not self._reads(call, self._attn_in):
+                continue
+            for function in _GATES:
+                made = getattr(nn.functional, function)(value.double()).flatten(0, 1)
+                found = columns_of(ratio, made, self._factors.tolerance)
+                if found is not None and found[1] == 1:
+                    return Gate(self._below(call), found[0], function)
+        _refuse(f"{out.path!r} reads neither z nor z times a gate that was found (a norm of z?)")
+
+    def _attn_norm(self) -> str | None:
+        """The norm that makes `attn_in` of the stream; None if that is the stream itself."""
+        if same(self._attn_in, self._stream):
+            return None
+        for call in self._calls:
+            before = call.order < self._attended.order and call.made and self._reads(call, self._stream)
+            if before and same(self._by_token(call.made[0]), self._attn_in):
+                return call.path
+        _refuse("what its attention is given is neither the stream nor a norm of it")
+
+    def _middle(
+        self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
+    ) -> tuple[Call, Call, float] | None:
+        """The first module that reads stream + r · what attention writes, the module that writes it, and r."""
+        for call in later:
+            given = self._by_token(call.given)
+            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+                continue
+            for writer, value in written:
+                factor = self._fitted(given, self._stream, [value])
+                if factor is not None:
+                    return call, writer, factor[0]
+        return None
+
+    def _added(
+        self, start: _Stream, total: _Stream, after: int, before: int | None = None
+    ) -> tuple[Call, float] | None:
+        """The outermost module whose output, times a factor, makes `total` of `start`."""
+        found = []
+        for call, value in self._writes(after):
+            factor = self._fitted(total, start, [value]) if before is None or call.order < before else None
+            if factor is not None:
+                found.append((call, factor[0]))
+        return min(found, key=lambda each: (each[0].path.count("."), each[0].order), default=None)
+
+    def _parallel(self, plan: Architecture, written: Sequence[tuple[Call, _Stream]]) -> Architecture:
+        """A block that adds attention and MLP in one step."""
+        others = [
+            (call, value) for call, value in self._writes(0)
+            if call.path != self._path and not call.path.startswith(f"{self._path}.")
+        ]  # fmt: skip
+        others.sort(key=lambda each: (each[0].path.count("."), each[0].order))
+        for writer, value in written:
+            for call, other in others:
+                factors = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])
+                if factors is not None:
+                    attn_out = "" if writer.path == plan.out else writer.path
+                    return replace(
+                        plan, attn_out=attn_out, attn_scale=factors[0], mlp_out=call.path, mlp_scale=factors[1]
+                    )
+        _refuse("no sum of the stream and what attention writes was found")
+
+    def _writes(self, after: int) -> Iterator[tuple[Call, _Stream]]:
+        """The modules that ended after some moment and return something of the stream's shape."""
+        for call in self._calls:
+            value = self._by_token(call.made[0] if call.made else None)
+            if call.order > after and call.path and value is not None and value.shape == self._stream.shape:
+                yield call, value
+
+    def _fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> list[float] | None:
+        """The factors r of total = start + Σ r · part; None if there are none, or one of them is next to nothing."""
+        columns = torch.stack([part.double().flatten() for part in parts], dim=1)
+        difference = (total.double() - start.double()).flatten()
+        found = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
+        slack = self._factors.tolerance * float(start.double().norm() + (columns * found).norm())
+        if bool((found.abs() < _LEAST).any()) or float((difference - columns @ found).norm()) > slack:
+            return None
+        return [self._factors.named(each) for each in found.tolist()]
+
+    # -- small things --------------------------------------------------------------------------------------
+
+    def _reads(self, call: Call, value: _Stream) -> bool:
+        return same(self._by_token(call.given), value)
+
+    def _below(self, call: Call) -> str:
+        """A path below the attention."""
+        return call.path[len(self._path) + 1 :]
+
+    def _by_token(self, value: Tensor | None) -> _Stream | None:
+        """A tensor with one row a token, whatever its axes of heads; None if it is no such thing."""
+        if value is None or not value.is_floating_point():
+            return None
+        batch, length = self._batch, self._length
+        if value.ndim >= 3 and value.shape[:2] == (batch, length):
+            return value.reshape(batch, length, -1)
+        if value.ndim == 2 and len(value) == batch * length:
+            return value.reshape(batch, length, -1)
+        if value.ndim == 4 and value.shape[0] == batch and value.shape[2] == length:
+            return rearrange(value, "batch head position d -> batch position (head d)")
+        return None
+
+
+def _first_of_groups(columns: tuple[int, ...], kv_heads: int, group: int) -> tuple[int, ...]:
+    """The columns of keys or values before each was repeated for its group of queries."""
+    return tuple(torch.tensor(columns).view(kv_heads, group, -1)[:, 0].flatten().tolist())
+
+
+def _refuse(found: str) -> NoReturn:
+    raise UnreadableError(found)
+
+
+def _is_causal(mask: MaskRule, length: int) -> bool:
+    return not bool(mask.visible(range(length))[0, 0].triu(1).any())
