@@ -111,11 +111,7 @@ def file() -> Path:
     return found
 
 
-# With --dist loadgroup each precision is loaded by one process only.
-@pytest.fixture(
-    scope="session",
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("float32", "bfloat16", "float16")],
-)
+@pytest.fixture(scope="session", params=["float32", "bfloat16", "float16"])
 def decoder(request: pytest.FixtureRequest, file: Path) -> Decoder:
     hooked = am.load(file, dtype=request.param)
     folder = dequantised(file).folder
