@@ -54,7 +54,7 @@ app = typer.Typer(
 )
 
 ModelOption = Annotated[
-    str | None, typer.Option("--model", "-m", help="Hub name or folder; the demo model if left out.")
+    str | None, typer.Option("--model", "-m", help="Hub name, folder or GGUF file; the demo model if left out.")
 ]
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="The text to look at.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="A UTF-8 file that holds the text.")]
@@ -315,7 +315,9 @@ def _check_apart(file: Path | None, out: Path) -> None:
 
 @app.command()
 def check(
-    model: Annotated[str | None, typer.Argument(help="Hub name or folder; the demo model if left out.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Hub name, folder or GGUF file; the demo model if left out.")
+    ] = None,
 ) -> None:
     """Proves that every activation point of a model means what its name says; exits with 1 if one does not."""
     with _stages("importing torch and transformers", total=2) as step:

