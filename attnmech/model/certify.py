@@ -837,7 +837,6 @@ class _Statements(Probe):
             sum_rounding(self.model.dtype) if self.plan.norm == "pre" else None,
         )
 
-
     def _parallel(self) -> Check:
         statement = "the MLP does not read what attention writes in its block"
         if self.plan.mlp_out is None:
@@ -847,7 +846,7 @@ class _Statements(Probe):
             edits = self._edits
             for copy, layer in enumerate(self.edited):
                 moved, still = (edits.at("mlp_out", layer)[each][edits.real[each]] for each in (copy, -1))
-                yield Compared(f"layer {layer}", 0.0 if torch.equal(moved, still) else torch.inf)
+                yield Compared(f"layer {layer}", excess_of(moved, still, by_row(still, self.local)))
 
         return self.by_layer("parallel", statement, ("mlp_out",), found())
 

@@ -175,7 +175,8 @@ class _Reader:
         """Embedding, final norm and head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
         found: dict[str, Any] = {
-            "position_limit": self._position_limit(list_path), "embed_scale": self._embed_scale(outside)
+            "position_limit": self._position_limit(list_path), "embed_scale": self._embed_scale(outside),
+            "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
         }  # fmt: skip
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
@@ -214,6 +215,15 @@ class _Reader:
             if getattr(call.module, "weight", None) is self._rows and call.made and call.made[0].shape == rows.shape:
                 return self._factors.named(factor_of(call.made[0].double(), rows.double()))
         return 1.0
+
+    def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:
+        """The factor between the token embedding and the stream; 1 too where something else is added."""
+        embedding = next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
+        if embedding is None or block is None or block.given is None or block.given.shape != embedding.made[0].shape:
+            return 1.0
+        stream, embedded = block.given.double(), embedding.made[0].double()
+        factor = self._factors.named(factor_of(stream, embedded))
+        return factor if close(factor * embedded, stream, self._factors.tolerance) else 1.0
 
     def _position_limit(self, list_path: str) -> int | None:
         """How many positions a model has, if it looks them up in a table."""
