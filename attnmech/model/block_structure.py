@@ -44,6 +44,13 @@ class Factors:
             for name, value in config.to_dict().items()
             if isinstance(value, int | float) and not isinstance(value, bool) and value
         }
+        self._known = [1.0]
+        for value in self.numbers.values():
+            self._known += [value, 1 / value, *((value**0.5, value**-0.5) if value > 0 else ())]
+
+    def knows(self, factor: float) -> bool:
+        """Whether the config accounts for a factor."""
+        return factor in self._known
 
     def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
         """A measured factor as what it is: 1, 1/√d_head, a number of the config or over it; or as measured.
@@ -53,12 +60,7 @@ class Factors:
         within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
         if abs(factor - 1) <= within:
             return 1.0
-        known = [1.0, d_head**-0.5]
-        for value in self.numbers.values():
-            known += [value, 1 / value]
-            if value > 0:
-                known += [value**0.5, value**-0.5]
-        near = min(known, key=lambda each: abs(each - factor))
+        near = min([d_head**-0.5, *self._known], key=lambda each: abs(each - factor))
         return near if abs(near - factor) <= within else factor
 
 
@@ -335,6 +337,10 @@ class BlockReader:
     ) -> tuple[Call, float] | None:
         """The outermost module whose output, times a factor, makes `total` of `start`."""
         found = []
+        if same(total, start):
+            # An MLP that writes nothing (a pruned one).
+            silent = [call for call, value in self._writes(after) if not bool(value.any())]
+            return (silent[-1], 1.0) if silent else None
         for call, value in self._writes(after):
             fit = self._fitted(total, start, [value]) if before is None or call.order < before else None
             if fit is not None:

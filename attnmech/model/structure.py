@@ -182,7 +182,8 @@ class _Reader:
             steep = slope > _STEEP
             scale = self._factors.named(factor_of(uncapped[steep], plain[steep])) if steep.any() else 1.0
             told = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
-            if (bias is None or scale == 1) and distance(told, logits) <= 64 * self._factors.epsilon:
+            known = scale == 1 or (bias is None and self._factors.knows(scale))
+            if known and distance(told, logits) <= 64 * self._factors.epsilon:
                 return {"logit_scale": scale, "logit_softcap": cap}
         return refused
 
@@ -190,7 +191,8 @@ class _Reader:
         rows, call = self._rows.detach()[self._ids], self._embedding(outside)
         if call is None or call.made[0].shape != rows.shape:
             return 1.0
-        return self._factors.named(factor_of(call.made[0].double(), rows.double()))
+        scale = self._factors.named(factor_of(call.made[0].double(), rows.double()))
+        return scale if self._factors.knows(scale) else 1.0
 
     def _embedding(self, outside: Sequence[Call]) -> Call | None:
         return next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
