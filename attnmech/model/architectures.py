@@ -1,7 +1,8 @@
 """How do architectures differ? In where things are and how blocks are built: one `Architecture` value each.
 
 The table has families whose attention code, or inputs, are their own, and some that everybody knows: one of their
-models that is built otherwise fails its certificate. All others are read from the model (`structure.py`). Everything else in attnmech reads these values and never asks which architecture it has.
+models that is built otherwise fails its certificate. All others are read from the model (`structure.py`). Everything
+else in attnmech reads these values and never asks which architecture it has.
 """
 
 from collections.abc import Callable, Mapping
