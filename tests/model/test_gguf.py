@@ -330,7 +330,10 @@ def test_an_architecture_that_is_not_read(tmp_path: Path, copies: Path, architec
 
 
 def test_a_model_that_attnmech_refuses_is_not_kept(file: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(am.model.architectures.ARCHITECTURES, "llama")
+    def refuse(config: object) -> None:
+        raise am.UnsupportedModelError("LlamaForCausalLM is refused.")
+
+    monkeypatch.setitem(am.model.architectures.ARCHITECTURES, "llama", refuse)
     assert "LlamaForCausalLM" in message_of(lambda: am.load(file), am.UnsupportedModelError)
     assert made(copies) == []
 
