@@ -77,6 +77,11 @@ def decompose_scores(
     require_model(model)
     flag("fold_norm", fold_norm)
     blocks = model.stack(stack)
+    if fold_norm and blocks.architecture.expanded is not None:
+        raise UnsupportedModelError(
+            f"fold_norm=True needs queries and keys that are linear in attn_in; {model.name} "
+            f"({blocks.architecture.name}) expands them from latents, which are normalised once more. Leave it out."
+        )
     chosen = model.points.check_layers(layers, blocks.label)
     captures = model.points.resolve([blocks.point("attn_in")], chosen, model.refused)
     model.points.resolve([blocks.point("scores")], chosen, model.refused)

@@ -168,9 +168,11 @@ def factor_of(total: Tensor, value: Tensor) -> float:
 
 
 def columns_of(
-    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], tolerance: float
+    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], tolerance: float, scale: float = 1.0
 ) -> tuple[tuple[int, ...], float] | None:
     """Which column of `source` each column of `target` is, up to one common factor; None if one of them is none.
+
+    Columns after the first may also be multiplied by `scale`, as by a rotation whose tables are scaled.
 
     >>> source = torch.tensor([[1.0, 5.0, -2.0], [4.0, 0.0, 3.0]])
     >>> columns_of(2 * source[:, [2, 0]], source, 1e-6)
@@ -183,8 +185,8 @@ def columns_of(
     alike = (wanted / sizes).T @ (there / lengths.clamp_min(torch.finfo(torch.float64).tiny))
     best = alike.max(dim=1)
     factors = sizes / lengths[best.indices]
-    factor = float(factors.median())
-    near = 64 * tolerance
-    if bool((best.values < 1 - tolerance).any()) or bool(((factors - factor).abs() > near * factor).any()):
+    factor, near = float(factors[0]), 64 * tolerance
+    apart = torch.minimum((factors - factor).abs(), (factors / scale - factor).abs())
+    if bool((best.values < 1 - tolerance).any()) or bool((apart > near * factor).any()):
         return None
     return tuple(best.indices.tolist()), 1.0 if abs(factor - 1) <= near else factor
