@@ -6,7 +6,7 @@ Queries, keys and values are columns of what the modules inside the attention re
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import torch
 from einops import rearrange
@@ -17,9 +17,11 @@ from ..errors import UnsupportedModelError
 from .architectures import Architecture, Gate
 from .mask import MaskRule
 from .position import FORMS, Rotary, as_tables, tables_of
-from .traced import Attended, Call, close, columns_of, same
+from .traced import Attended, Call, columns_of, distance, same
 from .weights import Columns, Expanded, Latent, Layout, Separate, has_matrix
 
+_ROUNDINGS: Final = 32
+"""How many roundings of a value may stand between two computations of it."""
 _LEAST: Final = 1e-2
 """The least factor of what is added to the stream: with 0, any value would fit."""
 _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
@@ -32,14 +34,29 @@ class UnreadableError(UnsupportedModelError):
     """A model whose structure could not be read; the message says what was found and what is missing."""
 
 
-class Factors(Protocol):
-    """Recognises measured factors."""
+class Factors:
+    """The numbers of a config, as which measured factors are recognised."""
 
-    tolerance: float
+    def __init__(self, config: Any, epsilon: float) -> None:
+        self.epsilon = epsilon
+        self.numbers = {
+            name: float(value)
+            for name, value in config.to_dict().items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and value
+        }
 
     def named(self, factor: float, d_head: int = 1) -> float:
-        """The number that a measured factor is."""
-        ...
+        """A measured factor as what it is, or as measured.
+
+        It may be 1, 1/√d_head, a number of the config, its root, one over these, or a number over √layers (MiniCPM).
+        """
+        known, layers = [1.0, d_head**-0.5], self.numbers.get("num_hidden_layers", 1.0)
+        for value in self.numbers.values():
+            known += [value, 1 / value]
+            if value > 0:
+                known += [value**0.5, value**-0.5, value * layers**-0.5]
+        near = min(known, key=lambda each: abs(each - factor))
+        return near if abs(near - factor) <= max(1e-4, 4 * self.epsilon) * abs(factor) else factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +71,14 @@ class _Source:
     norm: Call | None
     latent: Latent | None
     """What the projection reads, if that is not what the attention is given."""
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The factors of a sum, and how far from it they leave its total."""
+
+    factors: Sequence[float]
+    apart: float
 
 
 class BlockReader:
@@ -84,12 +109,12 @@ class BlockReader:
             _refuse("its queries and keys come from a latent, and its values do not, or a norm follows")
         if (q.norm is None) != (k.norm is None):
             _refuse("it has a norm of queries or of keys, but not of both")
-        rotary = self._rotary(q, k)
+        rotary, scale = self._rotary(q, k)
         asked = attended.options
         plan = replace(
             plan,
             n_heads=heads,
-            query_scale=self._factors.named(q.factor, d_head),
+            query_scale=self._factors.named(q.factor / scale, d_head),
             rotary=rotary,
             causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
             trusted="eager" if asked.get("softcap") or asked.get("s_aux") is not None else None,
@@ -149,9 +174,9 @@ class BlockReader:
     def _columns(self, target: _Stream, there: _Stream, places: slice) -> tuple[tuple[int, ...], float] | None:
         """`columns_of` at some positions, up to the scale of rotary tables."""
         _, tables = next(self._tables(), ("", None))
-        scale = 1.0 if tables is None else float(tables[0][0, 0, 0])
+        scale = 1.0 if tables is None else abs(float(tables[0][0, 0, 0])) or 1.0
         wanted, there = (each[:, places].flatten(0, 1) for each in (target, there))
-        return columns_of(wanted, there, self._factors.tolerance, scale)
+        return columns_of(wanted, there, self._factors.epsilon, scale)
 
     def _latent(self, name: str, reader: Call) -> Latent:
         """What a projection reads that does not read what the attention is given."""
@@ -197,21 +222,26 @@ class BlockReader:
 
     # -- rotation ------------------------------------------------------------------------------------------
 
-    def _rotary(self, q: _Source, k: _Source) -> Rotary | None:
-        """How queries and keys are rotated between their projections and the score; None if they are not."""
+    def _rotary(self, q: _Source, k: _Source) -> tuple[Rotary | None, float]:
+        """How queries and keys are rotated between their projections and the score; None if they are not.
+
+        And the factor by which the tables multiply the first column (YaRN's).
+        """
         d_head = self._attended.q.shape[-1]
-        tolerance = 16 * self._factors.tolerance
         pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
-        if all(close(before, after, tolerance) for before, after in pairs):
-            return None
+        found: list[tuple[float, Rotary | None, float]] = [(max(distance(*pair) for pair in pairs), None, 1.0)]
         for path, tables in self._tables():
             cos, sin = (table[:, :, None].double() for table in tables)
             for form in FORMS:
                 width = form.width(cos.shape[-1])
                 for first in dict.fromkeys((0, d_head - width)) if width <= d_head and width % 2 == 0 else ():
                     rotary = replace(form, share=width / d_head, first=first, tables=path)
-                    if all(close(rotary(before, cos, sin), after, tolerance) for before, after in pairs):
-                        return rotary
+                    scale = 1.0 if first else float(cos[0, 0, 0, 0])
+                    apart = max(distance(rotary(before, cos, sin), scale * after) for before, after in pairs)
+                    found.append((apart, rotary, scale))
+        apart, rotary_found, scale = min(found, key=lambda each: each[0])
+        if apart <= _ROUNDINGS * self._factors.epsilon:
+            return rotary_found, scale
         _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
 
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,7 +264,9 @@ class BlockReader:
     def _norm_is_last(self, source: _Source) -> bool:
         """Whether the norm of queries or keys reads them after the rotation."""
         given = None if source.norm is None else self._by_token(source.norm.given)
-        return given is not None and not close(self._projected(source), given, self._factors.tolerance)
+        if given is None:
+            return False
+        return distance(source.factor * self._projected(source), given) > _ROUNDINGS * self._factors.epsilon
 
     def _projected(self, source: _Source) -> _Stream:
         return source.made[..., list(source.columns)]
@@ -266,13 +298,8 @@ class BlockReader:
         if (added := self._added(given, self._ended, norm.order)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
         for last in reversed(later):
-            entered = self._by_token(last.given)
-            if (
-                normed is None
-                or entered is None
-                or not last.made
-                or not same(self._by_token(last.made[0]), self._ended)
-            ):
+            entered, left = self._by_token(last.given), self._by_token(last.made[0] if last.made else None)
+            if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
                 continue
             added = self._added(normed, entered, norm.order, last.order)
             if added is not None and plan.attn_norm is None and factor == added[1] == 1:
@@ -305,7 +332,7 @@ class BlockReader:
                 continue
             for function in _GATES:
                 made = getattr(nn.functional, function)(value.double()).flatten(0, 1)
-                found = columns_of(ratio, made, self._factors.tolerance)
+                found = columns_of(ratio, made, _ROUNDINGS * self._factors.epsilon)
                 if found is not None and found[1] == 1:
                     return Gate(self._below(call), found[0], function)
         _refuse(f"{out.path!r} reads neither z nor z times a gate that was found (a norm of z?)")
@@ -328,10 +355,12 @@ class BlockReader:
             given = self._by_token(call.given)
             if given is None or given.shape != self._stream.shape or same(given, self._stream):
                 continue
-            for writer, value in written:
-                factor = self._fitted(given, self._stream, [value])
-                if factor is not None:
-                    return call, writer, factor[0]
+            fits = [(self._fitted(given, self._stream, [value]), writer) for writer, value in written]
+            found = [(fit, writer) for fit, writer in fits if fit is not None]
+            if found:
+                least = min(fit.apart for fit, _ in found)
+                fit, writer = next(each for each in found if each[0].apart <= 2 * least)
+                return call, writer, fit.factors[0]
         return None
 
     def _added(
@@ -340,10 +369,14 @@ class BlockReader:
         """The outermost module whose output, times a factor, makes `total` of `start`."""
         found = []
         for call, value in self._writes(after):
-            factor = self._fitted(total, start, [value]) if before is None or call.order < before else None
-            if factor is not None:
-                found.append((call, factor[0]))
-        return min(found, key=lambda each: (each[0].path.count("."), each[0].order), default=None)
+            fit = self._fitted(total, start, [value]) if before is None or call.order < before else None
+            if fit is not None:
+                found.append((call, fit))
+        if not found:
+            return None
+        least = min(fit.apart for _, fit in found)
+        alike = [(call, fit.factors[0]) for call, fit in found if fit.apart <= 2 * least]
+        return min(alike, key=lambda each: (each[0].path.count("."), each[0].order))
 
     def _parallel(self, plan: Architecture, written: Sequence[tuple[Call, _Stream]]) -> Architecture:
         """A block that adds attention and MLP in one step."""
@@ -354,8 +387,9 @@ class BlockReader:
         others.sort(key=lambda each: (each[0].path.count("."), each[0].order))
         for writer, value in written:
             for call, other in others:
-                factors = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])
-                if factors is not None:
+                fit = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])
+                if fit is not None:
+                    factors = fit.factors
                     attn_out = "" if writer.path == plan.out else writer.path
                     return replace(
                         plan, attn_out=attn_out, attn_scale=factors[0], mlp_out=call.path, mlp_scale=factors[1]
@@ -369,15 +403,17 @@ class BlockReader:
             if call.order > after and call.path and value is not None and value.shape == self._stream.shape:
                 yield call, value
 
-    def _fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> list[float] | None:
+    def _fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> "_Fit | None":
         """The factors r of total = start + Σ r · part; None if there are none, or one of them is next to nothing."""
         columns = torch.stack([part.double().flatten() for part in parts], dim=1)
         difference = (total.double() - start.double()).flatten()
         found = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
-        slack = self._factors.tolerance * float(start.double().norm() + (columns * found).norm())
-        if bool((found.abs() < _LEAST).any()) or float((difference - columns @ found).norm()) > slack:
+        added = float((columns * found).norm())
+        slack = 4 * self._factors.epsilon * (float(start.double().norm()) + added)
+        apart = float((difference - columns @ found).norm())
+        if bool((found.abs() < _LEAST).any()) or apart > min(slack, added / 2):
             return None
-        return [self._factors.named(each) for each in found.tolist()]
+        return _Fit([self._factors.named(each) for each in found.tolist()], apart)
 
     # -- small things --------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from ..maths.precision import (
 from ..points import POINTS, PointKey, full_name, lens_name
 from .block import PostNormEnd
 from .certificate import Certificate, Check, LensHook
+from .copies import cannot_run
 from .hooked import HookedModel, require_model
 from .in_force import Edit
 from .ledger import ScoreAudit
@@ -46,8 +47,6 @@ from .probe import (
     excess_of,
     output_of,
     padded_batch,
-    plain_output,
-    probe_batch,
 )
 from .unembedding import unembedding_of, why_not_linear
 from .weights import Expanded, bias_of, check_finite, matrix_of, select
@@ -79,8 +78,13 @@ def certify(model: HookedModel) -> Certificate:
     to see what an edit breaks. Never raises for a faulty model: the certificate lists the faults.
     """
     require_model(model)
+    return certify_with(Passes(model))
+
+
+def certify_with(passes: Passes) -> Certificate:
+    """The certificate of a model some of whose passes may have been made."""
+    model = passes.model
     with model.unchecked():
-        passes = Passes(model)
         statements = [_Statements(passes, stack) for stack in model.stacks.values()]
         checks = list(statements[0].of_model())
         for each in statements:
@@ -93,19 +97,15 @@ def certify(model: HookedModel) -> Certificate:
     return certificate
 
 
-def check_runs(model: HookedModel) -> None:
+def check_runs(passes: Passes) -> None:
     """Raises `WeightsError` if transformers itself cannot run the model in its precision on its device."""
+    model = passes.model
     try:
-        plain_output(model, probe_batch(model))
+        _ = passes.plain
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
-        kind = str(model.dtype).removeprefix("torch.")
-        hint = "" if model.dtype == torch.float32 else " Try dtype=torch.float32."
-        raise WeightsError(
-            f"transformers cannot run {type(model.plain).__name__} in {kind} on {model.device}: "
-            f"{first_line(error).rstrip('.')}.{hint}"
-        ) from error
+        raise cannot_run(model.plain, error) from error
 
 
 class _Statements(Probe):
@@ -443,8 +443,9 @@ class _Statements(Probe):
         look = self.last_stream if why_not_linear(self.model) is None else self.by_token
         text = beginning_of(self.batch, 0, BEGINNING)
         changed = each_token_changed(text, self.model.n_vocab)
-        copies = len(self.written(changed).ids)
-        before, after = look(text).expand(copies, -1, -1), look(changed)
+        copies = len(self.written(changed).ids) - 1
+        seen = look(changed)
+        before, after = seen[-1:].expand(copies, -1, -1), seen[:-1]
         # Copy n differs from the text at position n + 1: nothing before that may change.
         untouched = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device).tril()
         points = ("scores", "pattern", "z")

@@ -3,6 +3,7 @@
 What is found here is a proposal: the certificate then proves it on every layer, from the weights.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,16 +16,18 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError, first_line
 from .architectures import Architecture, has_module, submodule
-from .block_structure import BlockReader, UnreadableError
-from .copies import copy_of, use_attention
-from .norms import kind_of
-from .traced import TRACED, Attended, Call, Trace, close, factor_of, same, trace_pass
+from .block_structure import BlockReader, Factors, UnreadableError
+from .copies import cannot_run, copy_of, use_attention
+from .norms import NormKind, kind_of
+from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass
 from .weights import Separate, bias_of
 
 _TEXTS: Final = 8
 _LENGTH: Final = 11
 """A number of heads that no model has, so that the axes of a tensor cannot be confused."""
 _SEED: Final = 31
+_STEEP: Final = 0.1
+"""The least slope of a soft cap at logits from which its factor is read."""
 
 
 def read_structure(model: PreTrainedModel) -> Architecture:
@@ -35,30 +38,11 @@ def read_structure(model: PreTrainedModel) -> Architecture:
     return _Reader(model).architecture()
 
 
-class Factors:
-    """The numbers of a config, as which measured factors are recognised."""
-
-    def __init__(self, config: Any, tolerance: float) -> None:
-        self.tolerance = tolerance
-        self.numbers = {
-            name: float(value)
-            for name, value in config.to_dict().items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and value
-        }
-
-    def named(self, factor: float, d_head: int = 1) -> float:
-        """A measured factor as what it is: 1, 1/√d_head, a number of the config or over it; or as measured."""
-        known = [1.0, d_head**-0.5]
-        for value in self.numbers.values():
-            known += [value, 1 / value]
-            if value > 0:
-                known += [value**0.5, value**-0.5]
-        near = min(known, key=lambda each: abs(each - factor))
-        return near if abs(near - factor) <= 1e3 * self.tolerance * abs(factor) else factor
-
-
 class _Reader:
     def __init__(self, original: PreTrainedModel) -> None:
+        if original.config.is_encoder_decoder:
+            raise UnreadableError("it is an encoder-decoder, of which attnmech knows T5 alone")
+        self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
         self._paths = {id(module): path for path, module in self._base.named_modules()}
@@ -66,18 +50,19 @@ class _Reader:
         if not isinstance(rows, torch.Tensor):
             raise UnreadableError("it has no token embedding")
         self._rows = rows
-        tolerance = 64 * max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
-        self._factors = Factors(self._model.config.get_text_config(), tolerance)
+        # Norms and rotations are computed in float32 in float64 models, too.
+        epsilon = max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
+        self._factors = Factors(self._model.config.get_text_config(), epsilon)
 
     def architecture(self) -> Architecture:
         """What all layers have in common, and what stands around them."""
-        first = self._run(2, {})
+        first = self._run({})
         list_path, attention, layers = self._places(first)
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
-        trace = self._run(_LENGTH, self._recorded(list_path, layers))
+        trace = self._run(self._recorded(list_path, layers))
         start = Architecture(
-            name=str(self._model.config.model_type), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
         )  # fmt: skip
         plans = {}
@@ -94,22 +79,31 @@ class _Reader:
 
     # -- the pass ------------------------------------------------------------------------------------------
 
-    def _run(self, length: int, recorded: dict[str, nn.Module]) -> Trace:
+    def _run(self, recorded: dict[str, nn.Module]) -> Trace:
         generator = torch.Generator().manual_seed(_SEED)
         vocabulary = len(self._rows)
-        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, length), generator=generator)
+        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, _LENGTH), generator=generator)
         self._ids = ids.to(self._rows.device)
         try:
             trace = trace_pass(self._model, self._ids, recorded)
         except UnsupportedModelError:
             raise
         except Exception as error:  # whatever a model raises that cannot be run like this
+            self._require_that_it_runs()
             raise UnreadableError(
                 f"it does not run on token ids alone in this attention ({first_line(error)})"
             ) from error
         if not trace.attended:
             raise UnreadableError("its attention does not go through transformers' attention interface")
         return trace
+
+    def _require_that_it_runs(self) -> None:
+        """Raises `WeightsError` if transformers itself cannot run the model, whatever its attention."""
+        try:
+            with torch.no_grad():
+                copy_of(self._original)(input_ids=self._ids, use_cache=False)
+        except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
+            raise cannot_run(self._original, error) from error
 
     def _recorded(self, list_path: str, layers: Sequence[int]) -> dict[str, nn.Module]:
         """The modules of the blocks with attention, and those outside of blocks."""
@@ -175,15 +169,16 @@ class _Reader:
         """Embedding, final norm and head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
         found: dict[str, Any] = {
-            "position_limit": self._position_limit(list_path), "embed_scale": self._embed_scale(outside),
+            "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
             "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
+            "embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside),
         }  # fmt: skip
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
         block = trace.call(last)
         ended = None if block is None or not block.made else block.made[0]
         final = next((call for call in outside if call.made and same(call.given, ended)), None)
-        norm = None if final is None or final.given is None else kind_of(final.module, final.given)
+        norm = None if final is None else self._kind_of(final)
         if final is None or norm is None:
             return found | {"head_refused": "no norm stands between its last block and its unembedding"}
         return found | {"final_norm": final.path, "norm_offset": norm.offset} | self._head(trace, final.made[0])
@@ -202,31 +197,55 @@ class _Reader:
             plain = plain + bias.detach().double()
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
         for cap in (None, *caps):
-            uncapped = logits if cap is None else cap * torch.atanh((logits / cap).clamp(-1 + 1e-9, 1 - 1e-9))
-            scale = self._factors.named(factor_of(uncapped, plain))
+            # Where a cap has flattened the logits, they say nothing of their factor.
+            slope = torch.ones_like(logits) if cap is None else (1 - (logits / cap) ** 2).clamp_min(0)
+            uncapped = logits if cap is None else cap * torch.atanh((logits / cap).clamp(-0.999, 0.999))
+            steep = slope > _STEEP
+            scale = self._factors.named(factor_of(uncapped[steep], plain[steep])) if steep.any() else 1.0
             told = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
-            if (bias is None or scale == 1) and close(told, logits, 16 * self._factors.tolerance):
+            if (bias is None or scale == 1) and distance(told, logits) <= 64 * self._factors.epsilon:
                 return {"logit_scale": scale, "logit_softcap": cap}
         return refused
 
     def _embed_scale(self, outside: Sequence[Call]) -> float:
-        rows = self._rows.detach()[self._ids]
+        rows, call = self._rows.detach()[self._ids], self._embedding(outside)
+        if call is None or call.made[0].shape != rows.shape:
+            return 1.0
+        return self._factors.named(factor_of(call.made[0].double(), rows.double()))
+
+    def _embedding(self, outside: Sequence[Call]) -> Call | None:
+        return next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
+
+    def _embed_norm(self, block: Call | None, outside: Sequence[Call]) -> str | None:
+        """The norm whose output enters the stream, if there is one."""
+        if block is None:
+            return None
         for call in outside:
-            if getattr(call.module, "weight", None) is self._rows and call.made and call.made[0].shape == rows.shape:
-                return self._factors.named(factor_of(call.made[0].double(), rows.double()))
-        return 1.0
+            enters = bool(call.made) and same(call.made[0], block.given) and not same(call.given, block.given)
+            if enters and self._kind_of(call) is not None:
+                return call.path
+        return None
 
     def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:
         """The factor between the token embedding and the stream; 1 too where something else is added."""
-        embedding = next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
+        embedding = self._embedding(outside)
         if embedding is None or block is None or block.given is None or block.given.shape != embedding.made[0].shape:
             return 1.0
         stream, embedded = block.given.double(), embedding.made[0].double()
         factor = self._factors.named(factor_of(stream, embedded))
-        return factor if close(factor * embedded, stream, self._factors.tolerance) else 1.0
+        return factor if distance(factor * embedded, stream) <= 4 * self._factors.epsilon else 1.0
 
-    def _position_limit(self, list_path: str) -> int | None:
+    def _kind_of(self, call: Call) -> NormKind | None:
+        is_stream = call.given is not None and call.given.is_floating_point() and call.given.ndim == 3
+        return kind_of(call.module, call.given) if is_stream and call.given is not None else None
+
+    def _position_limit(self, list_path: str, outside: Sequence[Call]) -> int | None:
         """How many positions a model has, if it looks them up in a table."""
+        for call in outside:
+            table, places = call.module, call.given
+            if isinstance(table, nn.Embedding) and table.weight is not self._rows and _are_positions(places):
+                assert places is not None
+                return table.num_embeddings - int(places.flatten()[0])
         for table in self._position_tables(list_path):
             limit = int(self._factors.numbers.get("max_position_embeddings", table.num_embeddings))
             # Families that count from the padding's id have that many rows fewer.
@@ -242,6 +261,11 @@ class _Reader:
                 yield module
 
 
+def _family(model: nn.Module) -> str:
+    """The name of a model's class, without what it is for: "Llama" of LlamaForCausalLM."""
+    return re.sub(r"(For[A-Z]\w*|LMHead\w*|Model)$", "", type(model).__name__)
+
+
 def _calls_of(trace: Trace, block: str) -> list[Call]:
     """The calls in a block, with paths that begin there; that of the block itself is empty."""
     return [
@@ -249,6 +273,13 @@ def _calls_of(trace: Trace, block: str) -> list[Call]:
         for call in trace.calls
         if call.path == block or call.path.startswith(f"{block}.")
     ]
+
+
+def _are_positions(ids: Tensor | None) -> bool:
+    """Whether ids count up by one in every text."""
+    if ids is None or ids.is_floating_point() or ids.shape[-1] != _LENGTH:
+        return False
+    return bool((ids.diff(dim=-1) == 1).all())
 
 
 def _is_identity(block: nn.Module, path: str | None) -> bool:

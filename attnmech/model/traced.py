@@ -3,6 +3,7 @@
 The pass runs on a copy whose attention is attnmech's own, so that what it shows is what every later pass computes.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -153,9 +154,13 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
 
 
-def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether two tensors differ by no more than a share of the second."""
-    return one.shape == other.shape and float((one - other).norm()) <= tolerance * float(other.norm())
+def distance(one: Tensor, other: Tensor) -> float:
+    """How far apart two tensors are, as a share of the second.
+
+    >>> distance(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))
+    0.2
+    """
+    return float((one - other).norm() / other.norm()) if one.shape == other.shape else torch.inf
 
 
 def factor_of(total: Tensor, value: Tensor) -> float:
@@ -168,14 +173,15 @@ def factor_of(total: Tensor, value: Tensor) -> float:
 
 
 def columns_of(
-    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], tolerance: float, scale: float = 1.0
+    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], epsilon: float, scale: float = 1.0
 ) -> tuple[tuple[int, ...], float] | None:
     """Which column of `source` each column of `target` is, up to one common factor; None if one of them is none.
 
-    Columns after the first may also be multiplied by `scale`, as by a rotation whose tables are scaled.
+    ε is the rounding of the entries: cosines of equal columns are then off by no more than a few ε². Some columns may
+    have been multiplied by `scale` besides (by rotary tables); the factor returned is that of the first.
 
     >>> source = torch.tensor([[1.0, 5.0, -2.0], [4.0, 0.0, 3.0]])
-    >>> columns_of(2 * source[:, [2, 0]], source, 1e-6)
+    >>> columns_of(2 * source[:, [2, 0]], source, 1e-7)
     ((2, 0), 2.0)
     """
     wanted, there = target.double(), source.double()
@@ -185,8 +191,10 @@ def columns_of(
     alike = (wanted / sizes).T @ (there / lengths.clamp_min(torch.finfo(torch.float64).tiny))
     best = alike.max(dim=1)
     factors = sizes / lengths[best.indices]
-    factor, near = float(factors[0]), 64 * tolerance
-    apart = torch.minimum((factors - factor).abs(), (factors / scale - factor).abs())
-    if bool((best.values < 1 - tolerance).any()) or bool((apart > near * factor).any()):
+    if scale != 1:
+        factors = factors / scale ** ((factors / factors[0]).log() / math.log(scale)).round().clamp(-1, 1)
+    factor = float(factors.median())
+    near, least = 64 * epsilon, 1 - max(1e-9, 32 * epsilon**2)
+    if bool((best.values < least).any()) or bool(((factors - factor).abs() > near * factor).any()):
         return None
     return tuple(best.indices.tolist()), 1.0 if abs(factor - 1) <= near else factor
