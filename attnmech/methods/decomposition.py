@@ -24,7 +24,7 @@ from ..draw.numbers import ScoreNumbers, TableRow
 from ..draw.page import render_page
 from ..draw.score_sections import score_sections
 from ..draw.section import Section
-from ..errors import InputError, OutputError, index_of, integer
+from ..errors import InputError, OutputError, UnsupportedModelError, index_of, integer
 from ..fields import check_fields, check_layers, check_rows
 from ..files import path_of, writing
 from ..maths.scores import ScoreParts, rank_keys, term_shares

@@ -88,7 +88,7 @@ final_norm norm; rotary rotate_halves
     blocks: str
     attention: str
     """The module that receives `attn_in`."""
-    qkv: Layout
+    qkv: Layout | Expanded
     out: str
     """The projection whose output is `attn_raw`."""
     mid_norm: str | None

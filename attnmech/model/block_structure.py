@@ -18,7 +18,7 @@ from .architectures import Architecture, Gate
 from .mask import MaskRule
 from .position import FORMS, Rotary, as_tables, tables_of
 from .traced import Attended, Call, columns_of, distance, same
-from .weights import Columns, Expanded, Latent, Layout, Separate, has_matrix
+from .weights import Columns, Expanded, Latent, Separate, has_matrix
 
 _ROUNDINGS: Final = 32
 """How many roundings of a value may stand between two computations of it."""
@@ -105,8 +105,10 @@ class BlockReader:
         q, k = self._source("q", attended.q), self._source("k", attended.k, v)
         if v.norm is not None:
             _refuse("it has a norm of values")
-        if v.latent is None and (q.latent or k.latent) or v.latent is not None and (q.norm or k.norm):
-            _refuse("its queries and keys come from a latent, and its values do not, or a norm follows")
+        if v.latent is None and (q.latent is not None or k.latent is not None):
+            _refuse("its queries or keys are expanded from a latent, but not its values")
+        if v.latent is not None and q.norm is not None:
+            _refuse("it has a norm of queries that are expanded from a latent")
         if (q.norm is None) != (k.norm is None):
             _refuse("it has a norm of queries or of keys, but not of both")
         rotary, scale = self._rotary(q, k)
@@ -171,7 +173,9 @@ class BlockReader:
                 if held is not None:
                     yield call, *held
 
-    def _columns(self, target: _Stream, there: _Stream, places: slice) -> tuple[tuple[int, ...], float] | None:
+    def _columns(
+        self, target: Float[Tensor, "batch position wanted"], there: Float[Tensor, "batch position there"], places: slice
+    ) -> tuple[tuple[int, ...], float] | None:
         """`columns_of` at some positions, up to the scale of rotary tables."""
         _, tables = next(self._tables(), ("", None))
         scale = 1.0 if tables is None else abs(float(tables[0][0, 0, 0])) or 1.0
@@ -207,7 +211,7 @@ class BlockReader:
             expanded = Expanded(paths[0], paths[2], columns, v.latent, q.latent)
             return replace(plan, qkv=expanded, n_kv_heads=kv_heads)
         in_order = all(each == tuple(range(len(each))) for each in columns)
-        layout: Layout = Columns((paths[0], paths[1], paths[2]), columns)
+        layout: Columns | Separate = Columns((paths[0], paths[1], paths[2]), columns)
         if len(set(paths)) == 3 and in_order:
             layout = Separate(*paths)
         return replace(plan, qkv=layout, n_kv_heads=kv_heads)

@@ -254,6 +254,7 @@ class Stack:
             names = [self.point(name) for name in "qkv"]
             if not any(in_force.wants(name, layer) for name in names):
                 return None
+            assert not isinstance(layout, Expanded)
             parts = layout.split([output], plan.n_heads, plan.n_kv_heads, rest="batch position")
             q, k, v = (in_force.visit(name, layer, part) for name, part in zip(names, parts, strict=True))
             changed = in_force.under_way.gradients or any(in_force.edits(name, layer) for name in names)

@@ -10,6 +10,7 @@ import torch
 from einops import EinopsError, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UnsupportedModelError, WeightsError
@@ -158,8 +159,8 @@ class Latent:
 class Expanded:
     """q, k and v as columns of projections of latents (multi-head latent attention, DeepSeek-V2).
 
-    v are columns of the projection `kv` of the latent; k are columns of the same and, for the part that all heads share,
-    of the projection that makes the latent: columns of the two outputs one after the other.
+    v are columns of the projection `kv` of the latent. k are columns of its output followed by that of the projection
+    that makes the latent, which holds the part of the keys that all heads share.
     """
 
     q: str
@@ -171,8 +172,7 @@ class Expanded:
     """None if the projection `q` reads `attn_in`."""
 
     def __str__(self) -> str:
-        made = self.latent if self.query_latent is None else self.query_latent
-        queries = "" if made is self.latent else f" of {made.norm}"
+        queries = "" if self.query_latent is None else f" of {self.query_latent.norm}"
         return f"columns of {self.q}{queries}, {self.kv} of {self.latent.norm}, {self.latent.projection}"
 
     @property
@@ -183,7 +183,8 @@ class Expanded:
     def matrices(self, q: Tensor, kv: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """W_Q, W_K and W_V `[d_in (head d)]`, from the projections' matrices."""
         of_q, of_k, of_v = self.columns
-        return select(q, of_q), select(torch.block_diag(kv, shared), of_k), select(kv, of_v)
+        both = torch.cat((pad(kv, (0, shared.shape[1])), pad(shared, (kv.shape[1], 0))))
+        return select(q, of_q), select(both, of_k), select(kv, of_v)
 
     def keys(self, kv: Float[Tensor, "*rest d_kv"], shared: Float[Tensor, "*rest d_shared"]) -> Tensor:
         """k `[... (head d_head)]`, from the outputs of the two projections."""
@@ -197,13 +198,13 @@ def select(value: Float[Tensor, "*rest features"], columns: tuple[int, ...]) -> 
     return value[..., list(columns)]
 
 
-Layout: TypeAlias = Columns | Expanded | Fused | Grouped | Separate
+Layout: TypeAlias = Columns | Fused | Grouped | Separate
 """Where q, k and v are in the projections."""
 
 
 def attention_weights(
     projections: Sequence[nn.Module],
-    layout: Layout,
+    layout: Layout | Expanded,
     out: nn.Module,
     heads: int,
     kv_heads: int,
@@ -220,7 +221,7 @@ def attention_weights(
 
 
 def _split_weights(
-    projections: Sequence[nn.Module], layout: Layout, out: nn.Module, heads: int, kv_heads: int
+    projections: Sequence[nn.Module], layout: Layout | Expanded, out: nn.Module, heads: int, kv_heads: int
 ) -> AttentionWeights:
     matrices = [matrix_of(projection) for projection in projections]
     biases = [bias_of(projection) for projection in projections]
@@ -238,7 +239,7 @@ def _split_weights(
 
 
 def _split_biases(
-    matrices: Sequence[Tensor], biases: Sequence[Tensor | None], layout: Layout, heads: int, kv_heads: int
+    matrices: Sequence[Tensor], biases: Sequence[Tensor | None], layout: Layout | Expanded, heads: int, kv_heads: int
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     counts = (heads, kv_heads, kv_heads)
     if isinstance(layout, Columns | Expanded):

@@ -30,7 +30,7 @@ def why_no_sum(model: HookedModel) -> str | None:
     if model.grid is not None:
         return "an image's patches, class token and positions enter the stream as one value"
     if model.architecture.expanded is not None:
-        return "its queries, keys and values are expanded from latents, which a norm inside the attention makes of attn_in"
+        return "its keys and values are expanded from a latent, with a norm between it and attn_in"
     if model.architecture.hybrid:
         return "its layers without attention write into the stream, and no point holds what they write"
     if model.embedding.shape[1] != model.d_model:
