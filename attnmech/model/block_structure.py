@@ -174,7 +174,10 @@ class BlockReader:
                     yield call, *held
 
     def _columns(
-        self, target: Float[Tensor, "batch position wanted"], there: Float[Tensor, "batch position there"], places: slice
+        self,
+        target: Float[Tensor, "batch position wanted"],
+        there: Float[Tensor, "batch position there"],
+        places: slice,
     ) -> tuple[tuple[int, ...], float] | None:
         """`columns_of` at some positions, up to the scale of rotary tables."""
         _, tables = next(self._tables(), ("", None))

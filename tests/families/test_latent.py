@@ -1,6 +1,7 @@
 """Multi-head latent attention: queries, keys and values after the latent's expansion, and the latent as a point."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from models import in_attention, randomised
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.model.load import UnprovenWarning
 from attnmech.model.structure import read_structure
 
 F32, F64 = torch.float32, torch.float64
@@ -36,7 +38,6 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "V3, YaRN": ("deepseek_v3", {"rope_parameters": YARN}),
     "GLM": ("glm4_moe_lite", {}),
     "MiniCPM3": ("minicpm3", {}),
-    "MiniCPM3 without a latent of queries": ("minicpm3", {"q_lora_rank": None}),
 }
 LAYER: Final = 1
 
@@ -77,7 +78,8 @@ def with_hook(model: Any, path: str, change: Callable[[Tensor], Tensor], layer: 
 
 def precisions() -> list[Any]:
     # In float64, DeepSeek-V2 rotates in float32: see below.
-    found = [(case, dtype) for case in CASES for dtype in (F32, F64) if dtype == F32 or not case.startswith("V2")]
+    in_64 = ("V3 without a latent of queries", "V3, biases", "V3, YaRN", "GLM", "MiniCPM3")
+    found = [*((case, F32) for case in CASES), *((case, F64) for case in in_64)]
     return [pytest.param(case, dtype, id=f"{case}, {dtype}") for case, dtype in found]
 
 
@@ -164,12 +166,10 @@ def test_the_certificate_holds(case: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_logits_are_those_of_transformers(case: str, side: str) -> None:
-    given, mask = ids(), torch.ones(2, 9, dtype=torch.long)
-    if side != "none":
-        mask[1, :3] = side != "left"
-        mask[1, -3:] = side != "right"
+def test_logits_are_those_of_transformers(case: str) -> None:
+    """Of texts without padding, with padding on the left, and on the right."""
+    given, mask = ids(3), torch.ones(3, 9, dtype=torch.long)
+    mask[1, :3] = mask[2, -3:] = 0
     with torch.no_grad():
         theirs = plain(case)(input_ids=given, attention_mask=mask).logits
     ours = hooked(case).run({"input_ids": given, "attention_mask": mask}).logits
@@ -228,12 +228,11 @@ def test_the_sizes_of_points_and_weights() -> None:
 
 
 def test_float64_deepseek_v2_is_refused_where_transformers_rotates_in_float32() -> None:
-    model = hooked("V2", F64)
+    with pytest.warns(UnprovenWarning):
+        model = am.load(fresh("V2", F64))
     assert {check.name for check in model.certificate.failed} == {"rotary", "ledger"}
     with pytest.raises(am.CertificateError, match="q_rot"):
         model.run(ids(), points=["q_rot"])
-    close(model.run(ids(), points=["k"])["k", LAYER], expected("V2", model.run(ids(), points=["attn_in"])[
-        "attn_in", LAYER], F64)["k"], F64)  # fmt: skip
 
 
 # -- edits -----------------------------------------------------------------------------------------------------
@@ -259,7 +258,7 @@ def test_an_edit_of_the_latent_is_that_of_a_hook_on_its_norm(case: str) -> None:
     with torch.no_grad():
         theirs = with_hook(fresh(case), "kv_a_layernorm", change)(ids()).logits
     with hooked(case).hooks({("latent", LAYER): change}):
-        run = hooked(case).run(ids(), points=["latent", "k", "v"])
+        run = hooked(case).run(ids(), points=["latent", "k", "v", "logits"])
         am.decompose_scores(hooked(case), ids())
     before = hooked(case).run(ids(), points=["latent", "k", "v"])
     close(run.logits, theirs)
@@ -270,7 +269,7 @@ def test_an_edit_of_the_latent_is_that_of_a_hook_on_its_norm(case: str) -> None:
     assert not torch.equal(run["v", LAYER], before["v", LAYER])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["V2, YaRN", "V3", "V3, biases", "V3 without a latent of queries"])
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_edits_of_single_heads_change_what_the_points_after_them_say(case: str, name: str) -> None:
     """Of keys, too, whose last part comes from one vector for all heads."""
@@ -293,7 +292,7 @@ def test_edits_of_single_heads_change_what_the_points_after_them_say(case: str, 
     close(after["z", LAYER], torch.einsum("bhij,bjhd->bihd", pattern, v))
 
 
-@pytest.mark.parametrize("case", ["V2", "V3", "MiniCPM3 without a latent of queries"])
+@pytest.mark.parametrize("case", ["V2", "V3", "V3 in halves"])
 def test_gradients_at_keys_values_and_latent(case: str) -> None:
     model, made = hooked(case), {}
     ours = model.run(ids(), points=["latent", "k", "v"], gradients_of=lambda logits: logits[:, -1, 7].sum())
@@ -333,7 +332,7 @@ def test_dropping_the_query_key_term_leaves_a_uniform_pattern() -> None:
 def test_methods_that_need_linear_queries_and_keys_refuse_with_the_reason() -> None:
     with pytest.raises(am.UnsupportedModelError, match="expanded from a latent"):
         am.decompose_by_source(hooked("V3"), ids())
-    with pytest.raises(am.UnsupportedModelError, match="fold_norm=True needs .* expands them from latents"):
+    with pytest.raises(am.UnsupportedModelError, match=r"fold_norm=True needs .* expands them from latents"):
         am.decompose_scores(hooked("V3"), ids(), fold_norm=True)
 
 
@@ -344,8 +343,10 @@ def test_methods_take_values_that_are_narrower_than_keys() -> None:
     with model.intervene(am.Intervention.replace([(LAYER, 0)], means)):
         z = model.run(ids(), points=["z"])["z", LAYER][:, :, 0]
     close(z, means.by_layer[LAYER][:, :, 0].expand_as(z))
-    with model.intervene(am.Intervention.replace_values([(LAYER, 0)], "first", {LAYER: torch.ones(1, 1, HEADS, VALUE)})):
-        model.run(ids())
+    ones = {LAYER: torch.ones(1, 1, HEADS, VALUE)}
+    with model.intervene(am.Intervention.replace_values([(LAYER, 0)], [0, 1, 2], ones)):
+        z = model.run(ids(1, 3), points=["z"])["z", LAYER][:, :, 0]
+    close(z, torch.ones(1, 3, VALUE))
     for method in (am.null_attention, am.residual_updates, am.attention_focus):
         method(model, ids())
 
@@ -366,34 +367,37 @@ def swap_values(made: Tensor) -> Tensor:
 BROKEN: dict[str, tuple[str, Callable[[Tensor], Tensor], set[str]]] = {
     "the latent's norm": ("kv_a_layernorm", lambda x: 1.01 * x, {"latent"}),
     "the norm of the queries' latent": ("q_a_layernorm", lambda x: x + 0.01, {"latent"}),
-    "the shared part of keys from the token before": ("kv_a_proj_with_mqa", roll_shared, {"projections"}),
-    "what the latent is made of": ("kv_a_proj_with_mqa", lambda x: x * (1 + 0.1 * x), {"latent", "projections"}),
+    "the shared part of keys from the token before": (
+        "kv_a_proj_with_mqa",
+        roll_shared,
+        {"projections", "ledger", "causal", "padding", "streams"},
+    ),
+    "what makes the latent": ("kv_a_proj_with_mqa", lambda x: x * (1 + 0.1 * x), {"latent", "projections", "ledger"}),
     "values from another head's columns": ("kv_b_proj", swap_values, {"projections"}),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
-@pytest.mark.parametrize("case", ["V2", "V3"])
-def test_a_broken_model_is_not_certified(case: str, what: str) -> None:
+def test_a_broken_model_is_not_certified(what: str) -> None:
     path, change, checks = BROKEN[what]
-    certificate = am.load(with_hook(fresh(case), path, change)).certificate
+    with pytest.warns(UnprovenWarning):
+        certificate = am.load(with_hook(fresh("V3"), path, change)).certificate
     assert {check.name for check in certificate.failed} == checks, repr(certificate)
 
 
-@pytest.mark.parametrize("case", ["V2", "V3", "GLM", "MiniCPM3"])
-@pytest.mark.parametrize("what", ["v", "k", "latent", "norm"])
-def test_a_wrong_architecture_is_not_certified(case: str, what: str) -> None:
-    from dataclasses import replace
-
-    plan = read_structure(fresh(case))
+@pytest.mark.parametrize("what", ["v", "k", "latent", "query latent"])
+def test_a_wrong_architecture_is_not_certified(what: str) -> None:
+    model = fresh("V3")
+    plan = read_structure(model)
     layout = plan.expanded
-    assert layout is not None
+    assert layout is not None and layout.query_latent is not None
     of_q, of_k, of_v = layout.columns
     wrong = {
         "v": replace(layout, columns=(of_q, of_k, of_v[VALUE:] + of_v[:VALUE])),
         "k": replace(layout, columns=(of_q, of_k[::-1], of_v)),
         "latent": replace(layout, latent=replace(layout.latent, columns=layout.latent.columns[::-1])),
-        "norm": replace(layout, query_latent=replace(layout.query_latent, columns=(0,) * 24)),
+        "query latent": replace(layout, query_latent=replace(layout.query_latent, columns=(0,) * 24)),
     }[what]
-    assert not am.load(fresh(case), architecture=replace(plan, qkv=wrong)).certificate.ok
-    assert am.load(fresh(case), architecture=plan).certificate.ok
+    with pytest.warns(UnprovenWarning):
+        assert not am.load(model, architecture=replace(plan, qkv=wrong)).certificate.ok
+    assert am.load(model, architecture=plan).certificate.ok
