@@ -45,18 +45,22 @@ class Factors:
             if isinstance(value, int | float) and not isinstance(value, bool) and value
         }
 
-    def named(self, factor: float, d_head: int = 1) -> float:
+    def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
         """A measured factor as what it is, or as measured.
 
         It may be 1, 1/√d_head, a number of the config, its root, one over these, or a number over √layers (MiniCPM).
+        `within` says how far off the measurement may be, besides rounding.
         """
+        within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
+        if abs(factor - 1) <= within:
+            return 1.0
         known, layers = [1.0, d_head**-0.5], self.numbers.get("num_hidden_layers", 1.0)
         for value in self.numbers.values():
             known += [value, 1 / value]
             if value > 0:
                 known += [value**0.5, value**-0.5, value * layers**-0.5]
         near = min(known, key=lambda each: abs(each - factor))
-        return near if abs(near - factor) <= max(1e-4, 4 * self.epsilon) * abs(factor) else factor
+        return near if abs(near - factor) <= within else factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -420,7 +424,9 @@ class BlockReader:
         apart = float((difference - columns @ found).norm())
         if bool((found.abs() < _LEAST).any()) or apart > min(slack, added / 2):
             return None
-        return _Fit([self._factors.named(each) for each in found.tolist()], apart)
+        within = (slack / columns.norm(dim=0)).tolist()
+        named = [self._factors.named(r, within=off) for r, off in zip(found.tolist(), within, strict=True)]
+        return _Fit(named, apart)
 
     # -- small things --------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ What is found here is a proposal: the certificate then proves it on every layer,
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError, first_line
-from .architectures import Architecture, has_module, submodule
+from .architectures import Architecture, submodule
 from .block_structure import BlockReader, Factors, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
 from .norms import NormKind, kind_of
@@ -65,15 +65,18 @@ class _Reader:
             name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
         )  # fmt: skip
-        plans = {}
+        plans: dict[int, Architecture] = {}
+        unread: dict[int, UnreadableError] = {}
         for layer, attended in zip(layers, trace.attended, strict=True):
+            calls = _calls_of(trace, f"{list_path}.{layer}")
             try:
-                plans[layer] = BlockReader(
-                    start, attended, _calls_of(trace, f"{list_path}.{layer}"), self._factors
-                ).plan
+                plans[layer] = BlockReader(start, attended, calls, self._factors).plan
             except UnreadableError as error:
-                raise UnreadableError(f"layer {layer}: {error}") from error
-        common = self._common(plans, blocks)
+                unread[layer] = error
+        if not plans:
+            layer, why = next(iter(unread.items()))
+            raise UnreadableError(f"layer {layer}: {why}") from why
+        common = _common(plans)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
 
@@ -138,30 +141,6 @@ class _Reader:
             if part.isdigit() and isinstance(submodule(self._base, above), nn.ModuleList):
                 return above, int(part), ".".join(parts[number + 1 :])
         raise UnreadableError(f"its attention {path or type(attended.module).__name__!r} stands in no list of blocks")
-
-    # -- what layers have in common ------------------------------------------------------------------------
-
-    def _common(self, plans: dict[int, Architecture], blocks: nn.ModuleList) -> Architecture:
-        rotating = [layer for layer, plan in plans.items() if plan.rotary is not None]
-        still = tuple(layer for layer in plans if rotating and layer not in rotating)
-        model_layer = (rotating or list(plans))[-1]
-        common = plans[model_layer]
-        for layer, plan in plans.items():
-            alike = plan
-            if layer in still:
-                alike = replace(alike, rotary=common.rotary, norm_after_rotary=common.norm_after_rotary)
-                if plan.qk_norm is None:
-                    alike = replace(alike, qk_norm=common.qk_norm, qk_norm_axes=common.qk_norm_axes)
-            if plan.attn_norm is None and _is_identity(blocks[layer], common.attn_norm):
-                alike = replace(alike, attn_norm=common.attn_norm)
-            if alike != common:
-                differing = [
-                    name for name in common.__dataclass_fields__ if getattr(common, name) != getattr(alike, name)
-                ]
-                raise UnreadableError(
-                    f"layers {layer} and {model_layer} are built differently ({', '.join(differing)})"
-                )
-        return replace(common, unrotated=still)
 
     # -- around the blocks ---------------------------------------------------------------------------------
 
@@ -266,6 +245,20 @@ def _family(model: nn.Module) -> str:
     return re.sub(r"(For[A-Z]\w*|LMHead\w*|Model)$", "", type(model).__name__)
 
 
+def _common(plans: Mapping[int, Architecture]) -> Architecture:
+    """The plan of most layers, with the layers that do not rotate.
+
+    Of layers that are read as something else, or not at all, it is left to the certificate whether they are alike.
+    """
+    rotating = [plan for plan in plans.values() if plan.rotary is not None]
+    (common, _), *_ = Counter(rotating or plans.values()).most_common(1)
+    still = tuple(layer for layer, plan in plans.items() if rotating and plan.rotary is None)
+    # A layer whose norm is nn.Identity reads as having none.
+    norms = Counter(plan.attn_norm for plan in plans.values() if plan.attn_norm is not None)
+    attn_norm = norms.most_common(1)[0][0] if norms else None
+    return replace(common, unrotated=still, attn_norm=attn_norm)
+
+
 def _calls_of(trace: Trace, block: str) -> list[Call]:
     """The calls in a block, with paths that begin there; that of the block itself is empty."""
     return [
@@ -280,8 +273,3 @@ def _are_positions(ids: Tensor | None) -> bool:
     if ids is None or ids.is_floating_point() or ids.shape[-1] != _LENGTH:
         return False
     return bool((ids.diff(dim=-1) == 1).all())
-
-
-def _is_identity(block: nn.Module, path: str | None) -> bool:
-    """Whether a block has nothing where others have a norm."""
-    return path is not None and has_module(block, path) and isinstance(submodule(block, path), nn.Identity)
