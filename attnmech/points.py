@@ -54,6 +54,12 @@ POINTS: Final = {
         Point("embed", _STREAM, "row of the token embedding, before positions and norms", "hook_embed"),
         Point("resid_pre", _STREAM, "residual stream as it enters the block", _BLOCK + "hook_resid_pre"),
         Point("attn_in", _STREAM, "what W_Q, W_K and W_V are applied to", _BLOCK + "attn.hook_in"),
+        Point(
+            "latent",
+            ("batch", "position", "d_latent"),
+            "what keys and values are expanded from, after its norm",
+            _BLOCK + "attn.hook_kv_latent",
+        ),
         Point("q", _QUERIES, "attn_in W_Q + b_Q, before rotary", _BLOCK + "attn.hook_q"),
         Point("k", _KEYS, "attn_in W_K + b_K, before rotary", _BLOCK + "attn.hook_k"),
         Point("v", _KEYS, "attn_in W_V + b_V", _BLOCK + "attn.hook_v"),

@@ -137,10 +137,10 @@ class ScoreParts:
 
 
 def score_parts(
-    x: Float[Tensor, "batch position d_model"],
-    W_Q: Float[Tensor, "head d_model d_head"],
+    x: Float[Tensor, "batch position d_query_in"],
+    W_Q: Float[Tensor, "head d_query_in d_head"],
     b_Q: Float[Tensor, "head d_head"] | None,
-    W_K: Float[Tensor, "kv_head d_model d_head"],
+    W_K: Float[Tensor, "kv_head d_key_in d_head"],
     b_K: Float[Tensor, "kv_head d_head"] | None,
     *,
     scale: float,
@@ -152,8 +152,8 @@ def score_parts(
     norm_last: bool = False,
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
-    key_x: Float[Tensor, "batch key d_model"] | None = None,
-    shift: Float[Tensor, " d_model"] | None = None,
+    key_x: Float[Tensor, "batch key d_key_in"] | None = None,
+    shift: Float[Tensor, " d_query_in"] | None = None,
 ) -> ScoreParts:
     """Splits q and k of one layer into input and bias parts.
 

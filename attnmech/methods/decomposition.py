@@ -24,7 +24,7 @@ from ..draw.numbers import ScoreNumbers, TableRow
 from ..draw.page import render_page
 from ..draw.score_sections import score_sections
 from ..draw.section import Section
-from ..errors import InputError, OutputError, index_of, integer
+from ..errors import InputError, OutputError, UnsupportedModelError, index_of, integer
 from ..fields import check_fields, check_layers, check_rows
 from ..files import path_of, writing
 from ..maths.scores import ScoreParts, rank_keys, term_shares
@@ -77,6 +77,11 @@ def decompose_scores(
     require_model(model)
     flag("fold_norm", fold_norm)
     blocks = model.stack(stack)
+    if fold_norm and blocks.architecture.expanded is not None:
+        raise UnsupportedModelError(
+            f"fold_norm=True needs queries and keys that are linear in attn_in; {model.name} "
+            f"({blocks.architecture.name}) expands them from latents, which are normalised once more. Leave it out."
+        )
     chosen = model.points.check_layers(layers, blocks.label)
     captures = model.points.resolve([blocks.point("attn_in")], chosen, model.refused)
     model.points.resolve([blocks.point("scores")], chosen, model.refused)

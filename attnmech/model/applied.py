@@ -236,8 +236,8 @@ class AppliedInLayer:
             target = keys.mask[change.texts].int().argmax(dim=1)[:, None, None, None]
         return (place == target).to(pattern).expand_as(pattern)
 
-    def change_of_values(self, v: Tensor, heads: int, keys: Batch) -> Float[Tensor, "batch head key d_head"] | None:
-        """How much the values that single heads read differ from v `[batch kv_head key d_head]`."""
+    def change_of_values(self, v: Tensor, heads: int, keys: Batch) -> Float[Tensor, "batch head key d_value"] | None:
+        """How much the values that single heads read differ from v `[batch kv_head key d_value]`."""
         if not self.values:
             return None
         own = v.repeat_interleave(heads // v.shape[1], dim=1)

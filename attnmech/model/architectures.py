@@ -25,7 +25,7 @@ from .replaced_attention import (
     MptAttention,
     codegen_layout,
 )
-from .weights import Fused, Layout, Separate, select
+from .weights import Expanded, Fused, Layout, Separate, select
 
 Config: TypeAlias = Any
 """A transformers config; which entries it has depends on the family."""
@@ -59,10 +59,10 @@ class Gate:
     def __str__(self) -> str:
         return f"{self.function} of columns of {self.path}"
 
-    def of(self, output: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places head d_head"]:
+    def of(self, output: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places head d_value"]:
         """The gate, from the projection's output."""
         chosen: Tensor = getattr(nn.functional, self.function)(select(output, self.columns))
-        return rearrange(chosen, "... (head d_head) -> ... head d_head", head=heads)
+        return rearrange(chosen, "... (head d_value) -> ... head d_value", head=heads)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ final_norm norm; rotary rotate_halves
     blocks: str
     attention: str
     """The module that receives `attn_in`."""
-    qkv: Layout
+    qkv: Layout | Expanded
     out: str
     """The projection whose output is `attn_raw`."""
     mid_norm: str | None
@@ -159,6 +159,11 @@ final_norm norm; rotary rotate_halves
     causal: bool = True
     trusted: Literal["eager", "sdpa"] | None = None
     """Transformers' attention implementation that computes what was trained, if the other does not."""
+
+    @property
+    def expanded(self) -> Expanded | None:
+        """How queries, keys and values are expanded from latents; None if they are columns of `attn_in` W + b."""
+        return self.qkv if isinstance(self.qkv, Expanded) else None
 
     def __str__(self) -> str:
         given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
@@ -530,12 +535,11 @@ _RECURRENT: Final = "a model without attention: its layers carry a state from to
 _SPARSE: Final = (
     "whose attention is sparse, or local and global with projections of its own; take a model with full attention"
 )
-_LATENT: Final = "whose keys and values come from a shared latent vector, which the score ledger does not split"
 
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
     **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v4"), _LATENT),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
 }
 """Families that are not supported, each with the reason."""
 

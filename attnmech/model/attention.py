@@ -35,7 +35,7 @@ _BLOCK_BYTES: Final = 8 * 2**20
 def attend(
     q: Float[Tensor, "batch head query d_head"],
     k: Float[Tensor, "batch kv_head key d_head"],
-    v: Float[Tensor, "batch kv_head key d_head"],
+    v: Float[Tensor, "batch kv_head key d_value"],
     *,
     scale: float,
     position: Float[Tensor, "#batch #head #query key"] | None,
@@ -43,7 +43,7 @@ def attend(
     site: "Site",
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
-) -> Float[Tensor, "batch query head d_head"]:
+) -> Float[Tensor, "batch query head d_value"]:
     """Attention of one layer, block of rows by block of rows.
 
     score_ij = scale · q_i·k_j + position_ij, soft-capped to c·tanh(score/c) where the model does so, where the
@@ -166,8 +166,8 @@ def _scaled_products(
 
 
 def _weighted_values(
-    pattern: Float[Tensor, "batch head row key"], v: Float[Tensor, "batch kv_head key d_head"]
-) -> Float[Tensor, "batch head row d_head"]:
+    pattern: Float[Tensor, "batch head row key"], v: Float[Tensor, "batch kv_head key d_value"]
+) -> Float[Tensor, "batch head row d_value"]:
     """Σ_j pattern_ij v_j, with the heads that share keys and values in one matrix product."""
     batch, heads, rows, _ = pattern.shape
     shared = heads // v.shape[1]
@@ -235,6 +235,8 @@ def attention_of_site(
     if dropout:
         raise UnsupportedModelError(f"{type(module).__name__} drops attention at random although it is in eval mode.")
     site: Site = module.attnmech_site  # type: ignore[assignment]
+    edited = site.in_force.under_way.notes.edited_key
+    key = key if edited is None else edited
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     z = attend(
         query,

@@ -18,7 +18,7 @@ from .architectures import Architecture, Gate
 from .mask import MaskRule
 from .position import FORMS, Rotary, as_tables, tables_of
 from .traced import Attended, Call, columns_of, distance, same
-from .weights import Columns, Layout, Separate, has_matrix
+from .weights import Columns, Expanded, Latent, Separate, has_matrix
 
 _ROUNDINGS: Final = 32
 """How many roundings of a value may stand between two computations of it."""
@@ -44,17 +44,20 @@ class Factors:
             for name, value in config.to_dict().items()
             if isinstance(value, int | float) and not isinstance(value, bool) and value
         }
-        self._known = [1.0]
+        self._known, layers = [1.0], self.numbers.get("num_hidden_layers", 1.0)
         for value in self.numbers.values():
-            self._known += [value, 1 / value, *((value**0.5, value**-0.5) if value > 0 else ())]
+            self._known += [value, 1 / value]
+            if value > 0:
+                self._known += [value**0.5, value**-0.5, value * layers**-0.5]
 
     def knows(self, factor: float) -> bool:
         """Whether the config accounts for a factor."""
         return factor in self._known
 
     def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
-        """A measured factor as what it is: 1, 1/√d_head, a number of the config or over it; or as measured.
+        """A measured factor as what it is, or as measured.
 
+        It may be 1, 1/√d_head, a number of the config, its root, one over these, or a number over √layers (MiniCPM).
         `within` says how far off the measurement may be, besides rounding.
         """
         within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
@@ -69,9 +72,13 @@ class _Source:
     """Where queries, keys or values come from: columns of a projection, times a factor, and perhaps a norm."""
 
     call: Call
+    made: _Stream
+    """What the columns are columns of: the projection's output, for keys from a latent followed by that of another."""
     columns: tuple[int, ...]
     factor: float
     norm: Call | None
+    latent: Latent | None
+    """What the projection reads, if that is not what the attention is given."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +109,14 @@ class BlockReader:
     def _attention(self, plan: Architecture) -> Architecture:
         attended = self._attended
         heads, d_head = attended.q.shape[2:]
-        if attended.v.shape[-1] != d_head:
-            _refuse(f"its values have {attended.v.shape[-1]} dimensions a head and its queries {d_head}")
-        q, k, v = (
-            self._source(name, value) for name, value in zip("qkv", (attended.q, attended.k, attended.v), strict=True)
-        )
+        v = self._source("v", attended.v)
+        q, k = self._source("q", attended.q), self._source("k", attended.k, v)
         if v.norm is not None:
             _refuse("it has a norm of values")
+        if v.latent is None and (q.latent is not None or k.latent is not None):
+            _refuse("its queries or keys are expanded from a latent, but not its values")
+        if v.latent is not None and q.norm is not None:
+            _refuse("it has a norm of queries that are expanded from a latent")
         if (q.norm is None) != (k.norm is None):
             _refuse("it has a norm of queries or of keys, but not of both")
         rotary, scale = self._rotary(q, k)
@@ -130,20 +138,30 @@ class BlockReader:
             )
         return self._with_layout(plan, q, k, v)
 
-    def _source(self, name: str, value: Tensor) -> _Source:
+    def _source(self, name: str, value: Tensor, values: _Source | None = None) -> _Source:
         """The columns of a projection that make q, k or v.
 
-        q and k are compared at position 0, where a rotation is the identity, up to a factor.
+        q and k are compared at position 0, where a rotation is the identity, up to a factor. Given that the values are
+        expanded from a latent, keys are columns of the same projection and of the one that makes the latent.
         """
         places = slice(None) if name == "v" else slice(1)
         wanted, norm = rearrange(value, "batch position head d -> batch position (head d)"), None
+        if values is not None and values.latent is not None:
+            latent = values.latent
+            shared = next(call for call in self._inside if self._below(call) == latent.projection)
+            both = torch.cat((values.made, self._output(shared)), dim=-1)
+            held = self._columns(wanted, both, places)
+            if held is None:
+                _refuse("its keys are not columns of what its values come from and of what makes their latent")
+            return _Source(values.call, both, *held, None, latent)
         while True:
             found = list(self._holding(wanted, places))
             for call, columns, factor in reversed(found):
                 if has_matrix(call.module):
-                    if not same(self._by_token(call.given), self._attn_in):
-                        _refuse(f"the projection {call.path!r} of its {name} does not read what its attention is given")
-                    return _Source(call, columns, factor, norm)
+                    whole = same(self._by_token(call.given), self._attn_in)
+                    return _Source(
+                        call, self._output(call), columns, factor, norm, None if whole else self._latent(name, call)
+                    )
             before = [(call, columns) for call, columns, _ in found if self._by_token(call.given) is not None]
             if norm is not None or not before:
                 _refuse(f"its {name} are not columns of one projection")
@@ -159,12 +177,39 @@ class BlockReader:
         for call in self._inside:
             for made in call.made[:2] if call.order < self._attended.order else ():
                 value = self._by_token(made)
-                if value is None:
-                    continue
-                wanted, there = (each[:, places].flatten(0, 1) for each in (target, value))
-                columns = columns_of(wanted, there, self._factors.epsilon)
-                if columns is not None:
-                    yield call, *columns
+                held = None if value is None else self._columns(target, value, places)
+                if held is not None:
+                    yield call, *held
+
+    def _columns(
+        self,
+        target: Float[Tensor, "batch position wanted"],
+        there: Float[Tensor, "batch position there"],
+        places: slice,
+    ) -> tuple[tuple[int, ...], float] | None:
+        """`columns_of` at some positions, up to the scale of rotary tables."""
+        _, tables = next(self._tables(), ("", None))
+        scale = 1.0 if tables is None else abs(float(tables[0][0, 0, 0])) or 1.0
+        wanted, there = (each[:, places].flatten(0, 1) for each in (target, there))
+        return columns_of(wanted, there, self._factors.epsilon, scale)
+
+    def _latent(self, name: str, reader: Call) -> Latent:
+        """What a projection reads that does not read what the attention is given."""
+        read = self._by_token(reader.given)
+        for norm in self._inside:
+            given = self._by_token(norm.given)
+            if given is None or not norm.made or not same(self._by_token(norm.made[0]), read):
+                continue
+            for call, columns, factor in self._holding(given, slice(None)):
+                if has_matrix(call.module) and self._reads(call, self._attn_in) and factor == 1:
+                    return Latent(self._below(call), columns, self._below(norm))
+        _refuse(f"the projection {reader.path!r} of its {name} reads neither what its attention is given nor a latent")
+
+    def _output(self, call: Call) -> _Stream:
+        """What a projection returned."""
+        made = self._by_token(call.made[0])
+        assert made is not None
+        return made
 
     def _with_layout(self, plan: Architecture, q: _Source, k: _Source, v: _Source) -> Architecture:
         """The projections, and how many heads the keys have before they are repeated for their queries."""
@@ -173,8 +218,11 @@ class BlockReader:
         kv_heads = len({tuple(columns) for columns in by_head})
         once = [_first_of_groups(each.columns, kv_heads, made // kv_heads) for each in (k, v)]
         columns, paths = (q.columns, once[0], once[1]), tuple(self._below(each.call) for each in (q, k, v))
+        if v.latent is not None:
+            expanded = Expanded(paths[0], paths[2], columns, v.latent, q.latent)
+            return replace(plan, qkv=expanded, n_kv_heads=kv_heads)
         in_order = all(each == tuple(range(len(each))) for each in columns)
-        layout: Layout = Columns((paths[0], paths[1], paths[2]), columns)
+        layout: Columns | Separate = Columns((paths[0], paths[1], paths[2]), columns)
         if len(set(paths)) == 3 and in_order:
             layout = Separate(*paths)
         return replace(plan, qkv=layout, n_kv_heads=kv_heads)
@@ -192,18 +240,18 @@ class BlockReader:
     def _rotary(self, q: _Source, k: _Source) -> tuple[Rotary | None, float]:
         """How queries and keys are rotated between their projections and the score; None if they are not.
 
-        And the factor by which the tables multiply them (YaRN's).
+        And the factor by which the tables multiply the first column (YaRN's).
         """
         d_head = self._attended.q.shape[-1]
         pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
         found: list[tuple[float, Rotary | None, float]] = [(max(distance(*pair) for pair in pairs), None, 1.0)]
         for path, tables in self._tables():
             cos, sin = (table[:, :, None].double() for table in tables)
-            scale = float(cos[0, 0, 0, 0])
             for form in FORMS:
                 width = form.width(cos.shape[-1])
-                for first in dict.fromkeys((0, d_head - width)) if width <= d_head else ():
+                for first in dict.fromkeys((0, d_head - width)) if width <= d_head and width % 2 == 0 else ():
                     rotary = replace(form, share=width / d_head, first=first, tables=path)
+                    scale = 1.0 if first else float(cos[0, 0, 0, 0])
                     apart = max(distance(rotary(before, cos, sin), scale * after) for before, after in pairs)
                     found.append((apart, rotary, scale))
         apart, rotary_found, scale = min(found, key=lambda each: each[0])
@@ -236,9 +284,7 @@ class BlockReader:
         return distance(source.factor * self._projected(source), given) > _ROUNDINGS * self._factors.epsilon
 
     def _projected(self, source: _Source) -> _Stream:
-        made = self._by_token(source.call.made[0])
-        assert made is not None
-        return made[..., list(source.columns)]
+        return source.made[..., list(source.columns)]
 
     def _tables(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         """Cosine and sine among what the attention is given or, with its path, what a module inside it returns."""

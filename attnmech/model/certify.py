@@ -16,7 +16,14 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError, WeightsError, first_line
 from ..maths.norms import FrozenNorm
-from ..maths.precision import least_rounding, product_rounding, steps_rounding, sum_rounding, table_tolerance
+from ..maths.precision import (
+    least_rounding,
+    product_rounding,
+    step_tolerance,
+    steps_rounding,
+    sum_rounding,
+    table_tolerance,
+)
 from ..points import POINTS, PointKey, full_name, lens_name
 from .block import PostNormEnd
 from .certificate import Certificate, Check, LensHook
@@ -42,7 +49,7 @@ from .probe import (
     padded_batch,
 )
 from .unembedding import unembedding_of, why_not_linear
-from .weights import bias_of, check_finite, matrix_of
+from .weights import Expanded, bias_of, check_finite, matrix_of, select
 
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
@@ -171,10 +178,23 @@ class _Statements(Probe):
             ),
             checking(
                 "projections",
-                "q, k, v = attn_in W + b",
+                "q, k, v = attn_in W + b" if plan.expanded is None else "q, k, v = what they are expanded from, W + b",
                 ("attn_in", "q", "k", "v"),
                 self._projections(),
                 self._product(self.model.d_model),
+            ),
+            *(
+                []
+                if plan.expanded is None
+                else [
+                    checking(
+                        "latent",
+                        "latent = norm of columns of attn_in W + b; the queries' latent, too",
+                        ("attn_in", "latent", "q", "k", "v"),
+                        self._latents(plan.expanded),
+                        max(self.local, step_tolerance(torch.float32)),
+                    )
+                ]
             ),
             *([self._rotation, self._rotary_tables] if plan.rotary is not None else []),
             *([self._alibi] if plan.alibi is not None else []),
@@ -213,7 +233,7 @@ class _Statements(Probe):
                 "W_O is given z, and makes z W_O of each head alone; Σ_h z W_O + b_O = attn_raw",
                 ("z", "result", "attn_raw"),
                 self._heads(),
-                self._product(self.stack.n_heads * self.stack.d_head),
+                self._product(self.stack.n_heads * self.stack.d_value),
             ),
             self._attn_out,
             self._stream,
@@ -486,19 +506,37 @@ class _Statements(Probe):
             yield self.compared(run, layer, self.at(run, "attn_in", layer), expected, by_row(expected, self.local))
 
     def _projections(self) -> Iterator[Compared]:
-        rounding, steps = product_rounding(self.model.dtype, self.model.d_model), steps_rounding(self.model.dtype)
+        steps = steps_rounding(self.model.dtype)
         for run, layer in self.places():
-            w, x = self.stack.weights(layer), self.at(run, "attn_in", layer)
-            other = self.block(run, layer).notes.key_input
-            y = x if other is None else other.to(self.wide)
-            for name, source, weight, b in (("q", x, w.W_Q, w.b_Q), ("k", y, w.W_K, w.b_K), ("v", y, w.W_V, w.b_V)):
-                W = weight.to(self.wide)
+            w, notes = self.stack.weights(layer), self.block(run, layer).notes
+            inputs = notes.inputs(self.at(run, "attn_in", layer))
+            parts = zip("qkv", inputs, (w.W_Q, w.W_K, w.W_V), (w.b_Q, w.b_K, w.b_V), strict=True)
+            for name, source, weight, b in parts:
+                W, rounding = weight.to(self.wide), product_rounding(self.model.dtype, source.shape[-1])
                 product = _by_heads(source, W)
                 bias = product.new_zeros(()) if b is None else b.to(self.wide)
                 summed = _norm(source)[..., None, None] * _norm(W, 1) + bias.abs()
                 allowed = rounding * summed + steps * (product.abs() + bias.abs())
                 keep = self.comparable(run, name, layer, product)
                 yield self.compared(run, layer, self.at(run, name, layer), product + bias, allowed, keep)
+
+    def _latents(self, layout: Expanded) -> Iterator[Compared]:
+        for run, layer in self.places():
+            notes = self.block(run, layer).notes
+            for latent, found in ((layout.latent, notes.latent), (layout.query_latent, notes.query_latent)):
+                if latent is None:
+                    continue
+                assert found is not None
+                path = f"{self.plan.attention}."
+                projection = self.stack.module(layer, path + latent.projection)
+                made, bias = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide), bias_of(projection)
+                made = select(made if bias is None else made + bias.to(self.wide), latent.columns)
+                # Its formula, without hooks of the model's owner.
+                norm = self.model.plain_module(self.stack, layer, path + latent.norm)
+                expected = norm.forward(made.to(self.model.dtype)).to(self.wide)
+                # Norms of these families compute in float32, also in a float64 model.
+                limit = max(self.local, step_tolerance(torch.float32))
+                yield self.compared(run, layer, found.to(self.wide), expected, by_row(expected, limit))
 
     def _rotation(self) -> Check:
         tolerance = steps_rounding(self.model.dtype)
@@ -535,7 +573,7 @@ class _Statements(Probe):
         parameters = dict(getattr(self.model.config, "rope_parameters", None) or {})
         if rotary.theta is not None:
             parameters["rope_theta"] = rotary.theta
-        expected = rotary_tables(parameters, int(self.stack.d_head * rotary.share), positions)
+        expected = rotary_tables(parameters, round(self.stack.d_head * rotary.share), positions)
         if expected is None:
             kind = parameters.get("rope_type", "that differs between layers")
             return Check("rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here")
@@ -648,7 +686,7 @@ class _Statements(Probe):
         return repeat(value, "batch position kv d_head -> batch position (kv group) d_head", group=group)
 
     def _heads(self) -> Iterator[Compared]:
-        dtype, d_head = self.model.dtype, self.stack.d_head
+        dtype, d_value = self.model.dtype, self.stack.d_value
         steps = steps_rounding(dtype)
         for run, layer in self.places():
             weights, z = self.stack.weights(layer), self.at(run, "z", layer)
@@ -658,11 +696,11 @@ class _Statements(Probe):
             pattern = "batch position head d_head, head d_head d_model -> batch position head d_model"
             result = einsum(z, W_O, pattern)
             summed = _norm(z)[..., None] * _norm(W_O, 1)
-            allowed = product_rounding(dtype, d_head) * summed + steps * result.abs()
+            allowed = product_rounding(dtype, d_value) * summed + steps * result.abs()
             yield self.compared(run, layer, self.at(run, "result", layer), result, allowed)
             bias = result.new_zeros(result.shape[-1]) if weights.b_O is None else weights.b_O.to(self.wide)
             product = result.sum(dim=2)
-            rounding = product_rounding(dtype, self.stack.n_heads * d_head)
+            rounding = product_rounding(dtype, self.stack.n_heads * d_value)
             allowed = rounding * (summed.sum(dim=2) + bias.abs()) + steps * (product.abs() + bias.abs())
             yield self.compared(run, layer, self.at(run, "attn_raw", layer), product + bias, allowed)
             if run is self.short:
@@ -780,7 +818,7 @@ class _Statements(Probe):
         """Puts each row's whole attention on the visible key that had the least."""
         statement = "an edit of the pattern moves attn_raw as it must, and the stream with it"
         dtype = self.model.dtype
-        rounding, steps = product_rounding(dtype, self.stack.n_heads * self.stack.d_head), steps_rounding(dtype)
+        rounding, steps = product_rounding(dtype, self.stack.n_heads * self.stack.d_value), steps_rounding(dtype)
         least = least_rounding(dtype)
 
         def found() -> Iterator[Compared]:
@@ -902,7 +940,7 @@ class _Edits:
 
 def _by_heads(x: Tensor, W: Tensor) -> Tensor:
     """x W of every head."""
-    return einsum(x, W, "batch position d_model, head d_model d_head -> batch position head d_head")
+    return einsum(x, W, "batch position d_in, head d_in d_head -> batch position head d_head")
 
 
 def _norm(value: Tensor, dim: int = -1) -> Tensor:

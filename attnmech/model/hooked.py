@@ -401,8 +401,7 @@ class HookedModel:
         self.points.resolve([stack.point(intervention.point)], by_layer, self.refused)
         if intervention.point == "scores":
             self.points.resolve([stack.point("attn_in")], by_layer, self.refused)
-        sizes = {"head": stack.n_heads, "kv_head": stack.n_kv_heads, "d_head": stack.d_head, "d_model": stack.d_model}
-        check_values(intervention, by_layer, sizes)
+        check_values(intervention, by_layer, stack.sizes(intervention.point))
         special = self.encoder.special
         if intervention.keys == "special" and not special:
             raise InputError(f"{intervention}: special tokens need a model that was loaded with a tokenizer.")

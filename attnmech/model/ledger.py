@@ -11,8 +11,7 @@ from torch import Tensor
 from ..errors import ExactnessError
 from ..maths.norms import FrozenNorm
 from ..maths.precision import least_rounding, product_rounding, steps_rounding
-from ..maths.scores import Rotation, Rounded, ScoreParts, product_error, score_parts, score_rounding
-from .architectures import Architecture
+from ..maths.scores import Rounded, ScoreParts, product_error, score_parts, score_rounding
 from .observed import LayerAttention, RowBlock
 from .stack import Stack
 
@@ -38,9 +37,9 @@ def ledger_of_block(
         # Always a copy: a result must not change when the model is trained further.
         return None if value is None else value.detach().to(wide, copy=True)
 
-    key_input = block.notes.key_input
+    query_input, key_input, _ = block.notes.inputs(attn_in.to(wide))
     return score_parts(
-        attn_in.to(wide),
+        query_input,
         weights.W_Q.detach().to(wide),
         widen(weights.b_Q),
         weights.W_K.detach().to(wide),
@@ -48,8 +47,8 @@ def ledger_of_block(
         scale=block.scale * plan.query_scale,
         position=None if block.position is None or not plan.positioned else block.position.to(wide),
         visible=visible,
-        rotate=_rotation(plan, block, wide),
-        key_x=None if key_input is None else key_input.to(wide),
+        rotate=stack.rotation(block.layer, block.notes),
+        key_x=None if key_input is query_input else key_input,
         query_norm=_by_head(block.notes.query_norm, wide),
         key_norm=_by_head(block.notes.key_norm, wide),
         norm_last=plan.norm_after_rotary,
@@ -98,10 +97,11 @@ class ScoreAudit:
     ) -> None:
         self.parts = ledger_of_block(stacks, block, attn_in, visible, fold_norm=fold_norm)
         self._stack, self._block, self._dtype = stacks[block.stack], block, attn_in.dtype
-        key_input = attn_in if block.notes.key_input is None else block.notes.key_input
+        query_input, key_input, _ = block.notes.inputs(attn_in)
         wide = self.parts.query_from_input.dtype
-        by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (attn_in, key_input))
-        self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, attn_in.shape[-1]))
+        by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (query_input, key_input))
+        terms = max(query_input.shape[-1], key_input.shape[-1])
+        self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, terms))
         none = self.query.norm.new_zeros(self.query.norm.shape[1], dtype=torch.float64)
         self.residual: Float[Tensor, " head"] = none
         """Largest |Σ terms − score| so far, over visible pairs of real tokens; NaN if one of them is NaN."""
@@ -215,15 +215,6 @@ def require_exact(
 def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
     """max |value| over the kept cells, per head; NaN if one of them is NaN."""
     return value.abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3)).double()
-
-
-def _rotation(plan: Architecture, block: RowBlock | LayerAttention, dtype: torch.dtype) -> Rotation | None:
-    rotary = plan.rotary
-    if rotary is None or block.layer in plan.unrotated:
-        return None
-    assert block.notes.rotary is not None
-    cos, sin = (table[:, None].to(dtype) for table in block.notes.rotary)
-    return lambda x: rotary(x, cos, sin)
 
 
 def _by_head(norm: FrozenNorm | None, dtype: torch.dtype) -> FrozenNorm | None:

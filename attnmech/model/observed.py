@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -25,13 +26,30 @@ class Notes:
     """The norm of the queries, frozen at what it did to them; its multiplier is `[batch position head d_head]`."""
     key_norm: FrozenNorm | None = None
     gate: Tensor | None = None
-    """What the pattern-weighted sum of v is multiplied by, `[batch position head d_head]`."""
+    """What the pattern-weighted sum of v is multiplied by, `[batch position head d_value]`."""
     ungated: Tensor | None = None
     """That sum, in a layer with a gate."""
     key_input: Tensor | None = None
-    """The input of keys and values, if that is not `attn_in` (cross-attention)."""
+    """The input of keys and values, if that is another stack's stream (cross-attention)."""
+    latent: Tensor | None = None
+    """What keys and values are expanded from, in a layer with latents."""
+    query_latent: Tensor | None = None
+    """What queries are expanded from, if that is not `attn_in`."""
+    shared: Tensor | None = None
+    """The output of the projection that makes the latent and the part of the keys that heads share."""
+    edited_key: Tensor | None = None
+    """What scores use as keys, `[batch kv_head position d_head]`, if the keys of a layer with latents were edited."""
     attn_in: Tensor | None = None
-    """The input of the queries; noted if a term of the scores is changed."""
+    """The point `attn_in`; noted if a term of the scores is changed."""
+
+    def inputs(self, attn_in: Float[Tensor, "batch position d_model"]) -> tuple[Tensor, Tensor, Tensor]:
+        """What W_Q, W_K and W_V are applied to (see `AttentionWeights`), in the precision of the `attn_in` given."""
+        query = attn_in if self.query_latent is None else self.query_latent.to(attn_in)
+        if self.latent is not None:
+            latent = self.latent.to(attn_in)
+            return query, torch.cat((latent, attn_in), dim=-1), latent
+        key = attn_in if self.key_input is None else self.key_input.to(attn_in)
+        return query, key, key
 
 
 class Points:
@@ -81,7 +99,7 @@ class RowBlock(Points):
     batch: Batch
     q: Float[Tensor, "batch head row d_head"]
     k: Float[Tensor, "batch kv_head all_keys d_head"]
-    v: Float[Tensor, "batch kv_head all_keys d_head"]
+    v: Float[Tensor, "batch kv_head all_keys d_value"]
     scale: float
     position: Float[Tensor, "#batch #head #query all_keys"] | None
     """The model's own position term; None if its scores have none."""

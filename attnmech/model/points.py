@@ -147,7 +147,7 @@ def _numbers(name: str, stacks: Mapping[str, Stack], batch: Batch) -> int:
     label = split_stack(name)[0]
     stack = stacks.get(label) or next(iter(stacks.values()))
     queries = batch.queries(label).ids.shape[1]
-    sizes = _sizes(stack) | {
+    sizes = stack.sizes(split_stack(name)[1]) | {
         "batch": len(batch.ids),
         "position": queries,
         "query": queries,
@@ -205,6 +205,8 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     if plan.rotary is None:
         reason = f"{plan.name} does not rotate queries and keys, so the scores use q and k themselves"
         absent |= {"q_rot": reason, "k_rot": reason}
+    if plan.expanded is None:
+        absent["latent"] = f"{plan.name} makes keys and values of attn_in, without a latent between them"
     if plan.gate is None:
         absent["gate"] = f"{plan.name} has no gate between attention and W_O"
     if plan.mlp_out is None:
@@ -217,17 +219,22 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     return absent
 
 
-def _sizes(stack: Stack) -> dict[str, int]:
-    """The lengths of the axes that a stack fixes."""
-    return {
-        "head": stack.n_heads,
-        "kv_head": stack.n_kv_heads,
-        "d_head": stack.d_head,
-        "d_model": stack.d_model,
+def _meanings(plan: Architecture) -> dict[str, str]:
+    """What points mean in a stack with latents, where the general meaning does not apply."""
+    if plan.expanded is None:
+        return {}
+    meanings = {
+        "attn_in": "what latents and the shared part of the keys are projected from",
+        "k": "(latent, attn_in) W_K + b_K, before rotary",
+        "v": "latent W_V + b_V",
     }
+    if plan.expanded.query_latent is not None:
+        meanings["q"] = "W_Q of the queries' own latent + b_Q, before rotary"
+    return meanings
 
 
 def _entry_of(point: Point, name: str, stack: Stack, absent: str | None) -> ModelPoint:
-    sizes = _sizes(stack)
+    sizes = stack.sizes(point.name)
+    meaning = _meanings(stack.architecture).get(point.name, point.meaning)
     shape = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in point.axes)
-    return ModelPoint(name, shape, point.meaning, absent)
+    return ModelPoint(name, shape, meaning, absent)

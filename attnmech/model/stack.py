@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm
+from ..maths.scores import Rotation
 from ..points import full_name
 from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
 from .norms import frozen_norm
+from .observed import Notes
 from .position import as_tables, tables_of
 from .running import Column, Kind
-from .weights import AttentionWeights, Columns, attention_weights, bias_of, select
+from .weights import AttentionWeights, Columns, Expanded, attention_weights, bias_of, select
 
 
 class Stack:
@@ -104,10 +106,31 @@ class Stack:
             return bias_of(submodule(self._base, plan.embed_norm))
         return None
 
+    def rotation(self, layer: int, notes: Notes) -> Rotation | None:
+        """How a layer rotates its queries and keys, by the tables of its notes; None if it does not."""
+        rotary = self.architecture.rotary
+        if rotary is None or layer in self.architecture.unrotated:
+            return None
+        assert notes.rotary is not None
+        cos, sin = (table[:, None] for table in notes.rotary)
+        return lambda x: rotary(x, cos, sin)
+
+    def sizes(self, point: str) -> dict[str, int]:
+        """The lengths of the axes of a point, without its stack, that the stack fixes."""
+        return {
+            "head": self.n_heads,
+            "kv_head": self.n_kv_heads,
+            "d_head": self.d_value if point in ("v", "gate", "z") else self.d_head,
+            "d_latent": self.d_latent,
+            "d_model": self.d_model,
+        }
+
     def _read_sizes(self) -> None:
         # Every layer's, so that one that is quantised or does not fit its config is named here.
-        first, *_ = (self.weights(layer).W_Q for layer in self.layers)
-        _, self.d_model, self.d_head = first.shape
+        first, *_ = (self.weights(layer) for layer in self.layers)
+        self.d_head = first.W_Q.shape[-1]
+        _, self.d_value, self.d_model = first.W_O.shape
+        self.d_latent = 0 if self.architecture.expanded is None else first.W_V.shape[1]
 
     def _use_our_attention(self, layer: int, block: nn.Module) -> None:
         plan = self.architecture
@@ -231,6 +254,7 @@ class Stack:
             names = [self.point(name) for name in "qkv"]
             if not any(in_force.wants(name, layer) for name in names):
                 return None
+            assert not isinstance(layout, Expanded)
             parts = layout.split([output], plan.n_heads, plan.n_kv_heads, rest="batch position")
             q, k, v = (in_force.visit(name, layer, part) for name, part in zip(names, parts, strict=True))
             changed = in_force.under_way.gradients or any(in_force.edits(name, layer) for name in names)
@@ -246,7 +270,7 @@ class Stack:
 
             return at_projection
 
-        def at_columns(path: str, parts: Mapping[str, tuple[int, ...]]) -> Callable[..., Tensor | None]:
+        def at_columns(parts: Mapping[str, tuple[int, ...]]) -> Callable[..., Tensor | None]:
             def at_projection(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
                 changed = output
                 for name, columns in parts.items():
@@ -267,15 +291,55 @@ class Stack:
 
         attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
         self._wire_tables(attention)
-        if isinstance(layout, Columns):
+        if isinstance(layout, Expanded):
+            self._wire_latents(layer, attention, layout)
+            submodule(attention, layout.q).register_forward_hook(at_columns({"q": layout.columns[0]}))
+            submodule(attention, layout.kv).register_forward_hook(at_columns({"v": layout.columns[2]}))
+        elif isinstance(layout, Columns):
             for path in layout.paths:
-                submodule(attention, path).register_forward_hook(at_columns(path, layout.taken(path)))
+                submodule(attention, path).register_forward_hook(at_columns(layout.taken(path)))
         elif len(layout.paths) == 1:
             submodule(attention, layout.paths[0]).register_forward_hook(at_all)
         else:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
             for path, name, heads in zip(layout.paths, "qkv", counts, strict=True):
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
+
+    def _wire_latents(self, layer: int, attention: nn.Module, layout: Expanded) -> None:
+        """Visits the latent, and k, whose columns two projections make."""
+        in_force, name, plan = self._in_force, self.point("k"), self.architecture
+
+        def at_query_latent(module: nn.Module, args: Any) -> None:
+            in_force.note(query_latent=_by_token(args[0], in_force))
+
+        def at_shared(module: nn.Module, args: Any, output: Tensor) -> None:
+            in_force.note(shared=_by_token(output, in_force))
+
+        def at_latent(module: nn.Module, args: Any) -> Any:
+            visited = in_force.visit(self.point("latent"), layer, _by_token(args[0], in_force))
+            in_force.note(latent=visited)
+            return (visited.reshape(args[0].shape), *args[1:])
+
+        def at_keys(module: nn.Module, args: Any, output: Tensor) -> None:
+            if not in_force.wants(name, layer):
+                return
+            notes = in_force.under_way.notes
+            assert notes.shared is not None
+            keys = layout.keys(_by_token(output, in_force), notes.shared)
+            visited = in_force.visit(
+                name, layer, rearrange(keys, "batch position (head d) -> batch position head d", head=plan.n_kv_heads)
+            )
+            if in_force.under_way.gradients or in_force.edits(name, layer):
+                # Heads share a part of the keys, so the projections' outputs cannot hold what each head's became.
+                by_head = rearrange(visited, "batch position head d -> batch head position d")
+                rotate = self.rotation(layer, notes)
+                in_force.note(edited_key=by_head if rotate is None else rotate(by_head).to(by_head))
+
+        if layout.query_latent is not None:
+            submodule(attention, layout.q).register_forward_pre_hook(at_query_latent)
+        submodule(attention, layout.latent.projection).register_forward_hook(at_shared)
+        submodule(attention, layout.kv).register_forward_pre_hook(at_latent)
+        submodule(attention, layout.kv).register_forward_hook(at_keys)
 
     def _wire_qk_norm(self, layer: int, block: nn.Module) -> None:
         plan, in_force = self.architecture, self._in_force

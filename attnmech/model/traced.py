@@ -3,6 +3,7 @@
 The pass runs on a copy whose attention is attnmech's own, so that what it shows is what every later pass computes.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -172,11 +173,12 @@ def factor_of(total: Tensor, value: Tensor) -> float:
 
 
 def columns_of(
-    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], epsilon: float
+    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], epsilon: float, scale: float = 1.0
 ) -> tuple[tuple[int, ...], float] | None:
     """Which column of `source` each column of `target` is, up to one common factor; None if one of them is none.
 
-    ε is the rounding of the entries: cosines of equal columns are then off by no more than a few ε².
+    ε is the rounding of the entries: cosines of equal columns are then off by no more than a few ε². Some columns may
+    have been multiplied by `scale` besides (by rotary tables); the factor returned is that of the first.
 
     >>> source = torch.tensor([[1.0, 5.0, -2.0], [4.0, 0.0, 3.0]])
     >>> columns_of(2 * source[:, [2, 0]], source, 1e-7)
@@ -189,6 +191,8 @@ def columns_of(
     alike = (wanted / sizes).T @ (there / lengths.clamp_min(torch.finfo(torch.float64).tiny))
     best = alike.max(dim=1)
     factors = sizes / lengths[best.indices]
+    if scale != 1:
+        factors = factors / scale ** ((factors / factors[0]).log() / math.log(scale)).round().clamp(-1, 1)
     factor = float(factors.median())
     near, least = 64 * epsilon, 1 - max(1e-9, 32 * epsilon**2)
     if bool((best.values < least).any()) or bool(((factors - factor).abs() > near * factor).any()):

@@ -10,6 +10,7 @@ import torch
 from einops import EinopsError, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UnsupportedModelError, WeightsError
@@ -20,16 +21,17 @@ class AttentionWeights:
     """The weights of one layer's attention, as views of the model's own parameters.
 
     q = x W_Q + b_Q and so on, with x = `attn_in`; attn_raw = Σ_h z_h W_O[h] + b_O. A bias that the model
-    does not have is None.
+    does not have is None. If keys and values are expanded from a latent, x is the latent for W_V, the latent followed
+    by `attn_in` for W_K, and for W_Q the queries' latent, if there is one.
     """
 
-    W_Q: Float[Tensor, "head d_model d_head"]
-    W_K: Float[Tensor, "kv_head d_model d_head"]
-    W_V: Float[Tensor, "kv_head d_model d_head"]
-    W_O: Float[Tensor, "head d_head d_model"]
+    W_Q: Float[Tensor, "head d_query_in d_head"]
+    W_K: Float[Tensor, "kv_head d_key_in d_head"]
+    W_V: Float[Tensor, "kv_head d_value_in d_value"]
+    W_O: Float[Tensor, "head d_value d_model"]
     b_Q: Float[Tensor, "head d_head"] | None
     b_K: Float[Tensor, "kv_head d_head"] | None
-    b_V: Float[Tensor, "kv_head d_head"] | None
+    b_V: Float[Tensor, "kv_head d_value"] | None
     b_O: Float[Tensor, " d_model"] | None
 
 
@@ -142,6 +144,53 @@ class Columns:
         )
 
 
+@dataclass(frozen=True)
+class Latent:
+    """What queries, or keys and values, are expanded from: N((attn_in W + b)[columns])."""
+
+    projection: str
+    """The module of W and b, below the attention."""
+    columns: tuple[int, ...]
+    norm: str
+    """The module of N."""
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """q, k and v as columns of projections of latents (multi-head latent attention, DeepSeek-V2).
+
+    v are columns of the projection `kv` of the latent. k are columns of its output followed by that of the projection
+    that makes the latent, which holds the part of the keys that all heads share.
+    """
+
+    q: str
+    kv: str
+    columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    """Of q, k and v, head by head."""
+    latent: Latent
+    query_latent: Latent | None = None
+    """None if the projection `q` reads `attn_in`."""
+
+    def __str__(self) -> str:
+        queries = "" if self.query_latent is None else f" of {self.query_latent.norm}"
+        return f"columns of {self.q}{queries}, {self.kv} of {self.latent.norm}, {self.latent.projection}"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the projections below the attention module."""
+        return (self.q, self.kv, self.latent.projection)
+
+    def matrices(self, q: Tensor, kv: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """W_Q, W_K and W_V `[d_in (head d)]`, from the projections' matrices."""
+        of_q, of_k, of_v = self.columns
+        both = torch.cat((pad(kv, (0, shared.shape[1])), pad(shared, (kv.shape[1], 0))))
+        return select(q, of_q), select(both, of_k), select(kv, of_v)
+
+    def keys(self, kv: Float[Tensor, "*rest d_kv"], shared: Float[Tensor, "*rest d_shared"]) -> Tensor:
+        """k `[... (head d_head)]`, from the outputs of the two projections."""
+        return select(torch.cat((kv, shared), dim=-1), self.columns[1])
+
+
 def select(value: Float[Tensor, "*rest features"], columns: tuple[int, ...]) -> Float[Tensor, "*rest chosen"]:
     """Some columns of a tensor; a view where they stand side by side."""
     if columns == tuple(range(columns[0], columns[0] + len(columns))):
@@ -155,7 +204,7 @@ Layout: TypeAlias = Columns | Fused | Grouped | Separate
 
 def attention_weights(
     projections: Sequence[nn.Module],
-    layout: Layout,
+    layout: Layout | Expanded,
     out: nn.Module,
     heads: int,
     kv_heads: int,
@@ -172,45 +221,57 @@ def attention_weights(
 
 
 def _split_weights(
-    projections: Sequence[nn.Module], layout: Layout, out: nn.Module, heads: int, kv_heads: int
+    projections: Sequence[nn.Module], layout: Layout | Expanded, out: nn.Module, heads: int, kv_heads: int
 ) -> AttentionWeights:
     matrices = [matrix_of(projection) for projection in projections]
     biases = [bias_of(projection) for projection in projections]
-    W_Q, W_K, W_V = (
-        rearrange(W, "d_model head d_head -> head d_model d_head")
-        for W in layout.split(matrices, heads, kv_heads, rest="d_model")
-    )
-    b_Q, b_K, b_V = _split_biases(biases, layout, heads, kv_heads)
+    if isinstance(layout, Expanded):
+        parts = [
+            rearrange(W, "d_in (head d) -> d_in head d", head=n)
+            for W, n in zip(layout.matrices(*matrices), (heads, kv_heads, kv_heads), strict=True)
+        ]
+    else:
+        parts = list(layout.split(matrices, heads, kv_heads, rest="d_model"))
+    W_Q, W_K, W_V = (rearrange(W, "d_in head d -> head d_in d") for W in parts)
+    b_Q, b_K, b_V = _split_biases(matrices, biases, layout, heads, kv_heads)
     W_O = rearrange(matrix_of(out), "(head d_head) d_model -> head d_head d_model", head=heads)
     return AttentionWeights(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, bias_of(out))
 
 
 def _split_biases(
-    biases: Sequence[Tensor | None], layout: Layout, heads: int, kv_heads: int
+    matrices: Sequence[Tensor], biases: Sequence[Tensor | None], layout: Layout | Expanded, heads: int, kv_heads: int
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    counts = (heads, kv_heads, kv_heads)
+    if isinstance(layout, Columns | Expanded):
+        if isinstance(layout, Columns):
+            by_path = dict(zip(layout.paths, biases, strict=True))
+            held = [by_path[path] for path in layout.of]
+        else:
+            held = [biases[0], _joined(matrices[1:], biases[1:]), biases[1]]
+        found = [
+            None if bias is None else rearrange(select(bias, columns), "(head d) -> head d", head=count)
+            for bias, columns, count in zip(held, layout.columns, counts, strict=True)
+        ]
+        return found[0], found[1], found[2]
     present = [None if bias is None else bias[None] for bias in biases]
     if all(bias is None for bias in present):
         return None, None, None
-    if isinstance(layout, Columns):
-        by_path = dict(zip(layout.paths, present, strict=True))
-        found = []
-        for path, columns, count in zip(layout.of, layout.columns, (heads, kv_heads, kv_heads), strict=True):
-            bias = by_path[path]
-            found.append(
-                None
-                if bias is None
-                else rearrange(select(bias[0], columns), "(head d_head) -> head d_head", head=count)
-            )
-        return found[0], found[1], found[2]
     if len(layout.paths) == 1:
         q, k, v = layout.split([bias for bias in present if bias is not None], heads, kv_heads, rest="one")
         return q[0], k[0], v[0]
-    counts = (heads, kv_heads, kv_heads)
     split = [
         None if bias is None else rearrange(bias[0], "(head d_head) -> head d_head", head=n)
         for bias, n in zip(present, counts, strict=True)
     ]
     return split[0], split[1], split[2]
+
+
+def _joined(matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
+    """The biases of projections one after the other, 0 for a projection without one; None if none has."""
+    if all(bias is None for bias in biases):
+        return None
+    pairs = zip(matrices, biases, strict=True)
+    return torch.cat([W.new_zeros(W.shape[1]) if bias is None else bias for W, bias in pairs])
 
 
 def matrix_of(module: nn.Module) -> Float[Tensor, "d_in d_out"]:

@@ -47,7 +47,7 @@ class _MeanZ(Reducer):
 
     def start(self, run: Run) -> State:
         positions = run.batch.queries(run.stack.label).ids.shape[1] if self.per_position else 1
-        shape = run.n_layers, run.n_heads, run.stack.d_head, positions
+        shape = run.n_layers, run.n_heads, run.stack.d_value, positions
         device = run.model.device
         return {
             "sums": torch.zeros(shape, dtype=torch.float64, device=device),

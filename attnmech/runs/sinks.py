@@ -46,7 +46,7 @@ class Sinks:
     """`FACTS`; NaN where a text has no row or token that defines one."""
     keys: Bool[Tensor, "#layer #head text key"]
     """True at the sink."""
-    mean_value: Float[Tensor, "layer head d_head"]
+    mean_value: Float[Tensor, "layer head d_value"]
     """Each head's mean value v over all tokens other than the sink; NaN if there are none."""
 
 
@@ -94,7 +94,7 @@ class SinkReducer(Reducer):
             "top_key": torch.full((layers, texts, heads, width), -1, dtype=torch.int32),
             "facts": torch.zeros(len(FACTS), layers, heads, texts, dtype=torch.float64),
             "defined": torch.zeros(len(FACTS), layers, heads, texts, dtype=torch.bool),
-            "value_sums": torch.zeros(layers, heads, run.stack.d_head, dtype=torch.float64),
+            "value_sums": torch.zeros(layers, heads, run.stack.d_value, dtype=torch.float64),
             "value_counts": torch.zeros(layers, heads, dtype=torch.float64),
         }
         if self.target == "most_attended":

@@ -17,10 +17,10 @@ import attnmech as am
 TINY: dict[str, Any] = {
     "vocab_size": 70, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 20,
 }  # fmt: skip
-LATENT: dict[str, Any] = {
+INDEXED: dict[str, Any] = {
     **TINY, "moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4,
     "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 6,
-    "first_k_dense_replace": 0,
+    "first_k_dense_replace": 0, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4,
 }  # fmt: skip
 SSM: dict[str, Any] = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
 
@@ -48,13 +48,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "attention is sparse",
     ),
-    "deepseek_v2": (
-        lambda: transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**LATENT)),
-        "shared latent vector",
-    ),
-    "deepseek_v3": (
-        lambda: transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**LATENT, n_group=2, topk_group=1)),
-        "shared latent vector",
+    "deepseek_v32": (
+        lambda: transformers.DeepseekV32ForCausalLM(transformers.DeepseekV32Config(**INDEXED, n_group=2, topk_group=1)),
+        "attention is sparse",
     ),
     "diffllama": (
         lambda: transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**TINY, num_key_value_heads=2)),
