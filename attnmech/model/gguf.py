@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError, first_line
-from .architectures import architectures_of
+from .plan import architectures_of
 
 _FORMAT: Final = 1
 """Raised whenever a copy's files change."""
