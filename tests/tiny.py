@@ -152,10 +152,20 @@ def kinds() -> dict[str, str]:
     return found
 
 
+def parameters_of(kind: str, sizes: Mapping[str, int] = ONE) -> int:
+    """How many parameters the model of a type has; nothing is allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in _made(kind, sizes).parameters())
+
+
 def model_of(kind: str, sizes: Mapping[str, int] = ONE, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """The model of a type with every parameter random."""
     torch.manual_seed(seed)
+    return randomised(_made(kind, sizes), dtype=dtype, seed=seed)
+
+
+def _made(kind: str, sizes: Mapping[str, int]) -> Any:
     config, made = config_of(kind, sizes), getattr(transformers, kinds()[kind])
     if not isinstance(config, made.config_class):
         config = config.get_text_config()
-    return randomised(made._from_config(config, dtype=torch.float32), dtype=dtype, seed=seed)
+    return made._from_config(config, dtype=torch.float32)
