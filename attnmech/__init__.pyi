@@ -33,12 +33,16 @@ from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
 from .methods.updates import ResidualUpdates as ResidualUpdates
 from .methods.updates import residual_updates as residual_updates
+from .model.architectures import Architecture as Architecture
 from .model.certificate import Certificate as Certificate
 from .model.certify import certify as certify
 from .model.hooked import HookedModel as HookedModel
 from .model.load import load as load
 from .model.observed import LayerEnd as LayerEnd
 from .model.observed import RowBlock as RowBlock
+from .model.weights import Columns as Columns
+from .model.weights import Fused as Fused
+from .model.weights import Separate as Separate
 from .report import Report as Report
 from .report import report as report
 from .runs.corpus import Corpus as Corpus

@@ -412,6 +412,8 @@ def _print_report(console: Console, model: "HookedModel", report: "Report") -> N
 
 def _print_certificate(console: Console, model: "HookedModel", certificate: "Certificate") -> None:
     console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
+    for stack in model.stacks.values():
+        console.print(_plain(f"built as {stack.architecture}"), soft_wrap=True, highlight=False, style="dim")
     table = Table(
         title=f"every layer checked; edits tried in layers {', '.join(map(str, certificate.edited))}",
         title_justify="left",

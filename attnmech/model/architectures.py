@@ -5,7 +5,7 @@ this table and never asks which architecture it has.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import torch
@@ -55,6 +55,9 @@ class Gate:
     function: str
     """The name of the function in torch.nn.functional."""
 
+    def __str__(self) -> str:
+        return f"{self.function} of columns of {self.path}"
+
     def of(self, output: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places head d_head"]:
         """The gate, from the projection's output."""
         chosen: Tensor = getattr(nn.functional, self.function)(select(output, self.columns))
@@ -64,6 +67,17 @@ class Gate:
 @dataclass(frozen=True)
 class Architecture:
     """Where a model keeps its parts, and how its blocks combine them.
+
+    Read from the model at load; give one to `am.load` for a model whose structure cannot be read. The certificate
+    tells whether it is true. Forms of rotation are in `attnmech.model.position`.
+
+    >>> plan = Architecture(
+    ...     name="mine", blocks="layers", attention="attn", qkv=Separate("q", "k", "v"), out="attn.o",
+    ...     attn_norm="norm_1", mid_norm="norm_2", mlp_out="mlp", final_norm="norm", rotary=HALVES,
+    ... )
+    >>> print(plan)
+    mine: blocks layers; attention attn; qkv q, k, v; out attn.o; mid_norm norm_2; mlp_out mlp; attn_norm norm_1; \
+final_norm norm; rotary rotate_halves
 
     Paths are dotted. `blocks` and `embed_norm` start at the base model; `attention`, `out`, `attn_out`,
     `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv` and `qk_norm` at the
@@ -142,6 +156,14 @@ class Architecture:
     causal: bool = True
     trusted: Literal["eager", "sdpa"] | None = None
     """Transformers' attention implementation that computes what was trained, if the other does not."""
+
+    def __str__(self) -> str:
+        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        default = {each.name: each.default for each in fields(self)}
+        said = (
+            f"{name} {getattr(value, '__name__', value)}" for name, value in given.items() if value != default[name]
+        )
+        return f"{self.name}: {'; '.join(said)}"
 
 
 def _refuse(reason: str) -> NoReturn:

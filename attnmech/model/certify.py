@@ -688,14 +688,15 @@ class _Statements(Probe):
         return replace(compared, where=f"layer {layer}, a head alone")
 
     def _attn_out(self) -> Check:
-        statement, architecture = "attn_out = attn_raw", self.plan
+        factor, architecture = self.plan.attn_scale, self.plan
+        statement = "attn_out = attn_raw" if factor == 1 else f"attn_out = {factor:.4g} attn_raw"
         if architecture.attn_out not in ("", architecture.out):
             return Check("attn_out", statement, (), None, detail="a norm stands between them")
         adding = sum_rounding(self.model.dtype)
 
         def found() -> Iterator[Compared]:
             for run, layer in self.places():
-                raw = self.at(run, "attn_raw", layer)
+                raw = factor * self.at(run, "attn_raw", layer)
                 yield self.compared(run, layer, self.at(run, "attn_out", layer), raw, adding * raw.abs())
 
         return self.by_layer("attn_out", statement, ("attn_raw", "attn_out"), found(), adding)
@@ -812,7 +813,7 @@ class _Statements(Probe):
     def _resid_mid_edit(self) -> Check:
         statement = "an edit of resid_mid reaches the MLP and the stream"
         if self.plan.mid_norm is None:
-            return Check("resid_mid edit", statement, (), None, detail="there is no resid_mid")
+            return self._parallel()
 
         def found() -> Iterator[Compared]:
             edits = self._edits
@@ -835,6 +836,20 @@ class _Statements(Probe):
             found(),
             sum_rounding(self.model.dtype) if self.plan.norm == "pre" else None,
         )
+
+
+    def _parallel(self) -> Check:
+        statement = "the MLP does not read what attention writes in its block"
+        if self.plan.mlp_out is None:
+            return Check("parallel", statement, (), None, detail="there is no MLP")
+
+        def found() -> Iterator[Compared]:
+            edits = self._edits
+            for copy, layer in enumerate(self.edited):
+                moved, still = (edits.at("mlp_out", layer)[each][edits.real[each]] for each in (copy, -1))
+                yield Compared(f"layer {layer}", 0.0 if torch.equal(moved, still) else torch.inf)
+
+        return self.by_layer("parallel", statement, ("mlp_out",), found())
 
 
 class _Edits:

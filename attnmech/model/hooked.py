@@ -30,7 +30,6 @@ from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
 from .ledger import ledger_of_block
 from .observed import LayerObserver, RowObserver
-from .plan import architectures_of
 from .points import ModelPoints, check_size, points_of
 from .running import Balance, Directions
 from .stack import Stack
@@ -68,6 +67,7 @@ class HookedModel:
     def __init__(
         self,
         original: PreTrainedModel,
+        plans: Sequence[Architecture],
         tokenizer: Any = None,
         *,
         name: str,
@@ -80,7 +80,6 @@ class HookedModel:
         """The Python code that loads this model, such as am.load(); `model` if it was made from an object."""
         self.is_demo = is_demo
         """Whether this is attnmech's own demo model."""
-        plans = architectures_of(original)
         self.config = original.config
         self.tokenizer = tokenizer
         self._original = original

@@ -18,11 +18,12 @@ from ..arguments import optional_flag, shown
 from ..demo import model_folder
 from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
 from ..files import path_of
+from .architectures import Architecture
 from .certify import certify, check_runs
 from .copies import copy_of
 from .gguf import dequantised, is_gguf
 from .hooked import HookedModel
-from .plan import require_transformers
+from .plan import architectures_of, described, require_transformers
 from .stored import SHARDED, WHOLE, check_stored
 from .weights import check_finite, check_real
 
@@ -42,6 +43,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     bos: bool | None = None,
+    architecture: Architecture | None = None,
 ) -> HookedModel:
     """Loads a model with named, proven activation points.
 
@@ -50,11 +52,16 @@ def load(
     >>> am.load("/models/mine")                            # a folder                  # doctest: +SKIP
     >>> am.load("/models/mine.Q4_1.gguf")                  # a GGUF file, dequantised  # doctest: +SKIP
     >>> am.load(hf_model, tokenizer=hf_tokenizer)          # an object; never asks the hub  # doctest: +SKIP
+    >>> am.load(hf_model, architecture=am.Architecture(...))   # a structure of your own    # doctest: +SKIP
 
     A string that names an existing folder is a folder, one that ends in .gguf a file, any other a hub name. A model
     object is copied, sharing its parameters, and is not changed; parameters are copied too only if `device` or `dtype`
     differ from its own. Without a tokenizer, a model object takes only token ids. `bos` says whether a text begins with
     the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
+
+    How the model is built is read from its modules and a traced pass, or given as `architecture` where that cannot be
+    read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
+    (`DataParallel`, `torch.compile`) are taken off.
 
     Weights are read only from safetensors and GGUF, and no code from a model's folder is run. The network is used only
     for a hub name that is not in the local cache.
@@ -72,6 +79,8 @@ def load(
     kind, place = _dtype(dtype), _device(device)
     optional_flag("bos", bos)
     _check_tokenizer(tokenizer)
+    if architecture is not None and not isinstance(architecture, Architecture):
+        raise InputError(f"`architecture` must be an am.Architecture; got {shown(architecture)}.")
     if isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
     else:
@@ -79,7 +88,8 @@ def load(
     check_real(original.named_parameters())
     check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
-    model = HookedModel(original, tokenizer, name=name, source=code, is_demo=source is None, bos=bos)
+    plans = architectures_of(original) if architecture is None else (described(original, architecture),)
+    model = HookedModel(original, plans, tokenizer, name=name, source=code, is_demo=source is None, bos=bos)
     check_runs(model)
     certify(model)
     if not model.certificate.ok:
@@ -196,7 +206,9 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     known = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
     if not known:
         raise UnsupportedModelError(
-            f"folder {folder} names the class {named!r}, which transformers {transformers.__version__} does not have."
+            f"folder {folder} names the class {named!r}, which transformers {transformers.__version__} does not have. "
+            "If the folder brings code of its own, read that code, load the model with it yourself, and give am.load "
+            "the object."
         )
     with _quiet():
         check_stored(folder, kind, config)

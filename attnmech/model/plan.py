@@ -37,8 +37,23 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
         ) from error
 
 
+def described(module: nn.Module, plan: Architecture) -> Architecture:
+    """A user's architecture for a model, with the numbers of heads that its config gives if the user gave none."""
+    model = require_transformers(module)
+    for path in (plan.blocks, plan.final_norm, plan.embed_norm):
+        if path and not has_module(model.base_model, path):
+            raise UnsupportedModelError(
+                f"`architecture` names a module {path!r}, which {type(model).__name__} has not."
+            )
+    return _with_heads(plan, model.config)
+
+
 def require_transformers(model: nn.Module) -> PreTrainedModel:
-    """The model; raises `UnsupportedModelError` for any other module."""
+    """The model without its wrappers; raises `UnsupportedModelError` for any other module."""
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    wrapped = getattr(model, "module" if parallel else "_orig_mod", None)
+    if isinstance(wrapped, nn.Module):
+        return require_transformers(wrapped)
     if not isinstance(model, PreTrainedModel):
         what = "not a transformers model" if _attends(model) else "a model without attention"
         raise UnsupportedModelError(f"expected a transformers model; got {type(model).__name__}, {what}.")

@@ -166,6 +166,10 @@ class Rotary:
     theta: float | None = None
     """The base of the angles, if the config does not give it."""
 
+    def __str__(self) -> str:
+        share = "" if self.share == 1 else f", {self.share:.3g} of each head from dimension {self.first} on"
+        return f"{self.rotate.__name__}{share}"
+
     def __call__(
         self,
         x: Float[Tensor, "*axes d_head"],

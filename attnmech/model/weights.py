@@ -40,6 +40,9 @@ class Fused:
     path: str
     layout: str
 
+    def __str__(self) -> str:
+        return f"{self.path} ({self.layout})"
+
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths of the projections below the attention module."""
@@ -62,6 +65,9 @@ class Grouped:
     """q, k and v as one projection, grouped by kv head: its queries, its key, its value (Falcon)."""
 
     path: str
+
+    def __str__(self) -> str:
+        return f"{self.path} (by kv head)"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -90,6 +96,9 @@ class Separate:
     k: str
     v: str
 
+    def __str__(self) -> str:
+        return ", ".join(self.paths)
+
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths of the projections below the attention module."""
@@ -110,6 +119,9 @@ class Columns:
     """The projections that hold q, k and v; often one and the same."""
     columns: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     """Which columns of these they are, head by head."""
+
+    def __str__(self) -> str:
+        return f"columns of {', '.join(self.paths)}"
 
     @property
     def paths(self) -> tuple[str, ...]:
