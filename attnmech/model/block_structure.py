@@ -234,6 +234,7 @@ class BlockReader:
             if (
                 normed is None
                 or entered is None
+                or entered.shape != normed.shape
                 or not last.made
                 or not same(self._by_token(last.made[0]), self._ended)
             ):
