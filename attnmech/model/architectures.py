@@ -135,6 +135,8 @@ final_norm norm; rotary rotate_halves
     embed_norm: str | None = None
     embed_scale: float = 1.0
     """The factor of the token embedding's rows."""
+    stream_scale: float = 1.0
+    """The factor by which embeddings are multiplied as they enter the stream (Granite)."""
     alibi: Alibi | None = None
     rotary: Rotary | None = None
     unrotated: tuple[int, ...] = ()

@@ -81,12 +81,12 @@ class BlockReader:
             _refuse("it has a norm of values")
         if (q.norm is None) != (k.norm is None):
             _refuse("it has a norm of queries or of keys, but not of both")
-        rotary = self._rotary(q, k)
+        rotary, scale = self._rotary(q, k)
         asked = attended.options
         plan = replace(
             plan,
             n_heads=heads,
-            query_scale=self._factors.named(q.factor, d_head),
+            query_scale=self._factors.named(q.factor / scale, d_head),
             rotary=rotary,
             causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
             trusted="eager" if asked.get("softcap") or asked.get("s_aux") is not None else None,
@@ -159,21 +159,25 @@ class BlockReader:
 
     # -- rotation ------------------------------------------------------------------------------------------
 
-    def _rotary(self, q: _Source, k: _Source) -> Rotary | None:
-        """How queries and keys are rotated between their projections and the score; None if they are not."""
+    def _rotary(self, q: _Source, k: _Source) -> tuple[Rotary | None, float]:
+        """How queries and keys are rotated between their projections and the score; None if they are not.
+
+        And the factor by which the tables multiply them (YaRN's).
+        """
         d_head = self._attended.q.shape[-1]
         tolerance = 16 * self._factors.tolerance
         pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
         if all(close(before, after, tolerance) for before, after in pairs):
-            return None
+            return None, 1.0
         for path, tables in self._tables():
             cos, sin = (table[:, :, None].double() for table in tables)
+            scale = float(cos[0, 0, 0, 0])
             for form in FORMS:
                 width = form.width(cos.shape[-1])
                 for first in dict.fromkeys((0, d_head - width)) if width <= d_head else ():
                     rotary = replace(form, share=width / d_head, first=first, tables=path)
-                    if all(close(rotary(before, cos, sin), after, tolerance) for before, after in pairs):
-                        return rotary
+                    if all(close(rotary(before, cos, sin), scale * after, tolerance) for before, after in pairs):
+                        return rotary, scale
         _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
 
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,14 +234,8 @@ class BlockReader:
         if (added := self._added(given, self._ended, norm.order)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
         for last in reversed(later):
-            entered = self._by_token(last.given)
-            if (
-                normed is None
-                or entered is None
-                or entered.shape != normed.shape
-                or not last.made
-                or not same(self._by_token(last.made[0]), self._ended)
-            ):
+            entered, left = self._by_token(last.given), self._by_token(last.made[0] if last.made else None)
+            if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
                 continue
             added = self._added(normed, entered, norm.order, last.order)
             if added is not None and plan.attn_norm is None and factor == added[1] == 1:

@@ -39,8 +39,6 @@ from .probe import (
     excess_of,
     output_of,
     padded_batch,
-    plain_output,
-    probe_batch,
 )
 from .unembedding import unembedding_of, why_not_linear
 from .weights import bias_of, check_finite, matrix_of
@@ -72,8 +70,13 @@ def certify(model: HookedModel) -> Certificate:
     to see what an edit breaks. Never raises for a faulty model: the certificate lists the faults.
     """
     require_model(model)
+    return certify_with(Passes(model))
+
+
+def certify_with(passes: Passes) -> Certificate:
+    """The certificate of a model some of whose passes may have been made."""
+    model = passes.model
     with model.unchecked():
-        passes = Passes(model)
         statements = [_Statements(passes, stack) for stack in model.stacks.values()]
         checks = list(statements[0].of_model())
         for each in statements:
@@ -86,10 +89,11 @@ def certify(model: HookedModel) -> Certificate:
     return certificate
 
 
-def check_runs(model: HookedModel) -> None:
+def check_runs(passes: Passes) -> None:
     """Raises `WeightsError` if transformers itself cannot run the model in its precision on its device."""
+    model = passes.model
     try:
-        plain_output(model, probe_batch(model))
+        _ = passes.plain
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
@@ -423,8 +427,9 @@ class _Statements(Probe):
         look = self.last_stream if why_not_linear(self.model) is None else self.by_token
         text = beginning_of(self.batch, 0, BEGINNING)
         changed = each_token_changed(text, self.model.n_vocab)
-        copies = len(self.written(changed).ids)
-        before, after = look(text).expand(copies, -1, -1), look(changed)
+        copies = len(self.written(changed).ids) - 1
+        seen = look(changed)
+        before, after = seen[-1:].expand(copies, -1, -1), seen[:-1]
         # Copy n differs from the text at position n + 1: nothing before that may change.
         untouched = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device).tril()
         points = ("scores", "pattern", "z")
@@ -837,7 +842,6 @@ class _Statements(Probe):
             sum_rounding(self.model.dtype) if self.plan.norm == "pre" else None,
         )
 
-
     def _parallel(self) -> Check:
         statement = "the MLP does not read what attention writes in its block"
         if self.plan.mlp_out is None:
@@ -847,7 +851,7 @@ class _Statements(Probe):
             edits = self._edits
             for copy, layer in enumerate(self.edited):
                 moved, still = (edits.at("mlp_out", layer)[each][edits.real[each]] for each in (copy, -1))
-                yield Compared(f"layer {layer}", 0.0 if torch.equal(moved, still) else torch.inf)
+                yield Compared(f"layer {layer}", excess_of(moved, still, by_row(still, self.local)))
 
         return self.by_layer("parallel", statement, ("mlp_out",), found())
 

@@ -19,11 +19,12 @@ from ..demo import model_folder
 from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
 from ..files import path_of
 from .architectures import Architecture
-from .certify import certify, check_runs
+from .certify import certify_with, check_runs
 from .copies import copy_of
 from .gguf import dequantised, is_gguf
 from .hooked import HookedModel
 from .plan import architectures_of, described, require_transformers
+from .probe import Passes
 from .stored import SHARDED, WHOLE, check_stored
 from .weights import check_finite, check_real
 
@@ -90,8 +91,9 @@ def load(
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
     plans = architectures_of(original) if architecture is None else (described(original, architecture),)
     model = HookedModel(original, plans, tokenizer, name=name, source=code, is_demo=source is None, bos=bos)
-    check_runs(model)
-    certify(model)
+    passes = Passes(model)
+    check_runs(passes)
+    certify_with(passes)
     if not model.certificate.ok:
         warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=2)
     return model

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..errors import UnsupportedModelError, WeightsError
+from ..errors import AttnmechError, UnsupportedModelError, WeightsError, first_line
 from .architectures import ARCHITECTURES, REFUSED, Architecture, Config, has_module
 from .block_structure import UnreadableError
 from .structure import read_structure
@@ -34,6 +34,12 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
         raise UnsupportedModelError(
             f"{what} is not in attnmech's table, and its structure cannot be read: {error}. If you know how it is "
             "built, describe it: am.load(model, architecture=am.Architecture(...))."
+        ) from error
+    except AttnmechError:
+        raise
+    except Exception as error:  # what a model is built of can be anything
+        raise UnsupportedModelError(
+            f"{what} is not in attnmech's table, and reading its structure fails: {first_line(error)}."
         ) from error
 
 

@@ -357,12 +357,15 @@ def beginning_of(batch: Batch, number: int, length: int) -> Batch:
 
 
 def each_token_changed(batch: Batch, n_vocab: int) -> Batch:
-    """Copies of one text, the n-th with another token at place n + 1; of the decoder's tokens, where there are any."""
+    """Copies of one text, the n-th with another token at place n + 1 and the last as it is.
+
+    Of the decoder's tokens, where there are any.
+    """
     written = batch if batch.target is None else batch.target
     copies = written.ids.shape[1] - 1
-    made = batch.texts(torch.zeros(copies, dtype=torch.long))
+    made = batch.texts(torch.zeros(copies + 1, dtype=torch.long))
     places = torch.arange(copies, device=batch.ids.device)
-    ids = written.ids.repeat(copies, 1)
+    ids = written.ids.repeat(copies + 1, 1)
     ids[places, places + 1] = other_ids(ids[places, places + 1], n_vocab)
     return replace(made, ids=ids) if made.target is None else replace(made, target=replace(made.target, ids=ids))
 

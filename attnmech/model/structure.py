@@ -25,6 +25,8 @@ _TEXTS: Final = 8
 _LENGTH: Final = 11
 """A number of heads that no model has, so that the axes of a tensor cannot be confused."""
 _SEED: Final = 31
+_STEEP: Final = 0.1
+"""The least slope of a soft cap at logits from which its factor is read."""
 
 
 def read_structure(model: PreTrainedModel) -> Architecture:
@@ -175,7 +177,8 @@ class _Reader:
         """Embedding, final norm and head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
         found: dict[str, Any] = {
-            "position_limit": self._position_limit(list_path), "embed_scale": self._embed_scale(outside)
+            "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
+            "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
         }  # fmt: skip
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
@@ -201,8 +204,11 @@ class _Reader:
             plain = plain + bias.detach().double()
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
         for cap in (None, *caps):
-            uncapped = logits if cap is None else cap * torch.atanh((logits / cap).clamp(-1 + 1e-9, 1 - 1e-9))
-            scale = self._factors.named(factor_of(uncapped, plain))
+            # Where a cap has flattened the logits, they say nothing of their factor.
+            slope = torch.ones_like(logits) if cap is None else (1 - (logits / cap) ** 2).clamp_min(0)
+            uncapped = logits if cap is None else cap * torch.atanh((logits / cap).clamp(-0.999, 0.999))
+            steep = slope > _STEEP
+            scale = self._factors.named(factor_of(uncapped[steep], plain[steep])) if steep.any() else 1.0
             told = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
             if (bias is None or scale == 1) and close(told, logits, 16 * self._factors.tolerance):
                 return {"logit_scale": scale, "logit_softcap": cap}
@@ -215,8 +221,22 @@ class _Reader:
                 return self._factors.named(factor_of(call.made[0].double(), rows.double()))
         return 1.0
 
-    def _position_limit(self, list_path: str) -> int | None:
+    def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:
+        """The factor between the token embedding and the stream; 1 too where something else is added."""
+        embedding = next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
+        if embedding is None or block is None or block.given is None or block.given.shape != embedding.made[0].shape:
+            return 1.0
+        stream, embedded = block.given.double(), embedding.made[0].double()
+        factor = self._factors.named(factor_of(stream, embedded))
+        return factor if close(factor * embedded, stream, self._factors.tolerance) else 1.0
+
+    def _position_limit(self, list_path: str, outside: Sequence[Call]) -> int | None:
         """How many positions a model has, if it looks them up in a table."""
+        for call in outside:
+            table, places = call.module, call.given
+            if isinstance(table, nn.Embedding) and table.weight is not self._rows and _are_positions(places):
+                assert places is not None
+                return table.num_embeddings - int(places.flatten()[0])
         for table in self._position_tables(list_path):
             limit = int(self._factors.numbers.get("max_position_embeddings", table.num_embeddings))
             # Families that count from the padding's id have that many rows fewer.
@@ -239,6 +259,13 @@ def _calls_of(trace: Trace, block: str) -> list[Call]:
         for call in trace.calls
         if call.path == block or call.path.startswith(f"{block}.")
     ]
+
+
+def _are_positions(ids: Tensor | None) -> bool:
+    """Whether ids count up by one in every text."""
+    if ids is None or ids.is_floating_point() or ids.shape[-1] != _LENGTH:
+        return False
+    return bool((ids.diff(dim=-1) == 1).all())
 
 
 def _is_identity(block: nn.Module, path: str | None) -> bool:

@@ -108,7 +108,8 @@ class Writers:
 
     def _add_embeddings(self, values: Mapping[PointKey, Tensor]) -> None:
         further = sorted(self._model.further_embeddings)
-        by_label = {"token embedding": values["embed", None], **{label: values[label, None] for label in further}}
+        written = {"token embedding": values["embed", None], **{label: values[label, None] for label in further}}
+        by_label = {label: self._stack.architecture.stream_scale * value for label, value in written.items()}
         self._steps += [_Step(label, partial(self._everywhere, value)) for label, value in by_label.items()]
         norm = self._stack.architecture.embed_norm
         if norm is not None:
