@@ -31,7 +31,7 @@ Result: TypeAlias = Literal["certified", "refused", "failed", "WRONG", "not buil
 AT_ONCE: Final = 2
 SECONDS: Final = 150
 """How long one model may take."""
-LARGEST: Final = 30_000_000
+LARGEST: Final = 150_000_000
 """The number of parameters beyond which the recipe has not made a type small."""
 LENGTH: Final = 13
 SAME: Final = 1e-3
@@ -152,8 +152,12 @@ def _padded_faults(model: am.HookedModel, raw: Any, inputs: Mapping[str, Tensor]
 
 def residual_of(model: am.HookedModel, inputs: Mapping[str, Tensor]) -> float:
     """The ledger's residual in all stacks, relative to the largest score of each head."""
-    split = [am.decompose_scores(model, dict(inputs), stack=label or None) for label in model.stacks]
-    return max(float((each.residual / each.largest.clamp_min(1e-30)).max()) for each in split)
+    found = []
+    for label, stack in model.stacks.items():
+        split = am.decompose_scores(model, dict(inputs), stack=label or None)
+        relative = split.residual / split.largest.clamp_min(1e-30)
+        found.append(relative[list(stack.layers)].max())  # a hybrid's other layers have none
+    return float(torch.stack(found).nan_to_num(torch.inf).max())
 
 
 def reason_of(error: am.AttnmechError) -> str:
@@ -171,6 +175,8 @@ def verdict(raw: Any, seed: int) -> tuple[Result, str]:
         model = am.load(raw)
     except am.AttnmechError as error:
         return "refused", reason_of(error)
+    except Exception as error:
+        return "failed", f"am.load raises {_said(error)}"
     if not model.certificate.ok:
         return "failed", "; ".join(f"{check.name}: {check.detail}" for check in model.certificate.failed)
     found = list(faults(model, copy.deepcopy(raw), inputs))
@@ -181,6 +187,10 @@ def verdict(raw: Any, seed: int) -> tuple[Result, str]:
 
 
 # -- all of them ---------------------------------------------------------------------------------------------
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def work(kind: str, sizes: Mapping[str, int], seed: int, answer: Connection) -> None:
@@ -195,13 +205,13 @@ def work(kind: str, sizes: Mapping[str, int], seed: int, answer: Connection) -> 
         raw = tiny.model_of(kind, sizes, seed=seed)
         logits_of(raw, inputs_of(raw, seed))
     except Exception as error:
-        answer.send(("not built", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"))
+        answer.send(("not built", _said(error)))
         return
     answer.send(None)
     try:
         answer.send(verdict(raw, seed))
     except Exception as error:
-        answer.send(("WRONG", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"))
+        answer.send(("WRONG", _said(error)))
 
 
 class _Running:

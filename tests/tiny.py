@@ -33,7 +33,7 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
                "num_experts_per_token"),
     "head_dim": ("head_dim", "swa_head_dim"),
     "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
-    "vocab": ("vocab_size", "vocab_size_per_layer_input"),
+    "vocab": ("vocab_size", "vocab_size_per_layer_input", "entity_vocab_size"),
     "rope": ("qk_rope_head_dim", "rotary_dim"),
     "nope": ("qk_nope_head_dim",),
     "value": ("v_head_dim",),
@@ -73,6 +73,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "deepseek_v3": latent | {"n_routed_experts": 4, "first_k_dense_replace": 1},
         "deepseek_v32": latent,
         "dots1": one_group | {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+        "esmc": {"num_key_value_heads": heads, "head_dim": size["hidden"] // heads},
         "esm": {"vocab_size": size["vocab"], "mask_token_id": 5, "pad_token_id": 1},
         "glm4_moe_lite": latent,
         "glm_moe_dsa": latent,
@@ -115,9 +116,9 @@ def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
         if there.get(name) is not None:
             given = there[name]
             found[name] = [place + 1] if isinstance(given, list) else place + 1
-    for name, part in (getattr(made, "sub_configs", None) or {}).items():
-        if hasattr(part, "model_type") and part.model_type in transformers.CONFIG_MAPPING:
-            found[name] = _options(part, sizes)
+    for name in getattr(made, "sub_configs", None) or {}:
+        if isinstance(part := there.get(name), transformers.PreTrainedConfig):
+            found[name] = {"model_type": part.model_type} | _options(type(part), sizes)
     return found
 
 

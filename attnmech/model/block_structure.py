@@ -6,7 +6,7 @@ Queries, keys and values are columns of what the modules inside the attention re
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -32,6 +32,7 @@ class UnreadableError(UnsupportedModelError):
     """A model whose structure could not be read; the message says what was found and what is missing."""
 
 
+@runtime_checkable
 class Factors(Protocol):
     """Recognises measured factors."""
 
