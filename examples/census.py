@@ -23,11 +23,14 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 import attnmech as am
+from attnmech.model import bridge
 from attnmech.model.architectures import ARCHITECTURES, REFUSED
 from attnmech.model.stack import Stack
 
 Result: TypeAlias = Literal["certified", "refused", "failed", "WRONG", "not built"]
 
+LOADED: Final = (am.load, am.decompose_scores, am.Intervention, bridge.build_bridge)
+"""What every process uses, imported once before they fork."""
 AT_ONCE: Final = 2
 SECONDS: Final = 150
 """How long one model may take."""
