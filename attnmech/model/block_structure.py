@@ -17,9 +17,11 @@ from ..errors import UnsupportedModelError
 from .architectures import Architecture, Gate
 from .mask import MaskRule
 from .position import FORMS, Rotary, as_tables, tables_of
-from .traced import Attended, Call, close, columns_of, same
+from .traced import Attended, Call, columns_of, distance, same
 from .weights import Columns, Layout, Separate, has_matrix
 
+_ROUNDINGS: Final = 32
+"""How many roundings of a value may stand between two computations of it."""
 _LEAST: Final = 1e-2
 """The least factor of what is added to the stream: with 0, any value would fit."""
 _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
@@ -36,7 +38,8 @@ class UnreadableError(UnsupportedModelError):
 class Factors(Protocol):
     """Recognises measured factors."""
 
-    tolerance: float
+    epsilon: float
+    """The rounding of the model's values."""
 
     def named(self, factor: float, d_head: int = 1) -> float:
         """The number that a measured factor is."""
@@ -51,6 +54,14 @@ class _Source:
     columns: tuple[int, ...]
     factor: float
     norm: Call | None
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The factors of a sum, and how far from it they leave its total."""
+
+    factors: Sequence[float]
+    apart: float
 
 
 class BlockReader:
@@ -133,7 +144,7 @@ class BlockReader:
                 if value is None:
                     continue
                 wanted, there = (each[:, places].flatten(0, 1) for each in (target, value))
-                columns = columns_of(wanted, there, self._factors.tolerance)
+                columns = columns_of(wanted, there, self._factors.epsilon)
                 if columns is not None:
                     yield call, *columns
 
@@ -166,10 +177,8 @@ class BlockReader:
         And the factor by which the tables multiply them (YaRN's).
         """
         d_head = self._attended.q.shape[-1]
-        tolerance = 16 * self._factors.tolerance
         pairs = [self._before_and_after(q, self._attended.q), self._before_and_after(k, self._attended.k)]
-        if all(close(before, after, tolerance) for before, after in pairs):
-            return None, 1.0
+        found: list[tuple[float, Rotary | None, float]] = [(max(distance(*pair) for pair in pairs), None, 1.0)]
         for path, tables in self._tables():
             cos, sin = (table[:, :, None].double() for table in tables)
             scale = float(cos[0, 0, 0, 0])
@@ -177,8 +186,11 @@ class BlockReader:
                 width = form.width(cos.shape[-1])
                 for first in dict.fromkeys((0, d_head - width)) if width <= d_head else ():
                     rotary = replace(form, share=width / d_head, first=first, tables=path)
-                    if all(close(rotary(before, cos, sin), scale * after, tolerance) for before, after in pairs):
-                        return rotary, scale
+                    apart = max(distance(rotary(before, cos, sin), scale * after) for before, after in pairs)
+                    found.append((apart, rotary, scale))
+        apart, rotary_found, scale = min(found, key=lambda each: each[0])
+        if apart <= _ROUNDINGS * self._factors.epsilon:
+            return rotary_found, scale
         _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
 
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +213,9 @@ class BlockReader:
     def _norm_is_last(self, source: _Source) -> bool:
         """Whether the norm of queries or keys reads them after the rotation."""
         given = None if source.norm is None else self._by_token(source.norm.given)
-        return given is not None and not close(self._projected(source), given, self._factors.tolerance)
+        if given is None:
+            return False
+        return distance(source.factor * self._projected(source), given) > _ROUNDINGS * self._factors.epsilon
 
     def _projected(self, source: _Source) -> _Stream:
         made = self._by_token(source.call.made[0])
@@ -269,7 +283,7 @@ class BlockReader:
                 continue
             for function in _GATES:
                 made = getattr(nn.functional, function)(value.double()).flatten(0, 1)
-                found = columns_of(ratio, made, self._factors.tolerance)
+                found = columns_of(ratio, made, _ROUNDINGS * self._factors.epsilon)
                 if found is not None and found[1] == 1:
                     return Gate(self._below(call), found[0], function)
         _refuse(f"{out.path!r} reads neither z nor z times a gate that was found (a norm of z?)")
@@ -292,10 +306,11 @@ class BlockReader:
             given = self._by_token(call.given)
             if given is None or given.shape != self._stream.shape or same(given, self._stream):
                 continue
-            for writer, value in written:
-                factor = self._fitted(given, self._stream, [value])
-                if factor is not None:
-                    return call, writer, factor[0]
+            fits = [(self._fitted(given, self._stream, [value]), writer) for writer, value in written]
+            found = [(fit, writer) for fit, writer in fits if fit is not None]
+            if found:
+                fit, writer = min(found, key=lambda each: each[0].apart)
+                return call, writer, fit.factors[0]
         return None
 
     def _added(
@@ -304,10 +319,14 @@ class BlockReader:
         """The outermost module whose output, times a factor, makes `total` of `start`."""
         found = []
         for call, value in self._writes(after):
-            factor = self._fitted(total, start, [value]) if before is None or call.order < before else None
-            if factor is not None:
-                found.append((call, factor[0]))
-        return min(found, key=lambda each: (each[0].path.count("."), each[0].order), default=None)
+            fit = self._fitted(total, start, [value]) if before is None or call.order < before else None
+            if fit is not None:
+                found.append((call, fit))
+        if not found:
+            return None
+        least = min(fit.apart for _, fit in found)
+        alike = [(call, fit.factors[0]) for call, fit in found if fit.apart <= 2 * least]
+        return min(alike, key=lambda each: (each[0].path.count("."), each[0].order))
 
     def _parallel(self, plan: Architecture, written: Sequence[tuple[Call, _Stream]]) -> Architecture:
         """A block that adds attention and MLP in one step."""
@@ -318,8 +337,9 @@ class BlockReader:
         others.sort(key=lambda each: (each[0].path.count("."), each[0].order))
         for writer, value in written:
             for call, other in others:
-                factors = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])
-                if factors is not None:
+                fit = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])
+                if fit is not None:
+                    factors = fit.factors
                     attn_out = "" if writer.path == plan.out else writer.path
                     return replace(
                         plan, attn_out=attn_out, attn_scale=factors[0], mlp_out=call.path, mlp_scale=factors[1]
@@ -333,15 +353,17 @@ class BlockReader:
             if call.order > after and call.path and value is not None and value.shape == self._stream.shape:
                 yield call, value
 
-    def _fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> list[float] | None:
+    def _fitted(self, total: _Stream, start: _Stream, parts: Sequence[_Stream]) -> "_Fit | None":
         """The factors r of total = start + Σ r · part; None if there are none, or one of them is next to nothing."""
         columns = torch.stack([part.double().flatten() for part in parts], dim=1)
         difference = (total.double() - start.double()).flatten()
         found = torch.linalg.lstsq(columns, difference[:, None]).solution[:, 0]
-        slack = self._factors.tolerance * float(start.double().norm() + (columns * found).norm())
-        if bool((found.abs() < _LEAST).any()) or float((difference - columns @ found).norm()) > slack:
+        added = float((columns * found).norm())
+        slack = 4 * self._factors.epsilon * (float(start.double().norm()) + added)
+        apart = float((difference - columns @ found).norm())
+        if bool((found.abs() < _LEAST).any()) or apart > min(slack, added / 2):
             return None
-        return [self._factors.named(each) for each in found.tolist()]
+        return _Fit([self._factors.named(each) for each in found.tolist()], apart)
 
     # -- small things --------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from .architectures import Architecture, has_module, submodule
 from .block_structure import BlockReader, UnreadableError
 from .copies import copy_of, use_attention
 from .norms import kind_of
-from .traced import TRACED, Attended, Call, Trace, close, factor_of, same, trace_pass
+from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass
 from .weights import Separate, bias_of
 
 _TEXTS: Final = 8
@@ -40,8 +40,8 @@ def read_structure(model: PreTrainedModel) -> Architecture:
 class Factors:
     """The numbers of a config, as which measured factors are recognised."""
 
-    def __init__(self, config: Any, tolerance: float) -> None:
-        self.tolerance = tolerance
+    def __init__(self, config: Any, epsilon: float) -> None:
+        self.epsilon = epsilon
         self.numbers = {
             name: float(value)
             for name, value in config.to_dict().items()
@@ -56,7 +56,7 @@ class Factors:
             if value > 0:
                 known += [value**0.5, value**-0.5]
         near = min(known, key=lambda each: abs(each - factor))
-        return near if abs(near - factor) <= 1e3 * self.tolerance * abs(factor) else factor
+        return near if abs(near - factor) <= max(1e-4, 4 * self.epsilon) * abs(factor) else factor
 
 
 class _Reader:
@@ -68,8 +68,9 @@ class _Reader:
         if not isinstance(rows, torch.Tensor):
             raise UnreadableError("it has no token embedding")
         self._rows = rows
-        tolerance = 64 * max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
-        self._factors = Factors(self._model.config.get_text_config(), tolerance)
+        # Norms and rotations are computed in float32 in float64 models, too.
+        epsilon = max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
+        self._factors = Factors(self._model.config.get_text_config(), epsilon)
 
     def architecture(self) -> Architecture:
         """What all layers have in common, and what stands around them."""
@@ -179,6 +180,7 @@ class _Reader:
         found: dict[str, Any] = {
             "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
             "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
+            "embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside),
         }  # fmt: skip
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
@@ -210,25 +212,37 @@ class _Reader:
             steep = slope > _STEEP
             scale = self._factors.named(factor_of(uncapped[steep], plain[steep])) if steep.any() else 1.0
             told = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
-            if (bias is None or scale == 1) and close(told, logits, 16 * self._factors.tolerance):
+            if (bias is None or scale == 1) and distance(told, logits) <= 64 * self._factors.epsilon:
                 return {"logit_scale": scale, "logit_softcap": cap}
         return refused
 
     def _embed_scale(self, outside: Sequence[Call]) -> float:
-        rows = self._rows.detach()[self._ids]
+        rows, call = self._rows.detach()[self._ids], self._embedding(outside)
+        if call is None or call.made[0].shape != rows.shape:
+            return 1.0
+        return self._factors.named(factor_of(call.made[0].double(), rows.double()))
+
+    def _embedding(self, outside: Sequence[Call]) -> Call | None:
+        return next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
+
+    def _embed_norm(self, block: Call | None, outside: Sequence[Call]) -> str | None:
+        """The norm whose output enters the stream, if there is one."""
+        if block is None:
+            return None
         for call in outside:
-            if getattr(call.module, "weight", None) is self._rows and call.made and call.made[0].shape == rows.shape:
-                return self._factors.named(factor_of(call.made[0].double(), rows.double()))
-        return 1.0
+            enters = bool(call.made) and same(call.made[0], block.given) and not same(call.given, block.given)
+            if enters and call.given is not None and kind_of(call.module, call.given) is not None:
+                return call.path
+        return None
 
     def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:
         """The factor between the token embedding and the stream; 1 too where something else is added."""
-        embedding = next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
+        embedding = self._embedding(outside)
         if embedding is None or block is None or block.given is None or block.given.shape != embedding.made[0].shape:
             return 1.0
         stream, embedded = block.given.double(), embedding.made[0].double()
         factor = self._factors.named(factor_of(stream, embedded))
-        return factor if close(factor * embedded, stream, self._factors.tolerance) else 1.0
+        return factor if distance(factor * embedded, stream) <= 4 * self._factors.epsilon else 1.0
 
     def _position_limit(self, list_path: str, outside: Sequence[Call]) -> int | None:
         """How many positions a model has, if it looks them up in a table."""

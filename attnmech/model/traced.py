@@ -153,9 +153,13 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
 
 
-def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether two tensors differ by no more than a share of the second."""
-    return one.shape == other.shape and float((one - other).norm()) <= tolerance * float(other.norm())
+def distance(one: Tensor, other: Tensor) -> float:
+    """How far apart two tensors are, as a share of the second.
+
+    >>> distance(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))
+    0.2
+    """
+    return float((one - other).norm() / other.norm()) if one.shape == other.shape else torch.inf
 
 
 def factor_of(total: Tensor, value: Tensor) -> float:
@@ -168,12 +172,14 @@ def factor_of(total: Tensor, value: Tensor) -> float:
 
 
 def columns_of(
-    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], tolerance: float
+    target: Float[Tensor, "row wanted"], source: Float[Tensor, "row there"], epsilon: float
 ) -> tuple[tuple[int, ...], float] | None:
     """Which column of `source` each column of `target` is, up to one common factor; None if one of them is none.
 
+    ε is the rounding of the entries: cosines of equal columns are then off by no more than a few ε².
+
     >>> source = torch.tensor([[1.0, 5.0, -2.0], [4.0, 0.0, 3.0]])
-    >>> columns_of(2 * source[:, [2, 0]], source, 1e-6)
+    >>> columns_of(2 * source[:, [2, 0]], source, 1e-7)
     ((2, 0), 2.0)
     """
     wanted, there = target.double(), source.double()
@@ -184,7 +190,7 @@ def columns_of(
     best = alike.max(dim=1)
     factors = sizes / lengths[best.indices]
     factor = float(factors.median())
-    near = 64 * tolerance
-    if bool((best.values < 1 - tolerance).any()) or bool(((factors - factor).abs() > near * factor).any()):
+    near, least = 64 * epsilon, 1 - max(1e-9, 32 * epsilon**2)
+    if bool((best.values < least).any()) or bool(((factors - factor).abs() > near * factor).any()):
         return None
     return tuple(best.indices.tolist()), 1.0 if abs(factor - 1) <= near else factor
