@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from einops import rearrange
@@ -11,11 +12,14 @@ from torch import Tensor, nn
 from attnmech.model.architectures import Architecture, submodule
 from attnmech.model.plan import architectures_of
 
+_PLANS: WeakKeyDictionary[nn.Module, Architecture] = WeakKeyDictionary()
+
 
 def plan_of(plain: Any) -> Architecture:
-    """Where a raw model of one stack keeps its parts."""
-    (plan,) = architectures_of(plain)
-    return plan
+    """Where a raw model of one stack keeps its parts; read once."""
+    if plain not in _PLANS:
+        (_PLANS[plain],) = architectures_of(plain)
+    return _PLANS[plain]
 
 
 def block_of(plain: Any, layer: int) -> nn.Module:

@@ -1,7 +1,7 @@
-"""How do architectures differ? One table of where things are and how blocks are built.
+"""How do architectures differ? In where things are and how blocks are built: one `Architecture` value each.
 
-Adding an architecture is one entry here and one line in the tests' list. Everything else in attnmech reads
-this table and never asks which architecture it has.
+Most are read from the model (`structure.py`); the table here has those with attention code, or inputs, of their own.
+Everything else in attnmech reads these values and never asks which architecture it has.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
-from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
+from .position import HALVES, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .replaced_attention import (
     BloomAttention,
     CodeGenAttention,
@@ -24,7 +24,7 @@ from .replaced_attention import (
     MptAttention,
     codegen_layout,
 )
-from .weights import Fused, Layout, Separate, select
+from .weights import Layout, Separate, select
 
 Config: TypeAlias = Any
 """A transformers config; which entries it has depends on the family."""
@@ -235,23 +235,6 @@ def _falcon(config: Config) -> Architecture:
     )
 
 
-def _gpt2(config: Config) -> Architecture:
-    if config.add_cross_attention:
-        _refuse("add_cross_attention=True (cross-attention to another model's states)")
-    return Architecture(
-        name="GPT-2",
-        blocks="h",
-        final_norm="ln_f",
-        attention="attn",
-        qkv=Fused("c_attn", "qkv head d_head"),
-        out="attn.c_proj",
-        attn_norm="ln_1",
-        mid_norm="ln_2",
-        mlp_out="mlp",
-        position_limit=config.n_positions,
-    )
-
-
 def _gptj(config: Config) -> Architecture:
     d_head = config.hidden_size // config.num_attention_heads
     return Architecture(
@@ -294,152 +277,6 @@ def _gpt_neo(config: Config) -> Architecture:
         replacement=GPTNeoAttention,
         position_limit=config.max_position_embeddings,
     )
-
-
-def _gpt_neox(config: Config) -> Architecture:
-    return Architecture(
-        name="GPT-NeoX",
-        blocks="layers",
-        final_norm="final_layer_norm",
-        attention="attention",
-        qkv=Fused("query_key_value", "head qkv d_head"),
-        out="attention.dense",
-        attn_norm="input_layernorm",
-        mid_norm=None if config.use_parallel_residual else "post_attention_layernorm",
-        mlp_out="mlp",
-        rotary=replace(HALVES, share=config.rope_parameters.get("partial_rotary_factor", 1.0)),
-    )
-
-
-def _opt(config: Config) -> Architecture:
-    pre = config.do_layer_norm_before
-    narrow = config.word_embed_proj_dim != config.hidden_size
-    normed = pre and not config._remove_final_layer_norm
-    no_norm = "no norm stands between its last block and its unembedding"
-    return Architecture(
-        name="OPT",
-        blocks="decoder.layers",
-        final_norm="decoder.final_layer_norm" if normed else None,
-        head_refused="its stream is projected before the unembedding" if narrow else "" if normed else no_norm,
-        attention="self_attn",
-        qkv=Separate("q_proj", "k_proj", "v_proj"),
-        out="self_attn.out_proj",
-        norm="pre" if pre else "post",
-        attn_norm="self_attn_layer_norm" if pre else None,
-        mid_norm="final_layer_norm" if pre else "self_attn_layer_norm",
-        post_norm=None if pre else "final_layer_norm",
-        mlp_out="fc2",
-        query_scale=(config.hidden_size // config.num_attention_heads) ** -0.5,
-        position_limit=config.max_position_embeddings,
-    )
-
-
-def _llama(config: Config, name: str = "Llama") -> Architecture:
-    return Architecture(
-        name=name,
-        blocks="layers",
-        final_norm="norm",
-        attention="self_attn",
-        qkv=Separate("q_proj", "k_proj", "v_proj"),
-        out="self_attn.o_proj",
-        attn_norm="input_layernorm",
-        mid_norm="post_attention_layernorm",
-        mlp_out="mlp",
-        rotary=HALVES,
-    )
-
-
-def _mistral(config: Config) -> Architecture:
-    return _llama(config, "Mistral")
-
-
-def _qwen2(config: Config) -> Architecture:
-    return _llama(config, "Qwen2")
-
-
-def _qwen3(config: Config) -> Architecture:
-    return replace(_llama(config, "Qwen3"), qk_norm=("q_norm", "k_norm"))
-
-
-def _gpt_oss(config: Config) -> Architecture:
-    # sdpa would ignore the sinks.
-    return replace(_llama(config, "gpt-oss"), rotary=HALVES_ONCE, trusted="eager")
-
-
-def _gemma2(config: Config) -> Architecture:
-    if getattr(config, "use_bidirectional_attention", False):
-        _refuse("use_bidirectional_attention=True")
-    return replace(
-        _llama(config, "Gemma 2"),
-        attn_out="post_attention_layernorm",
-        mid_norm="pre_feedforward_layernorm",
-        mlp_out="post_feedforward_layernorm",
-        norm_offset=1.0,
-        logit_softcap=config.final_logit_softcapping,
-        embed_scale=config.hidden_size**0.5,
-        trusted="eager",  # sdpa would leave out the soft cap
-    )
-
-
-def _jamba(config: Config) -> Architecture:
-    return replace(
-        _llama(config, "Jamba"),
-        hybrid=True,
-        final_norm="final_layernorm",
-        rotary=None,
-        mid_norm="pre_ff_layernorm",
-        mlp_out="feed_forward",
-    )
-
-
-def _bamba(config: Config) -> Architecture:
-    return replace(
-        _llama(config, "Bamba"),
-        hybrid=True,
-        final_norm="final_layernorm",
-        rotary=replace(HALVES, share=config.rope_parameters.get("partial_rotary_factor", 1.0)),
-        mid_norm="pre_ff_layernorm",
-        mlp_out="feed_forward",
-    )
-
-
-def _lfm2(config: Config) -> Architecture:
-    return replace(
-        _llama(config, "LFM2"),
-        hybrid=True,
-        final_norm="embedding_norm",
-        out="self_attn.out_proj",
-        attn_norm="operator_norm",
-        mid_norm="ffn_norm",
-        mlp_out="feed_forward",
-        qk_norm=("q_layernorm", "k_layernorm"),
-    )
-
-
-def _bert(config: Config, name: str = "BERT") -> Architecture:
-    if config.add_cross_attention:
-        _refuse("add_cross_attention=True (cross-attention to another model's states)")
-    return Architecture(
-        name=name,
-        blocks="encoder.layer",
-        attention="attention.self",
-        qkv=Separate("query", "key", "value"),
-        out="attention.output.dense",
-        mid_norm="attention.output.LayerNorm",
-        mlp_out="output.dense",
-        norm="post",
-        post_norm="output.LayerNorm",
-        embed_norm="embeddings.LayerNorm",
-        head_refused="its head transforms the stream with its own layer before the unembedding",
-        position_limit=config.max_position_embeddings,
-        causal=bool(config.is_decoder),
-    )
-
-
-def _roberta(config: Config) -> Architecture:
-    # Positions are counted from padding_idx + 1, so the table holds fewer tokens than it has rows.
-    limit = config.max_position_embeddings - (config.pad_token_id or 0) - 1
-    return replace(_bert(config, "RoBERTa"), position_limit=limit)
 
 
 def _vit(config: Config) -> Architecture:
@@ -498,30 +335,15 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
 
 
 ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Architecture, ...]]]] = {
-    "bamba": _bamba,
-    "bert": _bert,
     "bloom": _bloom,
     "codegen": _codegen,
     "falcon": _falcon,
-    "gemma2": _gemma2,
-    "gpt2": _gpt2,
     "gpt_neo": _gpt_neo,
-    "gpt_neox": _gpt_neox,
-    "gpt_oss": _gpt_oss,
     "gptj": _gptj,
-    "jamba": _jamba,
-    "lfm2": _lfm2,
-    "llama": _llama,
-    "mistral": _mistral,
     "mpt": _mpt,
-    "opt": _opt,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
     "mt5": _t5,
-    "roberta": _roberta,
     "t5": _t5,
     "vit": _vit,
-    "xlm-roberta": _roberta,
 }
 """By transformers' `config.model_type`."""
 

@@ -6,7 +6,7 @@ Queries, keys and values are columns of what the modules inside the attention re
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn, Protocol, runtime_checkable
+from typing import Any, Final, NoReturn
 
 import torch
 from einops import rearrange
@@ -34,16 +34,32 @@ class UnreadableError(UnsupportedModelError):
     """A model whose structure could not be read; the message says what was found and what is missing."""
 
 
-@runtime_checkable
-class Factors(Protocol):
-    """Recognises measured factors."""
+class Factors:
+    """The numbers of a config, as which measured factors are recognised."""
 
-    epsilon: float
-    """The rounding of the model's values."""
+    def __init__(self, config: Any, epsilon: float) -> None:
+        self.epsilon = epsilon
+        self.numbers = {
+            name: float(value)
+            for name, value in config.to_dict().items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and value
+        }
 
-    def named(self, factor: float, d_head: int = 1) -> float:
-        """The number that a measured factor is."""
-        ...
+    def named(self, factor: float, d_head: int = 1, within: float = 0.0) -> float:
+        """A measured factor as what it is: 1, 1/√d_head, a number of the config or over it; or as measured.
+
+        `within` says how far off the measurement may be, besides rounding.
+        """
+        within = max(within, max(1e-4, 4 * self.epsilon) * abs(factor))
+        if abs(factor - 1) <= within:
+            return 1.0
+        known = [1.0, d_head**-0.5]
+        for value in self.numbers.values():
+            known += [value, 1 / value]
+            if value > 0:
+                known += [value**0.5, value**-0.5]
+        near = min(known, key=lambda each: abs(each - factor))
+        return near if abs(near - factor) <= within else factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +325,8 @@ class BlockReader:
             fits = [(self._fitted(given, self._stream, [value]), writer) for writer, value in written]
             found = [(fit, writer) for fit, writer in fits if fit is not None]
             if found:
-                fit, writer = min(found, key=lambda each: each[0].apart)
+                least = min(fit.apart for fit, _ in found)
+                fit, writer = next(each for each in found if each[0].apart <= 2 * least)
                 return call, writer, fit.factors[0]
         return None
 
@@ -363,7 +380,9 @@ class BlockReader:
         apart = float((difference - columns @ found).norm())
         if bool((found.abs() < _LEAST).any()) or apart > min(slack, added / 2):
             return None
-        return _Fit([self._factors.named(each) for each in found.tolist()], apart)
+        within = (slack / columns.norm(dim=0)).tolist()
+        named = [self._factors.named(r, within=off) for r, off in zip(found.tolist(), within, strict=True)]
+        return _Fit(named, apart)
 
     # -- small things --------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from ..maths.precision import least_rounding, product_rounding, steps_rounding, 
 from ..points import POINTS, PointKey, full_name, lens_name
 from .block import PostNormEnd
 from .certificate import Certificate, Check, LensHook
+from .copies import cannot_run
 from .hooked import HookedModel, require_model
 from .in_force import Edit
 from .ledger import ScoreAudit
@@ -97,12 +98,7 @@ def check_runs(passes: Passes) -> None:
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
-        kind = str(model.dtype).removeprefix("torch.")
-        hint = "" if model.dtype == torch.float32 else " Try dtype=torch.float32."
-        raise WeightsError(
-            f"transformers cannot run {type(model.plain).__name__} in {kind} on {model.device}: "
-            f"{first_line(error).rstrip('.')}.{hint}"
-        ) from error
+        raise cannot_run(model.plain, error) from error
 
 
 class _Statements(Probe):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import UnsupportedModelError
+from ..errors import UnsupportedModelError, WeightsError, first_line
 
 
 def copy_of(
@@ -36,6 +36,17 @@ def copy_of(
             setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
     copied.eval()  # type: ignore[no-untyped-call]
     return copied
+
+
+def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:
+    """What to raise where transformers itself cannot run a model in its precision on its device."""
+    weights = next(model.parameters())
+    kind = str(weights.dtype).removeprefix("torch.")
+    hint = "" if weights.dtype == torch.float32 else " Try dtype=torch.float32."
+    return WeightsError(
+        f"transformers cannot run {type(model).__name__} in {kind} on {weights.device}: "
+        f"{first_line(error).rstrip('.')}.{hint}"
+    )
 
 
 def forget_lengths(model: nn.Module) -> None:

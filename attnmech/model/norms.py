@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm, norm_multiplier, reciprocal_rms
 from ..maths.precision import pass_tolerance
 from .weights import bias_of
@@ -21,10 +22,13 @@ def weight_of(norm: nn.Module, like: Float[Tensor, "*places d_model"]) -> Float[
 
 
 def epsilon_of(norm: nn.Module) -> float:
-    """The ε of a norm."""
+    """The ε of a norm; 0 of a module that changes nothing."""
+    if isinstance(norm, nn.Identity):
+        return 0.0
     names = ("eps", "variance_epsilon", "epsilon", "norm_eps")
     epsilon = next((getattr(norm, name) for name in names if hasattr(norm, name)), None)
-    assert isinstance(epsilon, int | float)
+    if not isinstance(epsilon, int | float):
+        raise UnsupportedModelError(f"a norm of kind {type(norm).__name__} does not say its ε.")
     return epsilon
 
 
@@ -45,13 +49,13 @@ class NormKind:
     offset: float
 
 
-def kind_of(norm: nn.Module, x: Float[Tensor, "batch position d_model"]) -> NormKind | None:
+def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | None:
     """The formula of a norm, found by its values; None if it computes something else."""
     try:
         weight, epsilon = weight_of(norm, x).detach().double(), epsilon_of(norm)
         found: Tensor = norm.forward(x).double()
         centred = is_centred(norm, x)
-    except (AttributeError, AssertionError, RuntimeError, TypeError, NotImplementedError):
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError, UnsupportedModelError):
         return None
     shift = bias_of(norm)
     stream = x.double()
@@ -86,7 +90,8 @@ def frozen_norm(
     made: Tensor = norm.forward(x) if normed is None else normed
     stream, made, gamma = (each.to(precision) for each in (x, made, gamma_of(norm, x)))
     epsilon = epsilon_of(norm)
-    return FrozenNorm.of(stream, made, gamma, shift, centred=is_centred(norm, x), at_zero=epsilon**-0.5)
+    at_zero = 1.0 if epsilon == 0 else epsilon**-0.5
+    return FrozenNorm.of(stream, made, gamma, shift, centred=is_centred(norm, x), at_zero=at_zero)
 
 
 @dataclass(frozen=True)

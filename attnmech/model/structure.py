@@ -3,8 +3,9 @@
 What is found here is a proposal: the certificate then proves it on every layer, from the weights.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError, first_line
-from .architectures import Architecture, has_module, submodule
-from .block_structure import BlockReader, UnreadableError
-from .copies import copy_of, use_attention
-from .norms import kind_of
+from .architectures import Architecture, submodule
+from .block_structure import BlockReader, Factors, UnreadableError
+from .copies import cannot_run, copy_of, use_attention
+from .norms import NormKind, kind_of
 from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass
 from .weights import Separate, bias_of
 
@@ -37,30 +38,11 @@ def read_structure(model: PreTrainedModel) -> Architecture:
     return _Reader(model).architecture()
 
 
-class Factors:
-    """The numbers of a config, as which measured factors are recognised."""
-
-    def __init__(self, config: Any, epsilon: float) -> None:
-        self.epsilon = epsilon
-        self.numbers = {
-            name: float(value)
-            for name, value in config.to_dict().items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and value
-        }
-
-    def named(self, factor: float, d_head: int = 1) -> float:
-        """A measured factor as what it is: 1, 1/√d_head, a number of the config or over it; or as measured."""
-        known = [1.0, d_head**-0.5]
-        for value in self.numbers.values():
-            known += [value, 1 / value]
-            if value > 0:
-                known += [value**0.5, value**-0.5]
-        near = min(known, key=lambda each: abs(each - factor))
-        return near if abs(near - factor) <= max(1e-4, 4 * self.epsilon) * abs(factor) else factor
-
-
 class _Reader:
     def __init__(self, original: PreTrainedModel) -> None:
+        if original.config.is_encoder_decoder:
+            raise UnreadableError("it is an encoder-decoder, of which attnmech knows T5 alone")
+        self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
         self._paths = {id(module): path for path, module in self._base.named_modules()}
@@ -74,45 +56,57 @@ class _Reader:
 
     def architecture(self) -> Architecture:
         """What all layers have in common, and what stands around them."""
-        first = self._run(2, {})
+        first = self._run({})
         list_path, attention, layers = self._places(first)
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
-        trace = self._run(_LENGTH, self._recorded(list_path, layers))
+        trace = self._run(self._recorded(list_path, layers))
         start = Architecture(
-            name=str(self._model.config.model_type), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
         )  # fmt: skip
-        plans = {}
+        plans: dict[int, Architecture] = {}
+        unread: dict[int, UnreadableError] = {}
         for layer, attended in zip(layers, trace.attended, strict=True):
+            calls = _calls_of(trace, f"{list_path}.{layer}")
             try:
-                plans[layer] = BlockReader(
-                    start, attended, _calls_of(trace, f"{list_path}.{layer}"), self._factors
-                ).plan
+                plans[layer] = BlockReader(start, attended, calls, self._factors).plan
             except UnreadableError as error:
-                raise UnreadableError(f"layer {layer}: {error}") from error
-        common = self._common(plans, blocks)
+                unread[layer] = error
+        if not plans:
+            layer, why = next(iter(unread.items()))
+            raise UnreadableError(f"layer {layer}: {why}") from why
+        common = _common(plans)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
 
     # -- the pass ------------------------------------------------------------------------------------------
 
-    def _run(self, length: int, recorded: dict[str, nn.Module]) -> Trace:
+    def _run(self, recorded: dict[str, nn.Module]) -> Trace:
         generator = torch.Generator().manual_seed(_SEED)
         vocabulary = len(self._rows)
-        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, length), generator=generator)
+        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, _LENGTH), generator=generator)
         self._ids = ids.to(self._rows.device)
         try:
             trace = trace_pass(self._model, self._ids, recorded)
         except UnsupportedModelError:
             raise
         except Exception as error:  # whatever a model raises that cannot be run like this
+            self._require_that_it_runs()
             raise UnreadableError(
                 f"it does not run on token ids alone in this attention ({first_line(error)})"
             ) from error
         if not trace.attended:
             raise UnreadableError("its attention does not go through transformers' attention interface")
         return trace
+
+    def _require_that_it_runs(self) -> None:
+        """Raises `WeightsError` if transformers itself cannot run the model, whatever its attention."""
+        try:
+            with torch.no_grad():
+                copy_of(self._original)(input_ids=self._ids, use_cache=False)
+        except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
+            raise cannot_run(self._original, error) from error
 
     def _recorded(self, list_path: str, layers: Sequence[int]) -> dict[str, nn.Module]:
         """The modules of the blocks with attention, and those outside of blocks."""
@@ -148,30 +142,6 @@ class _Reader:
                 return above, int(part), ".".join(parts[number + 1 :])
         raise UnreadableError(f"its attention {path or type(attended.module).__name__!r} stands in no list of blocks")
 
-    # -- what layers have in common ------------------------------------------------------------------------
-
-    def _common(self, plans: dict[int, Architecture], blocks: nn.ModuleList) -> Architecture:
-        rotating = [layer for layer, plan in plans.items() if plan.rotary is not None]
-        still = tuple(layer for layer in plans if rotating and layer not in rotating)
-        model_layer = (rotating or list(plans))[-1]
-        common = plans[model_layer]
-        for layer, plan in plans.items():
-            alike = plan
-            if layer in still:
-                alike = replace(alike, rotary=common.rotary, norm_after_rotary=common.norm_after_rotary)
-                if plan.qk_norm is None:
-                    alike = replace(alike, qk_norm=common.qk_norm, qk_norm_axes=common.qk_norm_axes)
-            if plan.attn_norm is None and _is_identity(blocks[layer], common.attn_norm):
-                alike = replace(alike, attn_norm=common.attn_norm)
-            if alike != common:
-                differing = [
-                    name for name in common.__dataclass_fields__ if getattr(common, name) != getattr(alike, name)
-                ]
-                raise UnreadableError(
-                    f"layers {layer} and {model_layer} are built differently ({', '.join(differing)})"
-                )
-        return replace(common, unrotated=still)
-
     # -- around the blocks ---------------------------------------------------------------------------------
 
     def _ends(self, trace: Trace, list_path: str, last: str | None) -> dict[str, Any]:
@@ -187,7 +157,7 @@ class _Reader:
         block = trace.call(last)
         ended = None if block is None or not block.made else block.made[0]
         final = next((call for call in outside if call.made and same(call.given, ended)), None)
-        norm = None if final is None or final.given is None else kind_of(final.module, final.given)
+        norm = None if final is None else self._kind_of(final)
         if final is None or norm is None:
             return found | {"head_refused": "no norm stands between its last block and its unembedding"}
         return found | {"final_norm": final.path, "norm_offset": norm.offset} | self._head(trace, final.made[0])
@@ -231,7 +201,7 @@ class _Reader:
             return None
         for call in outside:
             enters = bool(call.made) and same(call.made[0], block.given) and not same(call.given, block.given)
-            if enters and call.given is not None and kind_of(call.module, call.given) is not None:
+            if enters and self._kind_of(call) is not None:
                 return call.path
         return None
 
@@ -243,6 +213,10 @@ class _Reader:
         stream, embedded = block.given.double(), embedding.made[0].double()
         factor = self._factors.named(factor_of(stream, embedded))
         return factor if distance(factor * embedded, stream) <= 4 * self._factors.epsilon else 1.0
+
+    def _kind_of(self, call: Call) -> NormKind | None:
+        is_stream = call.given is not None and call.given.is_floating_point() and call.given.ndim == 3
+        return kind_of(call.module, call.given) if is_stream and call.given is not None else None
 
     def _position_limit(self, list_path: str, outside: Sequence[Call]) -> int | None:
         """How many positions a model has, if it looks them up in a table."""
@@ -266,6 +240,25 @@ class _Reader:
                 yield module
 
 
+def _family(model: nn.Module) -> str:
+    """The name of a model's class, without what it is for: "Llama" of LlamaForCausalLM."""
+    return re.sub(r"(For[A-Z]\w*|LMHead\w*|Model)$", "", type(model).__name__)
+
+
+def _common(plans: Mapping[int, Architecture]) -> Architecture:
+    """The plan of most layers, with the layers that do not rotate.
+
+    Of layers that are read as something else, or not at all, it is left to the certificate whether they are alike.
+    """
+    rotating = [plan for plan in plans.values() if plan.rotary is not None]
+    (common, _), *_ = Counter(rotating or plans.values()).most_common(1)
+    still = tuple(layer for layer, plan in plans.items() if rotating and plan.rotary is None)
+    # A layer whose norm is nn.Identity reads as having none.
+    norms = Counter(plan.attn_norm for plan in plans.values() if plan.attn_norm is not None)
+    attn_norm = norms.most_common(1)[0][0] if norms else None
+    return replace(common, unrotated=still, attn_norm=attn_norm)
+
+
 def _calls_of(trace: Trace, block: str) -> list[Call]:
     """The calls in a block, with paths that begin there; that of the block itself is empty."""
     return [
@@ -280,8 +273,3 @@ def _are_positions(ids: Tensor | None) -> bool:
     if ids is None or ids.is_floating_point() or ids.shape[-1] != _LENGTH:
         return False
     return bool((ids.diff(dim=-1) == 1).all())
-
-
-def _is_identity(block: nn.Module, path: str | None) -> bool:
-    """Whether a block has nothing where others have a norm."""
-    return path is not None and has_module(block, path) and isinstance(submodule(block, path), nn.Identity)

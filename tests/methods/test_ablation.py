@@ -10,13 +10,12 @@ from typing import Any
 import models
 import pytest
 import torch
-from by_hand import divergences, losses, z_changed
+from by_hand import divergences, losses, plan_of, z_changed
 from safetensors import safe_open
 from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.model.architectures import submodule
-from attnmech.model.plan import architectures_of
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"]
 
@@ -55,7 +54,7 @@ def test_frozen_keeps_all_that_comes_later(name: str) -> None:
     hooked, plain, ids = models.hooked(name), models.plain(name), models.token_ids(name)
     metric = "kl"
     effects = am.ablate_heads(hooked, ids, metric=metric, later="frozen")
-    (plan,) = architectures_of(plain)
+    plan = plan_of(plain)
     blocks = submodule(plain.base_model, plan.blocks)
     written = [(layer, path) for layer in range(hooked.n_layers) for path in (plan.attn_out or plan.out, plan.mlp_out)]
 

@@ -10,12 +10,12 @@ import models
 import pytest
 import reference
 import torch
+from by_hand import plan_of
 from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.interventions import Intervention
 from attnmech.model.architectures import submodule
-from attnmech.model.plan import architectures_of
 
 F32, F64 = torch.float32, torch.float64
 FAMILIES = (
@@ -401,7 +401,7 @@ def test_z_at_some_positions(name: str) -> None:
 def test_the_stream_and_what_layers_add_to_it(name: str) -> None:
     hooked, plain, inputs = models.hooked(name), models.plain(name), inputs_of(name, side_of(name, 1))
     real = inputs["attention_mask"].bool()
-    (plan,) = architectures_of(plain)
+    plan = plan_of(plain)
     generator = torch.Generator().manual_seed(0)
     values = {layer: torch.randn(3, 7, hooked.d_model, generator=generator) for layer in (0, 1)}
     paths = {"attn_out": plan.attn_out or plan.out, "mlp_out": plan.mlp_out}

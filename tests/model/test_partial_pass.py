@@ -6,6 +6,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from by_hand import plan_of
 from torch import Tensor, nn
 
 import attnmech as am
@@ -13,7 +14,6 @@ from attnmech.batch import Batch
 from attnmech.interventions import Intervention
 from attnmech.model.architectures import submodule
 from attnmech.model.partial_pass import Blocks
-from attnmech.model.plan import architectures_of
 
 ONE_STACK = sorted((models.MAKERS | models.NEW | models.OTHERS).keys() - {"t5", "mt5", "t5_encoder_alone"})
 HEADED = [name for name in ONE_STACK if "headless" not in name]
@@ -27,7 +27,7 @@ def batch_of(name: str, inputs: Any = None) -> Batch:
 def whole_pass(name: str, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
     """The stream before each block and after the last, and the output, of the plain model."""
     model, streams = models.plain(name), []
-    (plan,) = architectures_of(model)
+    plan = plan_of(model)
     blocks = submodule(model.base_model, plan.blocks)
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_pass_from_any_block_is_the_rest_of_the_whole(name: str) -> None:
 def plain_from(name: str, inputs: dict[str, Tensor], start: int, stream: Tensor) -> Tensor:
     """The stream after the last block where the plain model's block `start` is given another stream."""
     model = models.plain(name)
-    (plan,) = architectures_of(model)
+    plan = plan_of(model)
     block = submodule(model.base_model, plan.blocks)[start]  # type: ignore[index]
 
     def put(module: nn.Module, args: Any, kwargs: Any) -> Any:
