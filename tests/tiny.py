@@ -47,7 +47,7 @@ ONE: Final[Mapping[str, int]] = {
 }  # fmt: skip
 OTHER: Final[Mapping[str, int]] = {
     "hidden": 40, "heads": 4, "kv": 2, "layers": 4, "inner": 52, "expert": 28, "experts": 6, "chosen": 2,
-    "head_dim": 12, "positions": 120, "vocab": 89, "rope": 4, "nope": 8, "value": 16, "query_rank": 36, "key_rank": 20,
+    "head_dim": 24, "positions": 120, "vocab": 89, "rope": 4, "nope": 8, "value": 16, "query_rank": 36, "key_rank": 20,
 }  # fmt: skip
 """Another choice of sizes, to see that no verdict depends on one."""
 
