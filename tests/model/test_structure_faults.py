@@ -19,6 +19,7 @@ from attnmech.model.load import UnprovenWarning
 
 QKV = tuple[Tensor, Tensor, Tensor]
 Break = Callable[[Any, pytest.MonkeyPatch], object]
+IDS = torch.tensor([[11, 40, 23, 77, 40, 30, 65, 12, 50]])
 LAST = 3
 """The last layer of the small models; in Qwen3-Next the only one with attention."""
 BEYOND = 12
@@ -163,6 +164,17 @@ def mlp_twice(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     block.__class__ = type("Faulty", (type(block),), {"forward": forward})
 
 
+def parallel(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer adds attention and MLP in one step."""
+    block = model.model.layers[LAST]
+
+    def forward(self: Any, hidden_states: Tensor, **options: Any) -> Tensor:
+        attended = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)[0]
+        return hidden_states + attended + self.mlp(self.post_attention_layernorm(hidden_states))
+
+    block.__class__ = type("Faulty", (type(block),), {"forward": forward})
+
+
 def swapped(x: Tensor, axis: int = 1) -> Tensor:
     """The first two heads exchanged."""
     order = torch.arange(x.shape[axis])
@@ -183,36 +195,36 @@ def before(x: Tensor, axis: int) -> Tensor:
 
 FAULTS: dict[str, tuple[str, Break, str]] = {
     # name: the type, how it is broken, and what is said of it
-    "W_O reads z reversed": ("arcee", given("self_attn.o_proj", lambda z: z.flip(-1)), "reads neither z"),
-    "W_O reads z of the token before": ("olmo", given("self_attn.o_proj", lambda z: before(z, 1)), "reads neither z"),
-    "W_O reads z and 1 % of v": ("arcee", made_z(lambda z, v: z + 0.01 * v.repeat_interleave(3, 2)), "reads neither z"),
-    "1 % of the stream past a block": ("arcee", made("", lambda y, x: y + 0.01 * x), "does not end in a sum"),
+    "W_O reads z reversed": ("arcee", given("self_attn.o_proj", lambda z: z.flip(-1)), "heads"),
+    "W_O reads z of the token before": ("olmo", given("self_attn.o_proj", lambda z: before(z, 1)), "heads"),
+    "W_O reads z and 1 % of v": ("arcee", made_z(lambda z, v: z + 0.01 * v.repeat_interleave(3, 2)), "heads"),
+    "1 % of the stream past a block": ("arcee", made("", lambda y, x: y + 0.01 * x), "mlp"),
     "1 % of the stream past a block, all layers": (
         "arcee", made("", lambda y, x: y + 0.01 * x, (0, 1, 2, 3)), "does not end in a sum"),
     "1 % of the first token, after place 12": (
         "arcee", made("", lambda y, x: beyond(y, y + 0.01 * x[:, :1], 1)), "mlp"),
     "1 % of the stream past the attention": (
-        "olmo", made("self_attn", lambda y, x: y + 0.01 * x), "refused"),
+        "olmo", made("self_attn", lambda y, x: y + 0.01 * x), "stream"),
     "1 % of the stream within W_O": ("arcee", made("self_attn.o_proj", lambda y, x: y + 0.01 * x[..., :48]), "heads"),
     "an MLP that reads 1 % of the first token": ("arcee", given("mlp", lambda x: x + 0.01 * x[:, :1]), "padding"),
-    "v of the token before": ("arcee", attention(lambda q, k, v: (q, k, before(v, 2))), "its v are not columns"),
+    "v of the token before": ("arcee", attention(lambda q, k, v: (q, k, before(v, 2))), "z"),
     "v of the token before, all layers": (
         "olmo", attention(lambda q, k, v: (q, k, before(v, 2)), (0, 1, 2, 3)), "its v are not columns"),
     "v of the token before, after place 12": (
         "arcee", attention(lambda q, k, v: (q, k, beyond(v, before(v, 2), 2))), "z"),
     "v scaled": ("arcee", attention(lambda q, k, v: (q, k, 1.001 * v)), "z"),
     "v scaled, all layers": ("qwen3_moe", attention(lambda q, k, v: (q, k, 1.0003 * v), (0, 1, 2, 3)), "z"),
-    "two heads' q swapped": ("arcee", attention(lambda q, k, v: (swapped(q), k, v)), "built differently (qkv)"),
+    "two heads' q swapped": ("arcee", attention(lambda q, k, v: (swapped(q), k, v)), "rotary"),
     "two heads' q swapped after place 12": (
         "arcee", attention(lambda q, k, v: (beyond(q, swapped(q), 2), k, v)), "rotary"),
     "two heads' k swapped after place 12": (
         "qwen3_moe", attention(lambda q, k, v: (q, beyond(k, swapped(k), 2), v)), "rotary"),
-    "two heads' z swapped": ("arcee", made_z(lambda z, v: swapped(z, 2)), "reads neither z"),
+    "two heads' z swapped": ("arcee", made_z(lambda z, v: swapped(z, 2)), "heads"),
     "k scaled": ("arcee", attention(lambda q, k, v: (q, 1.001 * k, v)), "rotary"),
     "k scaled, all layers": ("olmo", attention(lambda q, k, v: (q, 1.001 * k, v), (0, 1, 2, 3)), "rotary"),
     "k scaled a little": ("arcee", attention(lambda q, k, v: (q, 1.0001 * k, v)), "rotary"),
     "k scaled after place 12": ("arcee", attention(lambda q, k, v: (q, beyond(k, 1.001 * k, 2), v)), "rotary"),
-    "k scaled behind its norm": ("qwen3_moe", attention(lambda q, k, v: (q, 1.001 * k, v)), "were not found"),
+    "k scaled behind its norm": ("qwen3_moe", attention(lambda q, k, v: (q, 1.001 * k, v)), "rotary"),
     "k scaled behind its norm after place 12": (
         "qwen3_moe", attention(lambda q, k, v: (q, beyond(k, 1.001 * k, 2), v)), "rotary"),
     "q scaled behind a norm after the rotation": (
@@ -220,7 +232,7 @@ FAULTS: dict[str, tuple[str, Break, str]] = {
     "q scaled, all layers": ("arcee", attention(lambda q, k, v: (1.001 * q, k, v), (0, 1, 2, 3)), "rotary"),
     "k not rotated after place 12": (
         "olmo", attention(lambda q, k, v: (q, beyond(k, before(k, 2), 2), v)), "rotary"),
-    "a bias on k": ("arcee", attention(lambda q, k, v: (q, k + 0.01, v)), "its k are not columns"),
+    "a bias on k": ("arcee", attention(lambda q, k, v: (q, k + 0.01, v)), "rotary"),
     "a hook on the projection of q": ("arcee", made("self_attn.q_proj", lambda y, x: 1.01 * y), "projections"),
     "a gate that is clipped": ("qwen3_next", gate(lambda x: torch.sigmoid(x).clamp(max=0.9)), "reads neither z"),
     "a gate that is a hard sigmoid": ("qwen3_next", gate(F.hardsigmoid), "reads neither z"),
@@ -232,8 +244,9 @@ FAULTS: dict[str, tuple[str, Break, str]] = {
     "rotary of the token before": ("olmo", positions(lambda at: (at - 1).clamp(min=0)), "rotary tables"),
     "rotary the other way": ("olmo", tables(lambda cos, sin: (cos, -sin)), "rotary tables"),
     "rotary 1 % too large": ("olmo", tables(lambda cos, sin: (1.01 * cos, 1.01 * sin)), "rotary tables"),
-    "a residual multiplier of one layer": ("granite", attribute("", "residual_multiplier", 1.1), "built differently"),
-    "an MLP added twice": ("arcee", mlp_twice, "built differently (mlp_scale)"),
+    "a residual multiplier of one layer": ("granite", attribute("", "residual_multiplier", 1.1), "stream"),
+    "an MLP added twice": ("arcee", mlp_twice, "mlp"),
+    "a parallel block among others": ("arcee", parallel, "stream"),
     "an MLP added twice after place 12": ("arcee", made("", lambda y, x: beyond(y, y + 0.1 * x, 1)), "mlp"),
 }  # fmt: skip
 
@@ -251,6 +264,40 @@ def test_a_broken_model_is_refused_or_fails_a_check(fault: str, monkeypatch: pyt
 @pytest.mark.parametrize("kind", sorted({kind for kind, _, _ in FAULTS.values()}))
 def test_unbroken_they_are_certified(kind: str) -> None:
     assert outcome(tiny.model_of(kind)) == "certified"
+
+
+# -- what is unusual and no fault ---------------------------------------------------------------------------
+
+
+def test_heads_whose_queries_are_swapped_in_all_layers_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Head 0 then has the columns of W_Q that stand in the second place."""
+    model, plain = tiny.model_of("arcee"), am.load(tiny.model_of("arcee"))
+    attention(lambda q, k, v: (swapped(q), k, v), (0, 1, 2, 3))(model, monkeypatch)
+    hooked = am.load(model)
+    assert hooked.certificate.ok
+    assert torch.equal(swapped(hooked.weights(1).W_Q, 0), plain.weights(1).W_Q)
+    split = am.decompose_scores(hooked, IDS)
+    assert float((split.residual / split.largest).max()) <= 1e-6
+
+
+def test_a_hook_on_a_norm_leads_to_no_wrong_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """attn_in is what the norm returns; where its weight would be used in place of that, the sum is refused."""
+    model = tiny.model_of("arcee")
+    made("input_layernorm", lambda y, x: 1.01 * y)(model, monkeypatch)
+    hooked = am.load(model)
+    split = am.decompose_scores(hooked, IDS, fold_norm=True)
+    assert float((split.residual / split.largest).max()) <= 1e-6
+    with pytest.raises(am.ExactnessError, match="differ from what the model computed"):
+        am.decompose_by_source(hooked, IDS, cells=[(6, 2)], layers=[LAST])
+
+
+@pytest.mark.xfail(strict=True, reason="a norm is taken for what its module returns: nothing checks that it is one")
+@pytest.mark.parametrize(("kind", "path"), [("arcee", "input_layernorm"), ("qwen3_moe", "self_attn.k_norm")])
+def test_a_norm_that_bends(kind: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """y + tanh(y) / 10 in place of y: no RMSNorm, and not linear at any frozen scale."""
+    model = tiny.model_of(kind)
+    made(path, lambda y, x: y + 0.1 * y.tanh(), (0, 1, 2, 3))(model, monkeypatch)
+    assert outcome(model) != "certified"
 
 
 # -- attention that looks ahead ------------------------------------------------------------------------------
