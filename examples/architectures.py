@@ -1,8 +1,10 @@
 """Makes `architectures.md`: what attnmech gives on each family, measured on the small random models of the tests.
 
-`python examples/architectures.py` from a checkout; needs the packages of the tests.
+`python examples/architectures.py` from a checkout; needs the packages of the tests. With `--census` it makes
+`census.md` instead: every model type of transformers' auto classes, built small and loaded (some minutes).
 """
 
+import argparse
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -112,6 +114,37 @@ def table(names: Sequence[str]) -> str:
     return f"{ABOUT.format(points=points)}\n{drawn}\n\n{notes}\n"
 
 
-if __name__ == "__main__":
+def census(kinds: Sequence[str], sizes: str, seed: int) -> bool:
+    """Takes the census and writes its page, or prints it if not all types or other models are asked for.
+
+    Returns whether all is well: no certified model that is wrong.
+    """
+    import census as every
+    import tiny
+
+    chosen = {"one": tiny.ONE, "other": tiny.OTHER}[sizes]
+    found = every.taken(kinds or list(tiny.kinds()), chosen, seed)
+    if (list(kinds), sizes, seed) == ([], "one", 0):
+        Path(__file__).with_name("census.md").write_text(every.page(found), encoding="utf-8")
+    else:
+        print(*sorted(map(str, found)), sep="\n")
+    print(every.summary(found))
+    return not any(row.result == "WRONG" for row in found)
+
+
+def main() -> None:
+    """Makes the page that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="TYPE", help="with --census: only these model types")
+    parser.add_argument("--census", action="store_true", help="try every model type of transformers")
+    parser.add_argument("--sizes", choices=("one", "other"), default="one", help="sizes of the census's models")
+    parser.add_argument("--seed", type=int, default=0, help="seed of their weights (default %(default)s)")
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
+    if chosen.census:
+        sys.exit(0 if census(chosen.kinds, chosen.sizes, chosen.seed) else 1)
     Path(__file__).with_suffix(".md").write_text(table([*models.MAKERS, *models.NEW, *models.OTHERS]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -27,12 +27,13 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "inner": ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim",
               "ffn_hidden_size", "shared_intermediate_size", "d_inner"),
     "expert": ("moe_intermediate_size", "expert_intermediate_size", "shared_expert_intermediate_size",
-               "moe_shared_expert_intermediate_size", "prefix_dense_intermediate_size"),
+               "moe_shared_expert_intermediate_size", "expert_ffn_hidden_size", "prefix_dense_intermediate_size"),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "chosen": ("num_experts_per_tok", "num_selected_experts", "top_k_experts", "moe_topk", "moe_k", "num_experts_per_token"),
+    "chosen": ("num_experts_per_tok", "num_selected_experts", "top_k_experts", "moe_topk", "moe_k",
+               "num_experts_per_token"),
     "head_dim": ("head_dim", "swa_head_dim"),
     "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
-    "vocab": ("vocab_size", "vocab_size_per_layer_input"),
+    "vocab": ("vocab_size", "vocab_size_per_layer_input", "entity_vocab_size"),
     "rope": ("qk_rope_head_dim", "rotary_dim"),
     "nope": ("qk_nope_head_dim",),
     "value": ("v_head_dim",),
@@ -46,38 +47,56 @@ ONE: Final[Mapping[str, int]] = {
 }  # fmt: skip
 OTHER: Final[Mapping[str, int]] = {
     "hidden": 40, "heads": 4, "kv": 2, "layers": 4, "inner": 52, "expert": 28, "experts": 6, "chosen": 2,
-    "head_dim": 12, "positions": 120, "vocab": 89, "rope": 4, "nope": 8, "value": 16, "query_rank": 36, "key_rank": 20,
+    "head_dim": 24, "positions": 120, "vocab": 89, "rope": 4, "nope": 8, "value": 16, "query_rank": 36, "key_rank": 20,
 }  # fmt: skip
 """Another choice of sizes, to see that no verdict depends on one."""
 
 _TOKENS: Final = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id",
-                  "cls_token_id", "unk_token_id", "mask_token_id", "forced_eos_token_id", "boundary_token_id")  # fmt: skip
+                  "cls_token_id", "unk_token_id", "mask_token_id", "forced_eos_token_id",
+                  "boundary_token_id")  # fmt: skip
 
-_OWN: Final[Mapping[str, Mapping[str, Any]]] = {
-    # What the general recipe cannot know of single types: sizes that must fit each other.
-    "codegen": {"n_head": 4, "rotary_dim": 8},
-    "deepseek_v2": {"num_key_value_heads": 6, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
-    "deepseek_v3": {"num_key_value_heads": 6, "n_group": 1, "topk_group": 1, "n_routed_experts": 4, "first_k_dense_replace": 1},
-    "glm4_moe_lite": {"num_key_value_heads": 6, "n_group": 1, "topk_group": 1},
-    "minicpm3": {"num_key_value_heads": 6},
-    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 5},
-    "gptj": {"rotary_dim": 4},
-    "helium": {"head_dim": 8},
-    "esm": {"vocab_size": 97, "mask_token_id": 5, "pad_token_id": 1},
-    "esmc": {"num_key_value_heads": 6},
-    "nemotron": {"num_key_value_heads": 2},
-    "nemotron_h": {"num_key_value_heads": 2},
-    "bamba": {"mamba_n_heads": 6, "mamba_d_head": 16, "attn_layer_indices": [1, 3]},
-    "granitemoehybrid": {"mamba_n_heads": 6, "mamba_d_head": 16, "layer_types": ["mamba", "attention"] * 2},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
-    "zaya": {"num_experts_per_tok": 1},
-}  # fmt: skip
+
+def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
+    """What the recipe cannot know of a type: sizes that must fit each other, defaults that fit only large models."""
+    heads, twice = size["heads"], 2 * size["hidden"]
+    one_group = {"n_group": 1, "topk_group": 1}
+    latent = one_group | {"num_key_value_heads": heads}
+    mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
+    return {
+        "axk1": latent,
+        "axk2": latent,
+        "bailing_hybrid": latent | {"num_group": 1},
+        "bamba": mamba | {"attn_layer_indices": [1, 3]},
+        "beam": one_group,
+        "codegen": {"n_head": 4, "rotary_dim": 8},
+        "deepseek_v2": latent | {"num_experts_per_tok": 2},
+        "deepseek_v3": latent | {"n_routed_experts": 4, "first_k_dense_replace": 1},
+        "deepseek_v32": latent,
+        "dots1": one_group | {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+        "esmc": {"num_key_value_heads": heads, "head_dim": size["hidden"] // heads},
+        "esm": {"vocab_size": size["vocab"], "mask_token_id": 5, "pad_token_id": 1},
+        "glm4_moe_lite": latent,
+        "glm_moe_dsa": latent,
+        "gpt_neo": {"attention_types": [[["global", "local"], size["layers"] // 2]], "window_size": 5},
+        "gptj": {"rotary_dim": 4},
+        "granitemoehybrid": mamba | {"layer_types": ["mamba", "attention"] * 2},
+        "helium": {"head_dim": size["hidden"] // heads},
+        "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+        "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+        "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
+        "minicpm3": {"num_key_value_heads": heads},
+        "nemotron": {"num_key_value_heads": size["kv"]},
+        "reformer": {"is_decoder": True, "axial_pos_embds": False},
+        "xmod": {"default_language": "en_XX"},
+        "youtu": latent,
+        "zaya": {"num_experts_per_tok": 1},
+    }.get(kind, {})
 
 
 def config_of(kind: str, sizes: Mapping[str, int] = ONE) -> Any:
     """A small config of a model type: its defaults, with every size that the recipe knows made small."""
     made = transformers.CONFIG_MAPPING[kind]
-    return made(**_options(made, sizes) | dict(_OWN.get(kind, {})))
+    return made(**_options(made, sizes) | dict(_own(kind, sizes)))
 
 
 def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -88,15 +107,18 @@ def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     for size, names in SIZES.items():
         for name in names:
             none = name in stored and there.get(name) is None and size == "head_dim"
-            if none or (isinstance(there.get(name), int) and not isinstance(there[name], bool)):
+            whole = isinstance(there.get(name), int) and not isinstance(there[name], bool)
+            if (none or whole) and _takes(made, name, sizes[size]):
                 found[_as_given(made, name)] = sizes[size]
+    if "qk_rope_head_dim" in found and there.get("head_dim") == there["qk_rope_head_dim"]:
+        found["head_dim"] = sizes["rope"]
     for place, name in enumerate(_TOKENS):
         if there.get(name) is not None:
             given = there[name]
             found[name] = [place + 1] if isinstance(given, list) else place + 1
-    for name, part in (getattr(made, "sub_configs", None) or {}).items():
-        if hasattr(part, "model_type") and part.model_type in transformers.CONFIG_MAPPING:
-            found[name] = _options(part, sizes)
+    for name in getattr(made, "sub_configs", None) or {}:
+        if isinstance(part := there.get(name), transformers.PreTrainedConfig):
+            found[name] = {"model_type": part.model_type} | _options(type(part), sizes)
     return found
 
 
@@ -105,6 +127,15 @@ def _value(config: Any, name: str) -> Any:
         return getattr(config, name, None)
     except Exception:  # an attribute that differs by layer has no one value
         return None
+
+
+def _takes(made: Any, name: str, value: int) -> bool:
+    """Whether a config lets an attribute be set; some only compute it from others."""
+    try:
+        setattr(made(), name, value)
+    except (AttributeError, NotImplementedError):
+        return False
+    return True
 
 
 def _as_given(made: Any, name: str) -> str:
@@ -122,9 +153,20 @@ def kinds() -> dict[str, str]:
     return found
 
 
+def parameters_of(kind: str, sizes: Mapping[str, int] = ONE) -> int:
+    """How many parameters the model of a type has; nothing is allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in _made(kind, sizes).parameters())
+
+
 def model_of(kind: str, sizes: Mapping[str, int] = ONE, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """The model of a type with every parameter random."""
     torch.manual_seed(seed)
-    config = config_of(kind, sizes)
-    made = getattr(transformers, kinds()[kind])
-    return randomised(made._from_config(config, dtype=torch.float32), dtype=dtype, seed=seed)
+    return randomised(_made(kind, sizes), dtype=dtype, seed=seed)
+
+
+def _made(kind: str, sizes: Mapping[str, int]) -> Any:
+    config, made = config_of(kind, sizes), getattr(transformers, kinds()[kind])
+    if not isinstance(config, made.config_class):
+        config = config.get_text_config()
+    return made._from_config(config, dtype=torch.float32)

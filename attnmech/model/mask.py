@@ -118,7 +118,8 @@ def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:
     if mask is None:
         return MaskRule(texts, queries, keys, 0, 0, lambda text, head, query, key: key >= 0, None, device)
     seen = mask if mask.dtype == torch.bool else mask == 0
-    if mask.ndim != 4 or mask.shape[1] != 1 or bool((mask[~seen] > _HIDDEN).any()):
+    adds = mask.dtype != torch.bool and bool((mask[~seen] > _HIDDEN).any())
+    if mask.ndim != 4 or mask.shape[1] != 1 or adds:
         raise UnsupportedModelError(
             f"this model adds a tensor {list(mask.shape)} to its scores that is not a mask; attnmech cannot split it."
         )

@@ -49,7 +49,7 @@ class NormKind:
     offset: float
 
 
-def kind_of(norm: nn.Module, x: Float[Tensor, "batch position d_model"]) -> NormKind | None:
+def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | None:
     """The formula of a norm, found by its values; None if it computes something else."""
     try:
         weight, epsilon = weight_of(norm, x).detach().double(), epsilon_of(norm)

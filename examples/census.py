@@ -1,0 +1,302 @@
+"""Which model types does attnmech load? Every one in transformers' auto classes, small and random, is tried.
+
+`python examples/architectures.py --census` writes `census.md`. Each certified model is then compared with plain
+transformers by checks that use nothing of the certificate, and called WRONG if one fails.
+"""
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any, Final, Literal, TypeAlias
+
+import tiny
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+import attnmech as am
+from attnmech.model import bridge
+from attnmech.model.architectures import ARCHITECTURES, REFUSED
+from attnmech.model.stack import Stack
+
+Result: TypeAlias = Literal["certified", "refused", "failed", "WRONG", "not built"]
+
+LOADED: Final = (am.load, am.decompose_scores, am.Intervention, bridge.build_bridge)
+"""What every process uses, imported once before they fork."""
+AT_ONCE: Final = 2
+SECONDS: Final = 150
+"""How long one model may take."""
+LARGEST: Final = 150_000_000
+"""The number of parameters beyond which the recipe has not made a type small."""
+LENGTH: Final = 13
+SAME: Final = 1e-3
+"""How far apart logits of one model may be, relative to the largest of their row."""
+MOVED: Final = 1e-4
+"""How far an edit must move some logit, in the same units."""
+LEDGER: Final = 1e-5
+
+HEADER: Final = ("model type", "class", "how", "result", "ledger, or reason")
+ABOUT: Final = """# Census
+
+Every model type in transformers {version}'s auto classes for causal, masked and sequence-to-sequence language models,
+built small with random weights and loaded. Made by `python examples/architectures.py --census`.
+
+**{summary}**
+
+- **How**: by attnmech's table of architectures, or read from a traced pass.
+- **certified**: no check of the certificate fails; the number is the ledger's residual in float32, max |Σ terms −
+  score| relative to the largest score. The model was then compared with plain transformers, independently of that:
+  logits (also with padding on the right), one head zeroed against its columns of W_O zeroed, and a pattern edit must
+  move the logits. **WRONG** would be a certified model for which one of these does not hold.
+- **refused**: `am.load` raises, with this reason. **failed**: it warns, and refuses the points of the failed checks.
+- **not built**: the recipe for small models (`tests/tiny.py`) does not fit this type.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one model type."""
+
+    kind: str
+    made: str
+    how: str
+    result: Result
+    words: str
+
+    def __str__(self) -> str:
+        cells = (self.kind, self.made, self.how, self.result, self.words.replace("|", "\\|"))
+        return f"| {' | '.join(cells)} |"
+
+
+# -- one model -----------------------------------------------------------------------------------------------
+
+
+def inputs_of(raw: Any, seed: int) -> dict[str, Tensor]:
+    """Random tokens, also for a decoder where there is one."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    vocabulary = raw.get_input_embeddings().weight.shape[0]
+    ids = torch.randint(10, vocabulary, (2, LENGTH), generator=generator)
+    decoded = {"decoder_input_ids": ids[:, : LENGTH - 4].flip(1)} if raw.config.is_encoder_decoder else {}
+    return {"input_ids": ids, **decoded}
+
+
+def logits_of(raw: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The logits of plain transformers."""
+    with torch.no_grad():
+        found = raw(**inputs, use_cache=False) if "use_cache" in raw.config.to_dict() else raw(**inputs)
+    assert isinstance(found.logits, torch.Tensor)
+    return found.logits
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference of logits, relative to the largest of its row; infinite if one is not a number."""
+    found = ((ours - theirs).abs() / theirs.abs().amax(dim=-1, keepdim=True)).amax()
+    return float(found.nan_to_num(torch.inf))
+
+
+def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
+    """A copy of a transformers model with the columns of W_O that read one head set to 0."""
+    plan, copied = stack.architecture, copy.deepcopy(raw)
+    path = ".".join(filter(None, (plan.blocks, str(layer), plan.within, plan.out)))
+    out = copied.base_model.get_submodule(path)
+    width = (out.weight.shape[0] if isinstance(out, Conv1D) else out.weight.shape[1]) // stack.n_heads
+    columns = slice(head * width, (head + 1) * width)
+    with torch.no_grad():
+        (out.weight if isinstance(out, Conv1D) else out.weight.T)[columns] = 0
+    return copied
+
+
+def faults(model: am.HookedModel, raw: Any, inputs: Mapping[str, Tensor]) -> Iterator[str]:
+    """What a certified model gives otherwise than plain transformers does."""
+    if any(stack.architecture.trusted == "eager" for stack in model.stacks.values()):
+        raw.set_attn_implementation("eager")
+    plain, ours = logits_of(raw, inputs), model.run(inputs).logits
+    assert ours is not None
+    if (found := difference(ours, plain)) > SAME:
+        yield f"its logits differ by {found:.0e}"
+    yield from _padded_faults(model, raw, inputs)
+    for stack in model.stacks.values():
+        name = f" of the {stack.label} stack" if stack.label else ""
+        layer, head = stack.layers[len(stack.layers) // 2], stack.n_heads // 2
+        with model.intervene(am.Intervention.zero([(layer, head)], stack=stack.label)):
+            zeroed = model.run(inputs).logits
+        assert zeroed is not None
+        if (found := difference(zeroed, logits_of(without_head(raw, stack, layer, head), inputs))) > SAME:
+            yield f"without head L{layer}H{head}{name} its logits differ by {found:.0e}"
+        with model.intervene(am.Intervention.attend([(layer, head)], "first", stack=stack.label)):
+            moved = model.run(inputs).logits
+        assert moved is not None
+        if difference(moved, ours) < MOVED:
+            yield f"a pattern edit in L{layer}H{head}{name} does not move its logits"
+
+
+def _padded_faults(model: am.HookedModel, raw: Any, inputs: Mapping[str, Tensor]) -> Iterator[str]:
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, -3:] = 0
+    padded = {**inputs, "attention_mask": mask}
+    try:
+        plain = logits_of(raw, padded)
+    except Exception:  # whatever a family raises that takes no padding
+        return
+    ours = model.run(padded).logits
+    assert ours is not None
+    keep = mask.bool() if plain.shape[:2] == mask.shape else torch.ones(plain.shape[:2], dtype=torch.bool)
+    if (found := difference(ours[keep], plain[keep])) > SAME:
+        yield f"with padding on the right its logits differ by {found:.0e}"
+
+
+def residual_of(model: am.HookedModel, inputs: Mapping[str, Tensor]) -> float:
+    """The ledger's residual in all stacks, relative to the largest score of each head."""
+    found = []
+    for label, stack in model.stacks.items():
+        split = am.decompose_scores(model, dict(inputs), stack=label or None)
+        relative = split.residual / split.largest.clamp_min(1e-30)
+        found.append(relative[list(stack.layers)].max())  # a hybrid's other layers have none
+    return float(torch.stack(found).nan_to_num(torch.inf).max())
+
+
+def reason_of(error: am.AttnmechError) -> str:
+    """What an error says, without what it says to every user."""
+    said = " ".join(str(error).split())
+    for start in ("its structure cannot be read: ", "is not supported: "):
+        said = said.partition(start)[2] or said
+    return said.partition(" If you know how it is built")[0].rstrip(".")
+
+
+def verdict(raw: Any, seed: int) -> tuple[Result, str]:
+    """Loads a model and, if it is certified, compares it with plain transformers."""
+    inputs = inputs_of(raw, seed)
+    try:
+        model = am.load(raw)
+    except am.AttnmechError as error:
+        return "refused", reason_of(error)
+    except Exception as error:
+        return "failed", f"am.load raises {_said(error)}"
+    if not model.certificate.ok:
+        return "failed", "; ".join(f"{check.name}: {check.detail}" for check in model.certificate.failed)
+    found = list(faults(model, copy.deepcopy(raw), inputs))
+    residual = residual_of(model, inputs)
+    if residual > LEDGER:
+        found.append(f"its ledger leaves {residual:.0e}")
+    return ("WRONG", "; ".join(found)) if found else ("certified", f"{residual:.0e}")
+
+
+# -- all of them ---------------------------------------------------------------------------------------------
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def work(kind: str, sizes: Mapping[str, int], seed: int, answer: Connection) -> None:
+    """Builds one type and sends what became of it: None once it is built and runs, then the verdict."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    try:
+        count = tiny.parameters_of(kind, sizes)
+        if count > LARGEST:
+            answer.send(("not built", f"{count / 1e6:.0f} million parameters"))
+            return
+        raw = tiny.model_of(kind, sizes, seed=seed)
+        logits_of(raw, inputs_of(raw, seed))
+    except Exception as error:
+        answer.send(("not built", _said(error)))
+        return
+    answer.send(None)
+    try:
+        answer.send(verdict(raw, seed))
+    except Exception as error:
+        answer.send(("WRONG", _said(error)))
+
+
+class _Running:
+    """A process of its own for one type: what it allocates or breaks ends with it."""
+
+    def __init__(self, kind: str, sizes: Mapping[str, int], seed: int) -> None:
+        context = get_context("fork")
+        self.kind, self.built, self._until = kind, False, monotonic() + SECONDS
+        self.answers, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=work, args=(kind, sizes, seed, theirs))
+        self._process.start()
+        theirs.close()
+
+    def result(self) -> tuple[Result, str] | None:
+        """What it answered, or that it ended or took too long; None as long as it works."""
+        while self.answers.poll():
+            try:
+                said: tuple[Result, str] | None = self.answers.recv()
+            except EOFError:
+                return self._broken("its process ended")
+            if said is not None:
+                return said
+            self.built = True
+        return self._broken(f"no answer within {SECONDS} s") if monotonic() > self._until else None
+
+    def _broken(self, why: str) -> tuple[Result, str]:
+        return "failed" if self.built else "not built", why
+
+    def end(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.join()
+
+
+def rows(kinds: Sequence[str], sizes: Mapping[str, int], seed: int) -> Iterator[Row]:
+    """A row for each type, as they are done."""
+    waiting, running = list(reversed(kinds)), list[_Running]()
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            running.append(_Running(waiting.pop(), sizes, seed))
+        wait([each.answers for each in running], timeout=1)
+        for each in tuple(running):
+            if (found := each.result()) is not None:
+                each.end()
+                running.remove(each)
+                known = each.kind in ARCHITECTURES or each.kind in REFUSED
+                how = "–" if found[0] == "not built" else "table" if known else "read"
+                yield Row(each.kind, tiny.kinds()[each.kind], how, *found)
+
+
+def summary(found: Sequence[Row]) -> str:
+    """One line of numbers."""
+    count = Counter(row.result for row in found)
+    read = sum(row.result == "certified" and row.how == "read" for row in found)
+    wrong = f", {count['WRONG']} WRONG" if count["WRONG"] else ", none of the certified is wrong"
+    return (
+        f"{len(found)} model types: {len(found) - count['not built']} built; {count['certified']} certified ({read} of "
+        f"them read), {count['refused']} refused, {count['failed']} failed a check{wrong}; {count['not built']} could "
+        "not be built small."
+    )
+
+
+def page(found: Sequence[Row]) -> str:
+    """The whole page."""
+    about = ABOUT.format(version=transformers.__version__, summary=summary(found))
+    lines = [
+        f"| {' | '.join(HEADER)} |",
+        f"|{' --- |' * len(HEADER)}",
+        *map(str, sorted(found, key=lambda row: row.kind)),
+    ]
+    return "\n".join([about, *lines, ""])
+
+
+def taken(kinds: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[Row]:
+    """All rows, with a bar on stderr."""
+    transformers.logging.set_verbosity_error()
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("model types", total=len(kinds))
+        found = []
+        for row in rows(kinds, sizes, seed):
+            found.append(row)
+            bar.update(task, advance=1, description=row.kind[:24])
+    return found
