@@ -245,8 +245,6 @@ REFUSED = {
     "openai-gpt": "its attention does not go through transformers' attention interface",
     "xlnet": "its attention does not go through transformers' attention interface",
     "diffllama": "structure cannot be read",
-    "glm4_moe_lite": "does not read what its attention is given",
-    "minicpm3": "does not read what its attention is given",
     "gemma4_text": "it has a norm of values",
     "bitnet": "a norm of z?",
     "hrm_text": "its attention stands in more than one place",
