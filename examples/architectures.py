@@ -26,7 +26,8 @@ Every model here is small, with random weights, biases and norms; its makers sta
 `python examples/architectures.py`.
 
 - **Terms** of the score ledger that the variant has (✓): together they are the attention score.
-- **Missing points**: every other point is there: {points}.
+- **Missing points**: every other point is there: {points}. `gate` and `latent` are points of some models that are
+  read and not in this table (Qwen3-Next, DeepSeek): see [census.md](census.md).
 - **Certificate**: "holds" if no check fails at load; a note says where another implementation computes something else.
 - **float32, float64**: the ledger's residual, max |Σ terms − score| over visible cells of a batch padded on the right,
   relative to the largest visible score of the layer; the worst layer and head. 0 is to the last bit.
@@ -55,7 +56,8 @@ def residual(name: str, stack: str, dtype: torch.dtype, notes: Notes) -> str:
         split = am.decompose_scores(models.hooked(name, dtype), models.inputs_of(name), stack=stack or None)
     except am.WeightsError as error:
         return f"– {notes.mark(str(error).partition(' Try ')[0])}"
-    found = float((split.residual / split.largest.amax(dim=1, keepdim=True)).max())
+    # Layers without attention are NaN.
+    found = float((split.residual / split.largest.amax(dim=1, keepdim=True)).nan_to_num(0.0).max())
     return "0" if found == 0 else f"{found:.0e}"
 
 
@@ -64,7 +66,7 @@ def missing(model: am.HookedModel, stack: str, notes: Notes) -> str:
     by_reason: dict[str, list[str]] = {}
     for full, point in model.points.items():
         label, name = split_stack(full)
-        if point.absent is not None and label in ("", stack):
+        if point.absent is not None and label in ("", stack) and name not in ("gate", "latent"):
             # The same reason is one note, whichever family it is said of.
             reason = point.absent.replace(model.architecture.name, "the family", 1)
             by_reason.setdefault(reason, []).append(name)
@@ -109,7 +111,7 @@ def table(names: Sequence[str]) -> str:
         warnings.simplefilter("ignore", UserWarning)
         body = sorted(rows(names, notes), key=lambda row: row[0])
     lines = [HEADER, tuple(":-:" if title in TERMS else "---" for title in HEADER), *body]
-    points = ", ".join(f"`{point}`" for point in POINTS)
+    points = ", ".join(f"`{point}`" for point in POINTS if point not in ("gate", "latent"))
     drawn = "\n".join("| " + " | ".join(cell for cell in line) + " |" for line in lines)
     return f"{ABOUT.format(points=points)}\n{drawn}\n\n{notes}\n"
 

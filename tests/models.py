@@ -105,6 +105,22 @@ def gptj(heads: int = 3, d_head: int = 8, layers: int = 2, rotary_dim: int | Non
     return transformers.GPTJForCausalLM(config)
 
 
+def codegen(heads: int = 4, d_head: int = 6, layers: int = 2) -> Any:
+    config = transformers.CodeGenConfig(
+        vocab_size=43, n_positions=32, n_embd=heads * d_head, n_layer=layers, n_head=heads, n_inner=29, rotary_dim=4,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return transformers.CodeGenForCausalLM(config)
+
+
+def gpt_neo(heads: int = 3, d_head: int = 8) -> Any:
+    config = transformers.GPTNeoConfig(
+        vocab_size=43, max_position_embeddings=32, hidden_size=heads * d_head, num_layers=2, num_heads=heads,
+        intermediate_size=29, attention_types=[[["global", "local"], 1]], window_size=4, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return transformers.GPTNeoForCausalLM(config)
+
+
 def like_llama(
     family: str, heads: int = 6, kv_heads: int = 2, d_head: int | None = 8, hidden: int = 36, layers: int = 2,
     **options: Any,
@@ -245,8 +261,10 @@ OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "jamba": jamba,
     "bamba": bamba,
     "lfm2": lfm2,
+    "codegen": codegen,
+    "gpt_neo": gpt_neo,
 }
-"""Models of several stacks, of images, and hybrids, which have tests of their own in tests/model."""
+"""Models of several stacks, of images, hybrids, and others with tests of their own."""
 
 SINGLE_ONLY: Final = ("gpt_oss", "gpt_oss_yarn", "jamba")
 """Models that transformers cannot run in float64."""

@@ -168,10 +168,16 @@ final_norm norm; rotary rotate_halves
     def __str__(self) -> str:
         given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
         default = {each.name: each.default for each in fields(self)}
-        said = (
-            f"{name} {getattr(value, '__name__', value)}" for name, value in given.items() if value != default[name]
-        )
+        said = (f"{name} {_said(value)}" for name, value in given.items() if value != default[name])
         return f"{self.name}: {'; '.join(said)}"
+
+
+def _said(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return str(getattr(value, "__name__", value))
 
 
 def _refuse(reason: str) -> NoReturn:
