@@ -157,8 +157,8 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
 def distance(one: Tensor, other: Tensor) -> float:
     """How far apart two tensors are, as a share of the second.
 
-    >>> distance(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))
-    0.2
+    >>> distance(torch.tensor([3.0, 6.5]), torch.tensor([3.0, 4.0]))
+    0.5
     """
     return float((one - other).norm() / other.norm()) if one.shape == other.shape else torch.inf
 

@@ -184,7 +184,7 @@ def test_the_lead_names_the_head_that_writes_most() -> None:
 def test_a_head_that_somebody_has_changed_is_refused() -> None:
     model = models.fresh("llama")
     model.lm_head.register_forward_hook(lambda module, args, output: 1.5 * output)
-    with pytest.warns(UserWarning, match="NOT certified: 1 of 25 checks fail, first 'logits'"):
+    with pytest.warns(UserWarning, match="NOT certified: 1 of 26 checks fail, first 'logits'"):
         hooked = am.load(model)
     with pytest.raises(am.CertificateError, match=r"'logits' is refused on this model: logits = N\(resid_post\) W_U "):
         am.residual_updates(hooked, models.token_ids("llama", 1), answers=5)
