@@ -8,40 +8,24 @@ A point whose check fails is refused.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Final
 
 import torch
-from einops import einsum, rearrange, repeat
 from torch import Tensor
 
 from ..errors import UnsupportedModelError, WeightsError, first_line
-from ..maths.norms import FrozenNorm
-from ..maths.precision import (
-    least_rounding,
-    product_rounding,
-    step_tolerance,
-    steps_rounding,
-    sum_rounding,
-    table_tolerance,
-)
 from ..points import POINTS, PointKey, full_name, lens_name
-from .block import PostNormEnd
 from .certificate import Certificate, Check, LensHook
 from .copies import cannot_run
+from .edit_checks import EditChecks
 from .hooked import HookedModel, require_model
-from .in_force import Edit
-from .ledger import ScoreAudit
 from .partial_pass import MIDDLE, Blocks, can_begin_in_the_middle
-from .position import rotary_tables
 from .probe import (
     BEGINNING,
-    SEED,
     Compared,
     Passes,
-    Probe,
     beginning_of,
     bridge_run,
-    by_row,
     each_token_changed,
     end_changed,
     excess_of,
@@ -49,7 +33,7 @@ from .probe import (
     padded_batch,
 )
 from .unembedding import unembedding_of, why_not_linear
-from .weights import Expanded, bias_of, check_finite, matrix_of, select
+from .weights import check_finite
 
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
@@ -59,16 +43,6 @@ _WHOLE: Final = (
 
 _LOOKED_AT: Final = 24
 """At how many tokens of the long probe the logits are recomputed: a vocabulary may be large."""
-_ALONE: Final = 4
-"""At how many tokens each head is sent through W_O alone."""
-
-_HANDED: Final = {
-    "": {"streams": "hidden_states", "attentions": "attentions"},
-    "encoder": {"streams": "encoder_hidden_states", "attentions": "encoder_attentions"},
-    "decoder": {"streams": "decoder_hidden_states", "attentions": "decoder_attentions"},
-    "cross": {"streams": "", "attentions": "cross_attentions"},
-}
-"""The names under which transformers returns a stack's streams and patterns."""
 
 
 def certify(model: HookedModel) -> Certificate:
@@ -108,7 +82,7 @@ def check_runs(passes: Passes) -> None:
         raise cannot_run(model.plain, error) from error
 
 
-class _Statements(Probe):
+class _Statements(EditChecks):
     """What must hold for every model, statement by statement."""
 
     def of_model(self) -> Iterator[Check]:
@@ -154,109 +128,6 @@ class _Statements(Probe):
             self._middle,
         ]
 
-    def _layer_by_layer(self) -> list[Callable[[], Check]]:
-        plan, dtype = self.plan, self.model.dtype
-        adding = sum_rounding(dtype)
-
-        def checking(
-            name: str,
-            statement: str,
-            points: tuple[str, ...],
-            found: Iterator[Compared],
-            tolerance: float | None = None,
-        ) -> Callable[[], Check]:
-            return partial(self.by_layer, name, statement, points, found, tolerance)
-
-        return [
-            self._streams,
-            self._attentions,
-            checking(
-                "attn_in",
-                "attn_in = the input norm of resid_pre, or resid_pre without one",
-                ("resid_pre", "attn_in"),
-                self._attn_in(),
-            ),
-            checking(
-                "projections",
-                "q, k, v = attn_in W + b" if plan.expanded is None else "q, k, v = what they are expanded from, W + b",
-                ("attn_in", "q", "k", "v"),
-                self._projections(),
-                self._product(self.model.d_model),
-            ),
-            *(
-                []
-                if plan.expanded is None
-                else [
-                    checking(
-                        "latent",
-                        "latent = norm of columns of attn_in W + b; the queries' latent, too",
-                        ("attn_in", "latent", "q", "k", "v"),
-                        self._latents(plan.expanded),
-                        max(self.local, step_tolerance(torch.float32)),
-                    )
-                ]
-            ),
-            *([self._rotation, self._rotary_tables] if plan.rotary is not None else []),
-            *([self._alibi] if plan.alibi is not None else []),
-            checking(
-                "ledger",
-                "scores = Σ terms of the score ledger",
-                ("q", "k", "scores"),
-                self._ledger(),
-                self._product(self.model.d_model),
-            ),
-            checking(
-                "softmax",
-                "pattern = softmax(scores); rows sum to 1 minus a sink's mass",
-                ("scores", "pattern"),
-                self._softmax(),
-            ),
-            checking("mask", "pattern = 0 where a key is hidden", ("scores", "pattern"), self._hidden(), adding),
-            *(
-                []
-                if plan.gate is None
-                else [
-                    checking(
-                        "gate", f"gate = {plan.gate.function}(attn_in W + b)", ("gate", "z"), self._gates(), self.local
-                    )
-                ]
-            ),
-            checking(
-                "z",
-                "z = pattern v" if plan.gate is None else "z = gate ⊙ pattern v",
-                ("pattern", "v", "z"),
-                self._z(),
-                self._product(len(self.short.batch.ids[0])),
-            ),
-            checking(
-                "heads",
-                "W_O is given z, and makes z W_O of each head alone; Σ_h z W_O + b_O = attn_raw",
-                ("z", "result", "attn_raw"),
-                self._heads(),
-                self._product(self.stack.n_heads * self.stack.d_value),
-            ),
-            self._attn_out,
-            self._stream,
-            checking("mlp", *self._mlp_statement(), self._mlp(), adding if plan.norm == "pre" else None),
-            *(
-                []
-                if plan.within
-                else [
-                    checking(
-                        "chain",
-                        "resid_post of a layer = resid_pre of the next",
-                        ("resid_pre", "resid_post"),
-                        self._chain(),
-                        adding,
-                    )
-                ]
-            ),
-        ]
-
-    def _product(self, terms: int) -> float:
-        """The share of Σ|t| by which a product of `terms` terms may be off, including the rounding of the result."""
-        return product_rounding(self.model.dtype, terms) + steps_rounding(self.model.dtype)
-
     # -- the runs ------------------------------------------------------------------------------------------
 
     def _reached(self) -> Check:
@@ -293,76 +164,6 @@ class _Statements(Probe):
     def _output(self) -> Tensor:
         logits = self.short.values.get(("logits", None))
         return self.output(self.batch) if logits is None else logits
-
-    def _streams(self) -> Check:
-        trusted = self.plan.trusted == "sdpa"
-        theirs = self.passes.in_attention("sdpa") if trusted else self.passes.eager
-        statement = "resid_pre = hidden states of plain transformers"
-        handed = self._handed("streams", theirs)
-        if isinstance(handed, str):
-            return Check("streams", statement, (), None, detail=handed)
-        by_run = {self.short: handed}
-        if len(self.passes.runs) > 1:
-            longer = self._handed("streams", self.passes.longer)
-            by_run |= {} if isinstance(longer, str) else {self.passes.runs[-1]: longer}
-
-        def found() -> Iterator[Compared]:
-            for run, states in by_run.items():
-                for layer in run.layers[self.stack.label]:
-                    expected = states[layer].to(self.wide)
-                    keep = run.real(self.stack.label) & self._comes_through(expected)
-                    yield self.compared(
-                        run, layer, self.at(run, "resid_pre", layer), expected, by_row(expected, self.whole), keep
-                    )
-
-        return self.by_layer("streams", statement, ("resid_pre", "resid_post"), found(), self.whole)
-
-    def _comes_through(self, theirs: Tensor) -> Tensor:
-        """Where transformers gives numbers: in float64, padding that sees no key is NaN, in all layers above too."""
-        if self.model.dtype != torch.float64:
-            return torch.ones(theirs.shape[:2], dtype=torch.bool, device=theirs.device)
-        return theirs.isfinite().all(dim=-1).all(dim=-1, keepdim=True).expand(theirs.shape[:2])
-
-    def _attentions(self) -> Check:
-        statement = "pattern = attentions of plain transformers (eager)"
-        if self.plan.trusted == "sdpa":
-            return Check("attentions", statement, (), None, detail="eager attention computes something else here")
-        handed = self._handed("attentions", self.passes.eager)
-        if isinstance(handed, str):
-            return Check("attentions", statement, (), None, detail=handed)
-        # A hybrid returns only the patterns of its layers with attention.
-        whole = len(handed) == len(self.layers)
-        patterns = dict(zip(self.layers, handed, strict=True)) if whole else handed
-
-        def found() -> Iterator[Compared]:
-            for layer in self.layers:
-                ours = self.at(self.short, "pattern", layer)
-                keep = self.short.real(self.stack.label)[:, None].expand(ours.shape[:3])
-                theirs = patterns[layer].to(self.wide)
-                if self.block(self.short, layer).sink is not None:
-                    # Some families return what the row would be without its sink.
-                    ours, theirs = (each / each.sum(dim=-1, keepdim=True) for each in (ours, theirs))
-                # Eager attention rounds queries, keys and scores to the model's precision: in the softmax, a factor.
-                scores = self.at(self.short, "scores", layer).masked_fill(~self.block(self.short, layer).visible, 0.0)
-                largest = scores.abs().amax(dim=-1, keepdim=True)
-                factor = torch.expm1(steps_rounding(self.model.dtype) * largest)
-                yield self.compared(
-                    self.short,
-                    layer,
-                    ours,
-                    theirs,
-                    self.whole * theirs.sum(dim=-1, keepdim=True) + factor * torch.maximum(ours, theirs),
-                    keep,
-                )
-
-        return self.by_layer("attentions", statement, ("pattern",), found(), self.whole)
-
-    def _handed(self, name: str, theirs: Any) -> Any:
-        """What transformers returns layer by layer; or why it does not."""
-        handed = getattr(theirs, _HANDED[self.stack.label][name], None)
-        if handed and len(handed) >= self.stack.n_layers and all(value is not None for value in handed):
-            return handed
-        return str(theirs) if isinstance(theirs, Exception) else "transformers does not return them"
 
     def _implementations(self) -> Check:
         """Says where transformers' two implementations of a family disagree, and which one is followed."""
@@ -496,310 +297,6 @@ class _Statements(Probe):
         ran = Blocks(self.model).run(self.batch, start=start, stream=stream, captures=[last])
         return self.compare(MIDDLE, statement, (), ran.values[last], self.short.values[last], self.local)
 
-    # -- one layer at a time -------------------------------------------------------------------------------
-
-    def _attn_in(self) -> Iterator[Compared]:
-        norm = self.plan.attn_norm
-        for run, layer in self.places():
-            stream = run.values[self.stack.point("resid_pre"), layer]
-            expected = stream if norm is None else self.model.plain_module(self.stack, layer, norm)(stream)
-            yield self.compared(run, layer, self.at(run, "attn_in", layer), expected, by_row(expected, self.local))
-
-    def _projections(self) -> Iterator[Compared]:
-        steps = steps_rounding(self.model.dtype)
-        for run, layer in self.places():
-            w, notes = self.stack.weights(layer), self.block(run, layer).notes
-            inputs = notes.inputs(self.at(run, "attn_in", layer))
-            parts = zip("qkv", inputs, (w.W_Q, w.W_K, w.W_V), (w.b_Q, w.b_K, w.b_V), strict=True)
-            for name, source, weight, b in parts:
-                W, rounding = weight.to(self.wide), product_rounding(self.model.dtype, source.shape[-1])
-                product = _by_heads(source, W)
-                bias = product.new_zeros(()) if b is None else b.to(self.wide)
-                summed = _norm(source)[..., None, None] * _norm(W, 1) + bias.abs()
-                allowed = rounding * summed + steps * (product.abs() + bias.abs())
-                keep = self.comparable(run, name, layer, product)
-                yield self.compared(run, layer, self.at(run, name, layer), product + bias, allowed, keep)
-
-    def _latents(self, layout: Expanded) -> Iterator[Compared]:
-        for run, layer in self.places():
-            notes = self.block(run, layer).notes
-            for latent, found in ((layout.latent, notes.latent), (layout.query_latent, notes.query_latent)):
-                if latent is None:
-                    continue
-                assert found is not None
-                path = f"{self.plan.attention}."
-                projection = self.stack.module(layer, path + latent.projection)
-                made, bias = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide), bias_of(projection)
-                made = select(made if bias is None else made + bias.to(self.wide), latent.columns)
-                # Its formula, without hooks of the model's owner.
-                norm = self.model.plain_module(self.stack, layer, path + latent.norm)
-                expected = norm.forward(made.to(self.model.dtype)).to(self.wide)
-                # Norms of these families compute in float32, also in a float64 model.
-                limit = max(self.local, step_tolerance(torch.float32))
-                yield self.compared(run, layer, found.to(self.wide), expected, by_row(expected, limit))
-
-    def _rotation(self) -> Check:
-        tolerance = steps_rounding(self.model.dtype)
-        return self.by_layer(
-            "rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary(tolerance), tolerance
-        )
-
-    def _rotary(self, tolerance: float) -> Iterator[Compared]:
-        rotary = self.plan.rotary
-        assert rotary is not None
-        for run, layer in self.places():
-            notes = self.block(run, layer).notes
-            assert notes.rotary is not None
-            cos, sin = (table[:, :, None].to(self.wide) for table in notes.rotary)
-            for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
-                value = self.at(run, name, layer)
-                after = self.plan.norm_after_rotary
-                expected = self._normed(value, None if after else norm)
-                expected = expected if layer in self.plan.unrotated else rotary(expected, cos, sin)
-                expected = self._normed(expected, norm if after else None)
-                allowed = tolerance * _norm(expected)[..., None]
-                yield self.compared(run, layer, self.at(run, f"{name}_rot", layer), expected, allowed)
-
-    def _normed(self, value: Tensor, norm: FrozenNorm | None) -> Tensor:
-        if norm is None:
-            return value
-        return norm(value) if norm.shift is None else norm(value) + norm.shift
-
-    def _rotary_tables(self) -> Check:
-        statement = "rotary tables = cos, sin of position · θ^(−2i/d)"
-        rotary = self.plan.rotary
-        assert rotary is not None
-        positions = torch.arange(self.passes.runs[-1].batch.ids.shape[1], device=self.model.device)
-        parameters = dict(getattr(self.model.config, "rope_parameters", None) or {})
-        if rotary.theta is not None:
-            parameters["rope_theta"] = rotary.theta
-        expected = rotary_tables(parameters, round(self.stack.d_head * rotary.share), positions)
-        if expected is None:
-            kind = parameters.get("rope_type", "that differs between layers")
-            return Check("rotary tables", statement, (), None, detail=f"rope_type {kind!r} has no closed form here")
-
-        # Angles are products of a position and a frequency, which a model may keep in its own precision.
-        frequency = torch.atan2(expected[1][1:2], expected[0][1:2])
-        slack = torch.finfo(min(self.model.dtype, torch.float32, key=lambda kind: kind.itemsize)).eps
-        angles = rotary.spread(positions[:, None] * frequency)
-
-        def found() -> Iterator[Compared]:
-            for run, layer in self.places():
-                tables = self.block(run, layer).notes.rotary
-                if layer in self.plan.unrotated:
-                    continue
-                assert tables is not None
-                for table, by_position in zip(tables, expected, strict=True):
-                    length = table.shape[1]
-                    closed = rotary.spread(by_position)[:length]
-                    allowed = self.tables * closed.abs().amax() + slack * angles[:length]
-                    everywhere = torch.ones_like(closed, dtype=torch.bool)
-                    yield self.compared(run, layer, table[-1].double(), closed, allowed, everywhere)
-
-        return self.by_layer("rotary tables", statement, ("q_rot", "k_rot", "scores"), found(), self.tables)
-
-    def _alibi(self) -> Check:
-        alibi = self.plan.alibi
-        assert alibi is not None
-        slopes = alibi.slopes(self.stack.n_heads).to(self.model.device) * alibi.factor
-        tolerance = max(self.tables, table_tolerance(alibi.rounded_to))
-
-        def found() -> Iterator[Compared]:
-            for run, layer in self.places():
-                real = run.real_keys(self.stack.label)
-                place = (real.cumsum(dim=1) - 1) * real
-                if alibi.from_end:
-                    length = real.shape[1]
-                    place = torch.arange(1 - length, 1, device=self.model.device).expand(real.shape)
-                expected = einsum(slopes, place.to(slopes.dtype), "head, batch key -> batch head key")
-                position = self.block(run, layer).position
-                given = torch.zeros_like(expected) if position is None else position[:, :, -1].to(expected)
-                everywhere = torch.ones_like(expected, dtype=torch.bool)
-                allowed = tolerance * expected.abs().amax(dim=-1, keepdim=True)
-                yield self.compared(run, layer, given.expand_as(expected), expected, allowed, everywhere)
-
-        return self.by_layer("alibi", "position term = slope · key position", ("scores",), found(), tolerance)
-
-    def _ledger(self) -> Iterator[Compared]:
-        for run, layer in self.places():
-            block = self.block(run, layer)
-            audit = ScoreAudit(self.model.stacks, block, run.values[self.stack.point("attn_in"), layer], block.visible)
-            audit.add(block)
-            worst = int(audit.excess.nan_to_num(torch.inf).argmax())
-            yield Compared(f"layer {layer}, head {worst}", float(audit.excess[worst]))
-
-    def _softmax(self) -> Iterator[Compared]:
-        for run, layer in self.places():
-            scores, pattern = (self.at(run, name, layer).double() for name in ("scores", "pattern"))
-            sink = self.block(run, layer).sink
-            odds = (scores - scores.amax(dim=-1, keepdim=True)).exp()
-            total = odds.sum(dim=-1, keepdim=True)
-            if sink is not None:
-                total = total + (sink.double()[:, None, None] - scores.amax(dim=-1, keepdim=True)).exp()
-            expected = odds / total
-            everywhere = torch.ones_like(pattern[..., 0], dtype=torch.bool)
-            yield self.compared(run, layer, pattern, expected, by_row(expected, self.local), everywhere)
-            whole = expected.sum(dim=-1, keepdim=True)
-            yield self.compared(
-                run, layer, pattern.sum(dim=-1, keepdim=True), whole, by_row(whole, self.local), everywhere
-            )
-
-    def _hidden(self) -> Iterator[Compared]:
-        for run, layer in self.places():
-            pattern, seen = self.at(run, "pattern", layer), self.block(run, layer).visible
-            hidden = ~seen | ~run.real_keys(self.stack.label)[:, None, None, :]
-            if self.plan.causal and not self.plan.within:
-                hidden = hidden | torch.ones(pattern.shape[-2:], dtype=torch.bool, device=pattern.device).triu(1)
-            # A row that sees nothing is uniform, as in transformers, and is not counted.
-            leaked = pattern.masked_fill(~hidden | ~seen.any(dim=-1, keepdim=True), 0.0)
-            everywhere = torch.ones_like(leaked[..., 0], dtype=torch.bool)
-            # Relative to 1, the sum of a row.
-            allowed = torch.full_like(leaked, sum_rounding(self.model.dtype))
-            yield self.compared(run, layer, leaked, torch.zeros_like(leaked), allowed, everywhere)
-
-    def _gates(self) -> Iterator[Compared]:
-        gate = self.plan.gate
-        assert gate is not None
-        for run, layer in self.places():
-            projection = self.stack.module(layer, f"{self.plan.attention}.{gate.path}")
-            made = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide)
-            bias = bias_of(projection)
-            expected = gate.of(made if bias is None else made + bias.to(self.wide), self.stack.n_heads)
-            yield self.compared(run, layer, self.at(run, "gate", layer), expected, by_row(expected, self.local))
-
-    def _z(self) -> Iterator[Compared]:
-        for run, layer in self.places():
-            pattern, values = self.at(run, "pattern", layer), self._by_head(self.at(run, "v", layer))
-            expected, summed = (
-                einsum(pattern, each, "batch head query key, batch key head d -> batch query head d")
-                for each in (values, values.abs())
-            )
-            if self.plan.gate is not None:
-                gate = self.at(run, "gate", layer)
-                expected, summed = expected * gate, summed * gate.abs()
-            allowed = self._product(pattern.shape[-1]) * summed
-            everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
-            yield self.compared(run, layer, self.at(run, "z", layer), expected, allowed, everywhere)
-
-    def _by_head(self, value: Tensor) -> Tensor:
-        group = self.stack.n_heads // self.stack.n_kv_heads
-        return repeat(value, "batch position kv d_head -> batch position (kv group) d_head", group=group)
-
-    def _heads(self) -> Iterator[Compared]:
-        dtype, d_value = self.model.dtype, self.stack.d_value
-        steps = steps_rounding(dtype)
-        for run, layer in self.places():
-            weights, z = self.stack.weights(layer), self.at(run, "z", layer)
-            given = run.given[self.stack.label, layer].to(self.wide).reshape(z.shape)
-            yield self.compared(run, layer, given, z, sum_rounding(dtype) * z.abs())
-            W_O = weights.W_O.to(self.wide)
-            pattern = "batch position head d_head, head d_head d_model -> batch position head d_model"
-            result = einsum(z, W_O, pattern)
-            summed = _norm(z)[..., None] * _norm(W_O, 1)
-            allowed = product_rounding(dtype, d_value) * summed + steps * result.abs()
-            yield self.compared(run, layer, self.at(run, "result", layer), result, allowed)
-            bias = result.new_zeros(result.shape[-1]) if weights.b_O is None else weights.b_O.to(self.wide)
-            product = result.sum(dim=2)
-            rounding = product_rounding(dtype, self.stack.n_heads * d_value)
-            allowed = rounding * (summed.sum(dim=2) + bias.abs()) + steps * (product.abs() + bias.abs())
-            yield self.compared(run, layer, self.at(run, "attn_raw", layer), product + bias, allowed)
-            if run is self.short:
-                yield self._alone(layer, z, W_O, bias)
-
-    def _alone(self, layer: int, z: Tensor, W_O: Tensor, bias: Tensor) -> Compared:
-        """Sends each head's z through W_O's module alone, all brought to one size, so that no head hides another."""
-        dtype = self.model.dtype
-        rows = z[self.short.real(self.stack.label)][:_ALONE]
-        # A power of two changes no digit.
-        largest = rows.abs().amax(dim=(0, 2), keepdim=True)
-        rows = rows * torch.where(largest > 0, torch.exp2(-largest.log2().round()), 1.0)
-        rows = rows.to(dtype).to(self.wide)
-        heads = torch.eye(len(W_O), device=z.device, dtype=self.wide)
-        alone = einsum(rows, heads, "row head d_head, head other -> head row other d_head")
-        given = rearrange(alone, "head row other d_head -> head row (other d_head)")
-        found = self.model.plain_module(self.stack, layer, self.plan.out)(given.to(dtype).contiguous())
-        product = einsum(rows, W_O, "row head d_head, head d_head d_model -> head row d_model")
-        summed = rearrange(_norm(rows), "row head -> head row")[..., None] * _norm(W_O, 1)[:, None]
-        rounding = product_rounding(dtype, given.shape[-1])
-        allowed = rounding * (summed + bias.abs()) + steps_rounding(dtype) * (product.abs() + bias.abs())
-        everywhere = torch.ones(product.shape[:2], dtype=torch.bool, device=z.device)
-        compared = self.compared(self.short, layer, found, product + bias, allowed, everywhere)
-        return replace(compared, where=f"layer {layer}, a head alone")
-
-    def _attn_out(self) -> Check:
-        factor, architecture = self.plan.attn_scale, self.plan
-        statement = "attn_out = attn_raw" if factor == 1 else f"attn_out = {factor:.4g} attn_raw"
-        if architecture.attn_out not in ("", architecture.out):
-            return Check("attn_out", statement, (), None, detail="a norm stands between them")
-        adding = sum_rounding(self.model.dtype)
-
-        def found() -> Iterator[Compared]:
-            for run, layer in self.places():
-                raw = factor * self.at(run, "attn_raw", layer)
-                yield self.compared(run, layer, self.at(run, "attn_out", layer), raw, adding * raw.abs())
-
-        return self.by_layer("attn_out", statement, ("attn_raw", "attn_out"), found(), adding)
-
-    def _stream(self) -> Check:
-        statement = "resid_pre + attn_out = resid_mid"
-        if self.plan.mid_norm is None:
-            return Check(
-                "stream", statement, (), None, detail=self.model.points[self.stack.point("resid_mid")].absent or ""
-            )
-        adding = sum_rounding(self.model.dtype)
-
-        def found() -> Iterator[Compared]:
-            for run, layer in self.places():
-                before, added = self.at(run, "resid_pre", layer), self.at(run, "attn_out", layer)
-                allowed = adding * (before.abs() + added.abs())
-                yield self.compared(run, layer, self.at(run, "resid_mid", layer), before + added, allowed)
-
-        return self.by_layer("stream", statement, ("resid_pre", "attn_out", "resid_mid"), found(), adding)
-
-    def _mlp_statement(self) -> tuple[str, tuple[str, ...]]:
-        plan = self.plan
-        if plan.mlp_out is None:
-            return "resid_post = resid_pre + attn_out", ("resid_pre", "attn_out", "resid_post")
-        if plan.mid_norm is None:
-            return "resid_post = resid_pre + attn_out + mlp_out", ("resid_pre", "attn_out", "mlp_out", "resid_post")
-        between = f" + {plan.interposed}.attn_out" if plan.interposed else ""
-        sum_ = f"resid_mid{between} + mlp_out" if plan.norm == "pre" else "N(N(resid_mid) + mlp_out)"
-        return f"resid_post = {sum_}", ("resid_mid", "mlp_out", "resid_post")
-
-    def _mlp(self) -> Iterator[Compared]:
-        for run, layer in self.places():
-            if self.plan.mid_norm is not None:
-                middle = [self.at(run, "resid_mid", layer)]
-            else:
-                middle = [self.at(run, "resid_pre", layer), self.at(run, "attn_out", layer)]
-            ended, allowed = self._block_end(layer, middle, run.values)
-            yield self.compared(run, layer, self.at(run, "resid_post", layer), ended, allowed)
-
-    def _block_end(self, layer: int, terms: list[Tensor], values: Mapping[PointKey, Tensor]) -> tuple[Tensor, Tensor]:
-        """resid_post, from what stands before the MLP and what is added to it; and how far rounding may move it."""
-        plan = self.plan
-        if plan.interposed:
-            terms = [*terms, values[full_name(plan.interposed, "attn_out"), layer].to(self.wide)]
-        if plan.mlp_out is not None:
-            terms = [*terms, values[self.stack.point("mlp_out"), layer].to(self.wide)]
-        if plan.norm == "pre":
-            each = torch.stack(terms)
-            return each.sum(dim=0), sum_rounding(self.model.dtype) * each.abs().sum(dim=0)
-        assert plan.mid_norm is not None and plan.post_norm is not None
-        norms = (self.model.plain_module(self.stack, layer, path) for path in (plan.mid_norm, plan.post_norm))
-        middle, added = (term.to(self.model.dtype) for term in terms)
-        with torch.no_grad():
-            ended = PostNormEnd(*norms)(middle, added)
-        return ended, by_row(ended, self.local)
-
-    def _chain(self) -> Iterator[Compared]:
-        for run, layer in self.places():
-            if layer + 1 not in run.layers[self.stack.label]:
-                continue
-            left = self.at(run, "resid_post", layer)
-            allowed = sum_rounding(self.model.dtype) * left.abs()
-            yield self.compared(run, layer, self.at(run, "resid_pre", layer + 1), left, allowed)
-
     def _embed(self) -> Check:
         scale = self.plan.embed_scale
         statement = "embed = row of the token embedding" + ("" if scale == 1 else f" · {scale:.4g}")
@@ -807,142 +304,3 @@ class _Statements(Probe):
             return Check("embed", statement, (), None, detail=self.model.points["embed"].absent or "")
         expected = self.model.embedding[self.batch.ids] * torch.tensor(scale, dtype=torch.float32).to(self.model.dtype)
         return self.compare("embed", statement, ("embed",), self.short.values["embed", None], expected, self.local)
-
-    # -- edits ---------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _edits(self) -> "_Edits":
-        return _Edits(self)
-
-    def _pattern_edit(self) -> Check:
-        """Puts each row's whole attention on the visible key that had the least."""
-        statement = "an edit of the pattern moves attn_raw as it must, and the stream with it"
-        dtype = self.model.dtype
-        rounding, steps = product_rounding(dtype, self.stack.n_heads * self.stack.d_value), steps_rounding(dtype)
-        least = least_rounding(dtype)
-
-        def found() -> Iterator[Compared]:
-            edits = self._edits
-            for copy, layer in enumerate(self.edited):
-                weights = self.stack.weights(layer)
-                W_O = weights.W_O.to(self.wide)
-                values = self._by_head(edits.at("v", layer))[copy : copy + 1]
-                z = einsum(
-                    edits.patterns[layer][None].to(self.wide),
-                    values,
-                    "batch head query key, batch key head d -> batch query head d",
-                )
-                if self.plan.gate is not None:
-                    z = z * edits.at("gate", layer)[copy : copy + 1]
-                bias = W_O.new_zeros(W_O.shape[-1]) if weights.b_O is None else weights.b_O.to(self.wide)
-                product = einsum(z, W_O, "batch query head d, head d d_model -> batch query d_model")
-                summed = einsum(_norm(z), _norm(W_O, 1), "batch query head, head d_model -> batch query d_model")
-                allowed = rounding * (summed + bias.abs()) + steps * (product.abs() + summed + bias.abs())
-                real = edits.real[copy : copy + 1]
-                raw = edits.at("attn_raw", layer)
-                where = f"layer {layer}"
-                expected = (product + bias)[real]
-                yield Compared(where, excess_of(raw[copy : copy + 1][real], expected, allowed[real] + least))
-                shifted = excess_of(expected, raw[-1:][real], allowed[real]) > 1
-                if shifted and torch.equal(edits.last[copy][edits.written], edits.last[-1][edits.written]):
-                    yield Compared(f"{where}, on the way to the last stream", torch.inf)
-
-        return self.by_layer("pattern edit", statement, ("pattern",), found(), rounding)
-
-    def _resid_mid_edit(self) -> Check:
-        statement = "an edit of resid_mid reaches the MLP and the stream"
-        if self.plan.mid_norm is None:
-            return self._parallel()
-
-        def found() -> Iterator[Compared]:
-            edits = self._edits
-            for number, layer in enumerate(self.edited):
-                copy = len(self.edited) + number
-                ended, allowed = self._block_end(layer, [edits.at("resid_mid", layer)], edits.values)
-                real = edits.real[copy]
-                post = edits.at("resid_post", layer)
-                limit = allowed[copy][real] + least_rounding(self.model.dtype)
-                yield Compared(f"layer {layer}", excess_of(post[copy][real], ended[copy][real], limit))
-                moved, still = (edits.at("mlp_out", layer)[each][real] for each in (copy, -1))
-                # An MLP that writes the same at every token (a pruned one: 0) cannot show whether the edit reached it.
-                if torch.equal(moved, still) and bool((still != still[:1]).any()):
-                    yield Compared(f"layer {layer}, on the way to the MLP", torch.inf)
-
-        return self.by_layer(
-            "resid_mid edit",
-            statement,
-            ("resid_mid",),
-            found(),
-            sum_rounding(self.model.dtype) if self.plan.norm == "pre" else None,
-        )
-
-    def _parallel(self) -> Check:
-        statement = "the MLP does not read what attention writes in its block"
-        if self.plan.mlp_out is None:
-            return Check("parallel", statement, (), None, detail="there is no MLP")
-
-        def found() -> Iterator[Compared]:
-            edits = self._edits
-            for copy, layer in enumerate(self.edited):
-                moved, still = (edits.at("mlp_out", layer)[each][edits.real[each]] for each in (copy, -1))
-                yield Compared(f"layer {layer}", excess_of(moved, still, by_row(still, self.local)))
-
-        return self.by_layer("parallel", statement, ("mlp_out",), found())
-
-
-class _Edits:
-    """Every edit that is tried on a stack, in one pass: each in a copy of one text, the last copy left as it is."""
-
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        model, stack, layers = probe.model, probe.stack, probe.edited
-        text = beginning_of(probe.batch, 0, BEGINNING)
-        batch = text.texts(torch.zeros(2 * len(layers) + 1, dtype=torch.long))
-        self.real = batch.queries(stack.label).mask
-        self.written = probe.written(batch).mask[0]
-        self.patterns: dict[int, Tensor] = {}
-        """The pattern that was put into each layer edited: `[head query key]`."""
-        names = [stack.point(name) for name in ("v", "gate", "attn_raw", "resid_mid", "mlp_out", "resid_post")]
-        if stack.architecture.interposed:
-            names.append(full_name(stack.architecture.interposed, "attn_out"))
-        there = [name for name in names if model.points[name].absent is None]
-        edits: dict[PointKey, Edit] = {
-            (stack.point("pattern"), layer): partial(self._pattern, n, layer) for n, layer in enumerate(layers)
-        }
-        if stack.architecture.mid_norm is not None:
-            edits |= {
-                (stack.point("resid_mid"), layer): partial(self._resid_mid, len(layers) + n)
-                for n, layer in enumerate(layers)
-            }
-        with model.editing(edits):
-            self.values = model.forward(
-                batch, captures=[*((name, layer) for name in there for layer in layers), model.last_stream]
-            )
-        self.last = self.values[model.last_stream]
-
-    def at(self, name: str, layer: int) -> Tensor:
-        """A point of the stack in every copy, in float32 at least."""
-        return self.values[self._probe.stack.point(name), layer].to(self._probe.wide)
-
-    def _pattern(self, copy: int, layer: int, pattern: Tensor) -> Tensor:
-        row = pattern[copy]
-        least = row.masked_fill(row == 0, torch.inf).argmin(dim=-1, keepdim=True)
-        self.patterns[layer] = torch.zeros_like(row).scatter(-1, least, 1.0)
-        pattern[copy] = self.patterns[layer]
-        return pattern
-
-    def _resid_mid(self, copy: int, middle: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(SEED)
-        noise = torch.randn(middle[copy].shape, generator=generator, dtype=torch.float32)
-        middle[copy] += noise.to(middle)
-        return middle
-
-
-def _by_heads(x: Tensor, W: Tensor) -> Tensor:
-    """x W of every head."""
-    return einsum(x, W, "batch position d_in, head d_in d_head -> batch position head d_head")
-
-
-def _norm(value: Tensor, dim: int = -1) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(value, dim=dim)
-    return norms
