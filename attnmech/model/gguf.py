@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError, first_line
 from .plan import architectures_of
+from .stored import check_complete
 
 _FORMAT: Final = 1
 """Raised whenever a copy's files change."""
@@ -210,12 +211,7 @@ def _model(path: Path, config: PreTrainedConfig, file: dict[str, Any]) -> PreTra
         )
     except Exception as error:
         raise WeightsError(f"{path}: its weights cannot be read: {first_line(error)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise WeightsError(
-            f"{path} lacks {len(missing)} of the weights of {type(model).__name__}, including {missing[0]}: "
-            "transformers would fill them with random numbers."
-        )
+    check_complete(str(path), type(model).__name__, report["missing_keys"])
     assert isinstance(model, PreTrainedModel)
     return model
 

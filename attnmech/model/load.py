@@ -25,7 +25,7 @@ from .gguf import dequantised, is_gguf
 from .hooked import HookedModel
 from .plan import architectures_of, described, require_transformers
 from .probe import Passes
-from .stored import SHARDED, WHOLE, check_stored
+from .stored import SHARDED, WHOLE, check_complete, check_stored
 from .weights import check_finite, check_real
 
 _WEIGHTS: Final = (WHOLE, SHARDED)
@@ -233,12 +233,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
             f"folder {folder}: {name} has the shape {tuple(stored)}, but its config implies {tuple(wanted)}; the "
             "two do not belong together."
         )
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise WeightsError(
-            f"folder {folder} lacks {len(missing)} of the weights of {named}, including {missing[0]}: transformers "
-            "would fill them with random numbers."
-        )
+    check_complete(f"folder {folder}", kind.__name__, report["missing_keys"])
     assert isinstance(model, PreTrainedModel)
     return model
 

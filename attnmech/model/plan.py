@@ -49,7 +49,7 @@ def described(module: nn.Module, plan: Architecture) -> Architecture:
     for path in (plan.blocks, plan.final_norm, plan.embed_norm):
         if path and not has_module(model.base_model, path):
             raise UnsupportedModelError(
-                f"`architecture` names a module {path!r}, which {type(model).__name__} has not."
+                f"`architecture` names a module {path!r}, which {type(model).__name__} does not have."
             )
     return _with_heads(plan, model.config)
 

@@ -6,7 +6,7 @@ first weight, and weights that are stored as integers would be taken for real nu
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,6 +24,9 @@ SHARDED: Final = "model.safetensors.index.json"
 
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 """Transformers' common names for a config's number of layers."""
+
+_MOST_SHARED: Final = 100
+"""How many layers of a config may use one stored layer (ALBERT's share one)."""
 
 _REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 """The safetensors types whose numbers are the weights themselves."""
@@ -68,8 +71,7 @@ def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None
     stored under a weight's name is not real numbers.
     """
     stored = stored_tensors(folder)
-    if config.model_type in ARCHITECTURES:
-        _check_layers(folder, stored, config)
+    _check_layers(folder, stored, config)
     try:
         with torch.device("meta"):
             asked = dict(kind(config).named_parameters())
@@ -102,8 +104,19 @@ def _check_layers(folder: Path, stored: Mapping[str, StoredTensor], config: Any)
         if numbered:
             held[numbered[1]] = max(held.get(numbered[1], 0), int(numbered[2]) + 1)
     layers = max(held.values(), default=0)
-    if asked != layers:
+    # Outside the table, blocks may be shared, or stored and not used.
+    known = config.model_type in ARCHITECTURES
+    if asked != layers if known else asked > _MOST_SHARED * max(layers, 1):
         raise WeightsError(
             f"folder {folder}: its config asks for {asked} layers, but its weights hold {layers}; the two do not "
             "belong together."
+        )
+
+
+def check_complete(source: str, kind: str, missing: Collection[str]) -> None:
+    """Raises `WeightsError` if a source lacks weights of its model class, which transformers would make up."""
+    if missing:
+        raise WeightsError(
+            f"{source} lacks {len(missing)} of the weights of {kind}, including {min(missing)}: transformers would "
+            "fill them with random numbers."
         )

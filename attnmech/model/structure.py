@@ -41,7 +41,7 @@ def read_structure(model: PreTrainedModel) -> Architecture:
 class _Reader:
     def __init__(self, original: PreTrainedModel) -> None:
         if original.config.is_encoder_decoder:
-            raise UnreadableError("it is an encoder-decoder, of which attnmech knows T5 alone")
+            raise UnreadableError("it is an encoder-decoder; of these, attnmech supports only T5")
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
@@ -94,7 +94,7 @@ class _Reader:
         except Exception as error:  # whatever a model raises that cannot be run like this
             self._require_that_it_runs()
             raise UnreadableError(
-                f"it does not run on token ids alone in this attention ({first_line(error)})"
+                f"it does not run on token ids alone with attnmech's attention ({first_line(error)})"
             ) from error
         if not trace.attended:
             raise UnreadableError("its attention does not go through transformers' attention interface")
@@ -140,7 +140,7 @@ class _Reader:
             above = ".".join(parts[:number])
             if part.isdigit() and isinstance(submodule(self._base, above), nn.ModuleList):
                 return above, int(part), ".".join(parts[number + 1 :])
-        raise UnreadableError(f"its attention {path or type(attended.module).__name__!r} stands in no list of blocks")
+        raise UnreadableError(f"its attention {path or type(attended.module).__name__!r} is not in a list of blocks")
 
     # -- around the blocks ---------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """How a structure is read: which columns, which rotation, which norm, which mask; and what cannot be read."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -280,3 +282,11 @@ def test_an_error_of_the_model_is_what_is_told() -> None:
     model.model.layers[1].mlp.forward = broken
     with pytest.raises(am.AttnmechError, match="no such thing"):
         am.load(model)
+
+
+def test_a_config_that_asks_for_a_million_layers_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    tiny.model_of("olmo").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1_000_000}))
+    with pytest.raises(am.WeightsError, match="asks for 1000000 layers, but its weights hold 4"):
+        am.load(tmp_path)
