@@ -33,6 +33,8 @@ from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
 from .methods.updates import ResidualUpdates as ResidualUpdates
 from .methods.updates import residual_updates as residual_updates
+from .methods.variance_shares import VarianceShares as VarianceShares
+from .methods.variance_shares import variance_shares as variance_shares
 from .model.architectures import Architecture as Architecture
 from .model.certificate import Certificate as Certificate
 from .model.certify import certify as certify
@@ -45,8 +47,10 @@ from .model.weights import Fused as Fused
 from .model.weights import Separate as Separate
 from .report import Report as Report
 from .report import report as report
+from .results.mean_qk import MeanQK as MeanQK
 from .runs.corpus import Corpus as Corpus
 from .runs.effects import HeadEffects as HeadEffects
+from .runs.mean_qk import mean_qk as mean_qk
 from .runs.reference import mean_z as mean_z
 from .runs.stream import Reducer as Reducer
 from .runs.stream import Run as Run

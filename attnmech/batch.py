@@ -1,8 +1,10 @@
 """What goes into a run: a batch of tokens, with what is needed to read the results."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -78,6 +80,45 @@ class Batch:
         return self.mask.sum(dim=1)
 
     @property
+    def begins(self) -> Int[Tensor, " batch"]:
+        """The position of the first real token of each text."""
+        return self.mask.int().argmax(dim=1)
+
+    @property
+    def first(self) -> Bool[Tensor, "batch position"]:
+        """Which token is the first real one of its text."""
+        return torch.arange(self.ids.shape[1], device=self.ids.device) == self.begins[:, None]
+
+    @property
+    def is_special(self) -> Bool[Tensor, "batch position"]:
+        """Which tokens are special ones of the tokenizer."""
+        return torch.isin(self.ids, torch.tensor(sorted(self.special), device=self.ids.device, dtype=self.ids.dtype))
+
+    @property
+    def places(self) -> Int[Tensor, "batch position"]:
+        """Each token's place among the real tokens of its text, from 0; those of padding mean nothing."""
+        return (self.mask.cumsum(dim=1) - 1).clamp_min(0)
+
+    @property
+    def digests(self) -> Int[Tensor, " batch"]:
+        """Of each text, the first 64 bits of a SHA-256 of what the model is given for it, without padding."""
+        found = []
+        for row, real in enumerate(self.mask):
+            digest = hashlib.sha256(_bytes_of(self.ids[row][real]))
+            for name, value in sorted(self.extra.items()):
+                if len(value) == len(self.ids):
+                    whole = value.shape[1:2] == real.shape
+                    digest.update(name.encode() + _bytes_of(value[row][real] if whole else value[row]))
+            if self.target is not None:
+                digest.update(_bytes_of(self.target.ids[row][self.target.mask[row]]))
+            found.append(int.from_bytes(digest.digest()[:8], signed=True))
+        return torch.tensor(found)
+
+    @property
     def padded(self) -> bool:
         """Whether any position is padding."""
         return not bool(self.mask.all())
+
+
+def _bytes_of(value: Tensor) -> bytes:
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -15,20 +15,32 @@ scores at c, the change made by the cap is a separate term. Multiplied out:
 | `position`   | the model's own position term     | distance              |
 | `softcap`    | c · tanh(Σ/c) − Σ, Σ the sum of the terms above | query and key |
 | `mask`       | 0 where j is visible, else the lowest finite number | query and key |
+
+Centred (formulas §6), q and k are split at reference means q̄ of a query head and k̄ of a kv head instead of at their
+biases. With q_i = q̄ + q̃_i and k_j = k̄ + k̃_j, rotated back, and R_i the rotation at i,
+
+| term         | formula                           | depends on            |
+|--------------|-----------------------------------|-----------------------|
+| `query_key`  | scale · (R_i q̃_i)·(R_j k̃_j)       | query and key         |
+| `key_bias`   | scale · (R_i q̄)·(R_j k̃_j)         | key; with rotary also distance |
+| `query_bias` | scale · (R_i q̃_i)·(R_j k̄)         | query; with rotary also distance |
+| `position`   | the model's own + scale · (R_i q̄)·(R_j k̄) | distance; nothing without either |
+
+which add up to the same scores whatever the means are.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from einops import einsum, rearrange, repeat
+from einops import einsum, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .norms import FrozenNorm
 from .precision import least_rounding, product_rounding, steps_rounding
 
-Rotation = Callable[[Tensor], Tensor]
+Rotate = Callable[[Tensor], Tensor]
 """Rotates `[batch head position d_head]` by the angles of each position."""
 
 
@@ -37,7 +49,7 @@ class ScoreParts:
     """One layer's queries and keys, each split into what comes from the input and what comes from a bias.
 
     Everything that the terms need. Parts are rotated if the model rotates. A bias part without rotation is the same at
-    every position: `[head d_head]`.
+    every position: `[head d_head]`, or `[batch head d_head]` if it differs between texts.
     """
 
     query_from_input: Float[Tensor, "batch head query d_head"]
@@ -50,6 +62,34 @@ class ScoreParts:
     softcap: float | None = None
     sink: Float[Tensor, " head"] | None = None
     """An extra logit in the softmax denominator of each row; None if the model has none."""
+    centred: bool = False
+    """Whether queries and keys are split at reference means: the bias parts are the rotated means, `position` includes
+    their product, and there is no `constant`.
+    """
+
+    def centred_at(
+        self, query_mean: Float[Tensor, "*places d_head"], key_mean: Float[Tensor, "*places d_head"]
+    ) -> "ScoreParts":
+        """The same scores with queries and keys split at means as they enter the score, that is rotated."""
+        query, key = self.query, self.key
+        return replace(
+            self,
+            query_from_input=query - by_position(query_mean),
+            key_from_input=key - by_position(key_mean),
+            query_from_bias=query_mean,
+            key_from_bias=key_mean,
+            centred=True,
+        )
+
+    @property
+    def query(self) -> Float[Tensor, "batch head query d_head"]:
+        """The queries as they enter the score."""
+        return _whole(self.query_from_input, self.query_from_bias)
+
+    @property
+    def key(self) -> Float[Tensor, "batch head key d_head"]:
+        """The keys as they enter the score."""
+        return _whole(self.key_from_input, self.key_from_bias)
 
     def names(self) -> tuple[str, ...]:
         """The terms that these scores have, in the order of the table."""
@@ -57,8 +97,8 @@ class ScoreParts:
             "query_key": True,
             "key_bias": self.query_from_bias is not None,
             "query_bias": self.key_from_bias is not None,
-            "constant": self.query_from_bias is not None and self.key_from_bias is not None,
-            "position": self.position is not None,
+            "constant": self.query_from_bias is not None and self.key_from_bias is not None and not self.centred,
+            "position": self.position is not None or self.centred,
             "softcap": self.softcap is not None,
             "mask": True,
         }
@@ -70,7 +110,9 @@ class ScoreParts:
         Without rotation `query_bias` and `constant` are the same for every key.
         """
         rotated = self.key_from_bias is not None and self.key_from_bias.ndim == 4
-        fixed = ("mask",) if rotated else ("mask", "query_bias", "constant")
+        fixed = {"mask"} if rotated else {"mask", "query_bias", "constant"}
+        if not rotated and self.position is None:
+            fixed.add("position")
         return tuple(name for name in self.names() if name not in fixed)
 
     def names_by_key(self) -> tuple[str, ...]:
@@ -79,17 +121,21 @@ class ScoreParts:
 
     def differs_by_query(self, name: str) -> bool:
         """Whether a term differs between queries for the same key."""
+        each_place = self.query_from_bias is not None and self.query_from_bias.ndim == 4
         if name == "position":
-            return self.position is not None and self.position.shape[2] > 1
+            native = self.position is not None and self.position.shape[2] > 1
+            return native or (self.centred and each_place)
         if name in ("key_bias", "constant"):
-            return self.query_from_bias is not None and self.query_from_bias.ndim == 4
+            return each_place
         return True
 
     def of_text(self, number: int, here: Int[Tensor, " place"]) -> "ScoreParts":
         """The parts of one text of the batch at some of its positions, as a batch of one."""
 
         def cut(part: Tensor | None) -> Tensor | None:
-            return part if part is None or part.ndim == 2 else part[number][None, :, here]
+            if part is None or part.ndim == 2:
+                return part
+            return part[number][None] if part.ndim == 3 else part[number][None, :, here]
 
         position = self.position
         if position is not None:
@@ -112,16 +158,27 @@ class ScoreParts:
             seen = self.visible[:, :, rows]
             return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
         if name == "position":
-            assert self.position is not None
-            return self.position if self.position.shape[2] == 1 else self.position[:, :, rows]
+            native = self.position
+            if native is not None and native.shape[2] > 1:
+                native = native[:, :, rows]
+            of_means = self._product("constant", rows) if self.centred else None
+            if native is None or of_means is None:
+                found = of_means if native is None else native
+                assert found is not None
+                return found
+            return native + of_means
         if name == "softcap":
             assert self.softcap is not None
             uncapped = self._sum(rows)
             return self.softcap * torch.tanh(uncapped / self.softcap) - uncapped
+        return self._product(name, rows)
+
+    def _product(self, name: str, rows: slice) -> Float[Tensor, "#batch head #row #key"]:
+        """scale · the product of the parts of queries and keys that a term is made of."""
         query = self.query_from_bias if name in ("key_bias", "constant") else self.query_from_input
         key = self.key_from_bias if name in ("query_bias", "constant") else self.key_from_input
         assert query is not None and key is not None
-        return self.scale * _dot(query if query.ndim == 2 else query[:, :, rows], key)
+        return self.scale * _dot(query[:, :, rows] if query.ndim == 4 else query, key)
 
     def total(self, rows: slice = slice(None)) -> Float[Tensor, "batch head row key"]:
         """Σ terms without the mask: what the score would be if every key were visible."""
@@ -146,7 +203,7 @@ def score_parts(
     scale: float,
     position: Float[Tensor, "#batch #head #query key"] | None,
     visible: Bool[Tensor, "batch 1 query key"],
-    rotate: Rotation | None = None,
+    rotate: Rotate | None = None,
     query_norm: FrozenNorm | None = None,
     key_norm: FrozenNorm | None = None,
     norm_last: bool = False,
@@ -174,7 +231,7 @@ def score_parts(
 
 
 def _as_scored(
-    from_input: Tensor, from_bias: Tensor | None, rotate: Rotation | None, norm: FrozenNorm | None, norm_last: bool
+    from_input: Tensor, from_bias: Tensor | None, rotate: Rotate | None, norm: FrozenNorm | None, norm_last: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Input and bias parts after the frozen norm and the rotation; the norm's shift counts as bias."""
     if from_bias is not None and (rotate is not None or norm is not None):
@@ -200,15 +257,20 @@ def _split(
     return einsum(x, W, "batch position d_model, head d_model d_head -> batch head position d_head"), b
 
 
+def by_position(part: Tensor) -> Float[Tensor, "#batch head #position d_head"]:
+    """A part with all four axes, of length 1 along those on which it does not depend."""
+    if part.ndim == 4:
+        return part
+    return part[:, :, None] if part.ndim == 3 else part[None, :, None]
+
+
+def _whole(from_input: Tensor, from_bias: Tensor | None) -> Float[Tensor, "batch head position d_head"]:
+    return from_input if from_bias is None else from_input + by_position(from_bias)
+
+
 def _dot(query: Tensor, key: Tensor) -> Float[Tensor, "#batch head #query #key"]:
     """q·k over d_head of every pair, for parts with or without positions."""
-    if query.ndim == 2 and key.ndim == 2:
-        return rearrange(einsum(query, key, "head d, head d -> head"), "head -> 1 head 1 1")
-    if query.ndim == 2:
-        return rearrange(einsum(query, key, "head d, batch head key d -> batch head key"), "b h k -> b h 1 k")
-    if key.ndim == 2:
-        return rearrange(einsum(query, key, "batch head query d, head d -> batch head query"), "b h q -> b h q 1")
-    return einsum(query, key, "batch head query d, batch head key d -> batch head query key")
+    return by_position(query) @ by_position(key).mT
 
 
 @dataclass(frozen=True)

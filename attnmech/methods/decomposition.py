@@ -29,17 +29,21 @@ from ..fields import check_fields, check_layers, check_rows
 from ..files import path_of, writing
 from ..maths.scores import ScoreParts, rank_keys, term_shares
 from ..maths.softmax import softmax_of
+from ..maths.variance_shares import row_covariances
+from ..model.centring import Centre, checked_centre, require_means_of
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.ledger import ScoreAudit
-from ..model.mask import MaskRule
 from ..model.observed import RowBlock
 from ..model.stack import Stack
 from ..results import Provenance, Result, by_layer
-from ..results.score_terms import Contrast, Shares, require_term
+from ..results.mean_qk import MeanQK
+from ..results.score_terms import Contrast, Shares, TermsByHead, require_term
 from ..runs.layers import count_layers
 
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger")
+
+_ROWS_AT_ONCE: Final = 256
 
 MAX_TERM_BYTES: Final = 2 * 2**30
 """The largest term made in one piece."""
@@ -51,6 +55,7 @@ def decompose_scores(
     *,
     layers: Iterable[int] | None = None,
     bos: bool | None = None,
+    centre: Centre | None = None,
     fold_norm: bool = False,
     stack: str | None = None,
 ) -> "ScoreDecomposition":
@@ -69,6 +74,10 @@ def decompose_scores(
     torch.Size([1, 4, 8, 1, 6])
     >>> split.contrast(query=5, key_a=2, key_b=0).explain(layer=1, head=3)     # doctest: +SKIP
 
+    `centre` splits queries and keys at reference means instead of at their biases, so that a model without biases, or
+    one that rotates, has all four terms: at "mean", those of each text itself (over its tokens less the first and
+    special ones; rough under 64 of them); at "position", those of the other texts at each position (50 of them at
+    least); or at fixed ones, `am.mean_qk(model, corpus)`, out of which a text that is among them is taken first.
     `stack` chooses the attention in a model with several: "encoder", "decoder" or "cross".
     `fold_norm` counts the shift β of the norm before attention as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
     The result keeps each layer's queries and keys, and one tensor of visible keys for all layers with the same mask;
@@ -77,6 +86,9 @@ def decompose_scores(
     require_model(model)
     flag("fold_norm", fold_norm)
     blocks = model.stack(stack)
+    centre = checked_centre(centre)
+    if fold_norm and centre is not None:
+        raise InputError("fold_norm=True moves β to the biases, and `centre` replaces them; give one of the two.")
     if fold_norm and blocks.architecture.expanded is not None:
         raise UnsupportedModelError(
             f"fold_norm=True needs queries and keys that are linear in attn_in; {model.name} "
@@ -85,14 +97,18 @@ def decompose_scores(
     chosen = model.points.check_layers(layers, blocks.label)
     captures = model.points.resolve([blocks.point("attn_in")], chosen, model.refused)
     model.points.resolve([blocks.point("scores")], chosen, model.refused)
+    if isinstance(centre, MeanQK):
+        require_means_of(centre, model.weights_hash, blocks, chosen)
     batch = model.encode(inputs, bos=bos)
     queries, keys = batch.queries(blocks.label), batch.keys(blocks.label)
-    ledgers = _Ledgers(model, blocks, chosen, fold_norm)
+    ledgers = _Ledgers(model, blocks, chosen, fold_norm, centre)
     model.forward(batch, captures=captures, rows=[ledgers])
     audits = [ledgers.audits[layer] for layer in chosen]
     for audit in audits:
         audit.require_exact()
     options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm, "stack": blocks.label or "self"}
+    if centre is not None:
+        options["centre"] = str(centre)
     residual, largest = (
         by_layer(torch.stack(found), chosen, count_layers(model, blocks))
         for found in ([audit.residual for audit in audits], [audit.largest for audit in audits])
@@ -112,29 +128,23 @@ def decompose_scores(
 class _Ledgers:
     """Makes the ledger of each chosen layer and compares it with the scores as the model runs."""
 
-    def __init__(self, model: HookedModel, stack: Stack, layers: list[int], fold_norm: bool) -> None:
-        self.model, self.stack, self.layers, self.fold_norm = model, stack, layers, fold_norm
+    def __init__(
+        self, model: HookedModel, stack: Stack, layers: list[int], fold_norm: bool, centre: Centre | None
+    ) -> None:
+        self.model, self.stack, self.layers, self.fold_norm, self.centre = model, stack, layers, fold_norm, centre
         self.audits: dict[int, ScoreAudit] = {}
-        self._visible: list[tuple[MaskRule, Tensor]] = []
 
     def __call__(self, block: RowBlock) -> None:
         layer = block.layer
         if block.stack != self.stack.label or layer not in self.layers:
             return
         if layer not in self.audits:
-            visible = self._visible_of(block)
+            # Layers with the same mask share one tensor of visible keys.
+            visible = block.mask.once("visible", lambda: block.mask.visible(range(block.mask.queries)))
             self.audits[layer] = ScoreAudit(
-                self.model.stacks, block, block["attn_in"], visible, fold_norm=self.fold_norm
+                self.model.stacks, block, block["attn_in"], visible, fold_norm=self.fold_norm, centre=self.centre
             )
         self.audits[layer].add(block)
-
-    def _visible_of(self, block: RowBlock) -> Tensor:
-        # Layers with the same mask share one tensor of visible keys.
-        for mask, visible in self._visible:
-            if mask is block.mask:
-                return visible
-        self._visible.append((block.mask, block.mask.visible(range(block.mask.queries))))
-        return self._visible[-1][1]
 
 
 @dataclass(frozen=True, repr=False)
@@ -202,6 +212,27 @@ class ScoreDecomposition(Result):
     def visible(self) -> Bool[Tensor, "batch layer 1 query key"]:
         """Which keys each real token can see; False at padding."""
         return torch.stack([_seen(parts, self.real) for parts in self.parts], dim=1)
+
+    @property
+    def variance_shares(self) -> "TermsByHead":
+        """How much of what distinguishes the keys of a row each term makes up: by term, `[layer head]`.
+
+        Over all texts, and all rows that see two keys or more; see `am.variance_shares`, which has intervals too.
+        """
+        found: dict[str, Tensor] = {}
+        for index, parts in enumerate(self.parts):
+            names = [name for name in parts.names() if name != "mask"]
+            sums: dict[str, Tensor] = {name: self.residual.new_zeros(()).double() for name in (*names, "")}
+            for start in range(0, self.real.shape[1], _ROWS_AT_ONCE):
+                rows = slice(start, start + _ROWS_AT_ONCE)
+                terms = {name: parts.term(name, rows) for name in names}
+                of_terms, whole = row_covariances(terms, parts.total(rows), _seen(parts, self.real)[:, :, rows])
+                for name, value in (*of_terms.items(), ("", whole)):
+                    sums[name] = sums[name] + value.double().sum(dim=(0, 2))
+            for name in names:
+                here = found.setdefault(name, torch.full(self.residual.shape, torch.nan, dtype=torch.float64))
+                here[self.layers[index]] = sums[name] / sums[""]
+        return TermsByHead(self.layers, found)
 
     def select(self, layers: int | Iterable[int]) -> "ScoreDecomposition":
         """The same decomposition for some of its layers."""

@@ -38,7 +38,6 @@ from ..runs.row_means import (
     ROW_CLASSES,
     RowMeans,
     added,
-    begins,
     closed,
     row_classes,
     sums_by_text,
@@ -130,7 +129,7 @@ class FocusReducer(Reducer):
         defined = block.mask.once(
             ("focus", self.last, block.rows),
             lambda: defined_rows(
-                block.visible, block.rows, block.real, begins(block.batch.keys(block.stack)), self.last, aligned
+                block.visible, block.rows, block.real, block.batch.keys(block.stack).begins, self.last, aligned
             ),
         )
         values = row_statistics(block.attention, block.rows, defined, self.last)
@@ -194,7 +193,7 @@ def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
         for row in zip(batch.ids.tolist(), batch.tokens, strict=True)
     ]
     found = torch.tensor(types, device=batch.ids.device)
-    return found.scatter(1, begins(batch)[:, None], TOKEN_TYPES.index("first token"))
+    return found.scatter(1, batch.begins[:, None], TOKEN_TYPES.index("first token"))
 
 
 def _type_of(token: str) -> str:

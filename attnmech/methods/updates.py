@@ -36,7 +36,6 @@ from ..runs.answers import Answers, answer_ids
 from ..runs.row_means import (
     RowMeans,
     added,
-    begins,
     closed,
     row_classes,
     sums_by_text,
@@ -182,7 +181,7 @@ class UpdateReducer(Reducer):
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
         target = _attended(reader, values, key_stream, key, scale.by_token)
         seen = real & (key >= 0)
-        at_first = key == begins(run.batch.keys(end.stack))[:, None, None]
+        at_first = key == run.batch.keys(end.stack).begins[:, None, None]
         at_self = key == torch.arange(key.shape[-1], device=key.device)
         if end.stack == "cross":
             at_self = torch.zeros_like(at_self)

@@ -11,7 +11,8 @@ from torch import Tensor
 from ..errors import ExactnessError
 from ..maths.norms import FrozenNorm
 from ..maths.precision import least_rounding, product_rounding, steps_rounding
-from ..maths.scores import Rounded, ScoreParts, product_error, score_parts, score_rounding
+from ..maths.scores import Rounded, ScoreParts, by_position, product_error, score_parts, score_rounding
+from .centring import Centre, centred
 from .observed import LayerAttention, RowBlock
 from .stack import Stack
 
@@ -94,8 +95,11 @@ class ScoreAudit:
         visible: Bool[Tensor, "batch 1 query key"],
         *,
         fold_norm: bool = False,
+        centre: Centre | None = None,
     ) -> None:
         self.parts = ledger_of_block(stacks, block, attn_in, visible, fold_norm=fold_norm)
+        if centre is not None:
+            self.parts = centred(self.parts, stacks[block.stack], block, block.batch, centre)
         self._stack, self._block, self._dtype = stacks[block.stack], block, attn_in.dtype
         query_input, key_input, _ = block.notes.inputs(attn_in)
         wide = self.parts.query_from_input.dtype
@@ -110,13 +114,14 @@ class ScoreAudit:
         self.excess: Float[Tensor, " head"] = none
         """Largest |Σ terms − score| in units of what rounding explains in its cell: up to 1 the ledger is exact."""
 
-    def add(self, block: RowBlock) -> None:
-        """Compares one block of rows."""
+    def add(self, block: RowBlock, total: Float[Tensor, "batch head row key"] | None = None) -> None:
+        """Compares one block of rows; `total` is the sum of its terms, if it is known."""
         rows = slice(block.rows.start, block.rows.stop)
         keep = block.visible & block.real[:, None, :, None]
         width = block.scores.shape[-1]
         scores = block.scores.masked_fill(~keep, 0.0)
-        difference = self.parts.total(rows)[..., :width] - scores
+        total = self.parts.total(rows)[..., :width] if total is None else total
+        difference = total - scores
         position = None if self.parts.position is None else self.parts.term("position", rows)[..., :width]
         allowed = score_rounding(
             self.query.at(lambda value: value[:, :, rows]),
@@ -150,7 +155,7 @@ class ScoreAudit:
         ):
             value = from_input.abs()
             if from_bias is not None:
-                value = value + (from_bias.abs()[:, None] if from_bias.ndim == 2 else from_bias.abs())
+                value = value + by_position(from_bias).abs()
             columns = torch.linalg.vector_norm(W.detach(), dim=1, dtype=size.dtype)
             summed = size[:, :, None] * columns.amax(dim=-1)
             if b is not None:

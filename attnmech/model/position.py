@@ -186,6 +186,24 @@ class Rotary:
         return 2 * table * table // int(self.spread(torch.zeros(1, table)).shape[-1])
 
 
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """R, by which one layer turns the queries and keys at each position: a form, with the tables of a pass."""
+
+    form: Rotary
+    cos: Float[Tensor, "#batch 1 position d_table"]
+    sin: Float[Tensor, "#batch 1 position d_table"]
+
+    def __call__(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:
+        """R_i x_i."""
+        return self.form(x, self.cos, self.sin)
+
+    def back(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:
+        """R_i⁻¹ x_i; where tables carry a factor (YaRN), divided by it."""
+        size = self.cos.square() + self.sin.square()
+        return self.form(x, self.cos / size, -self.sin / size)
+
+
 HALVES: Final = Rotary(rotate_halves, lambda table: torch.cat((table, table), dim=-1))
 HALVES_ONCE: Final = Rotary(rotate_halves_once, lambda table: table)
 PAIRS: Final = Rotary(rotate_pairs, lambda table: table.repeat_interleave(2, dim=-1))

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm
-from ..maths.scores import Rotation
 from ..points import full_name
 from .architectures import Architecture, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
 from .norms import frozen_norm
 from .observed import Notes
-from .position import as_tables, tables_of
+from .position import Rotation, as_tables, tables_of
 from .running import Column, Kind
 from .weights import AttentionWeights, Columns, Expanded, attention_weights, bias_of, select
 
@@ -113,7 +112,7 @@ class Stack:
             return None
         assert notes.rotary is not None
         cos, sin = (table[:, None] for table in notes.rotary)
-        return lambda x: rotary(x, cos, sin)
+        return Rotation(rotary, cos, sin)
 
     def sizes(self, point: str) -> dict[str, int]:
         """The lengths of the axes of a point, without its stack, that the stack fixes."""

@@ -1,12 +1,16 @@
 """Where do the numbers of a result come from?"""
 
+import hashlib
+import math
 import platform
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.metadata import version
 from typing import Any, Self
+
+from ..errors import InputError
 
 _PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens")
 
@@ -76,6 +80,33 @@ class Provenance:
         """The disjoint shards (k, n) of a corpus that a result covers."""
         given = self.options["shard"]
         return [(int(k), int(n)) for k, n in (given if isinstance(given[0], list | tuple) else [given])]
+
+    @classmethod
+    def of_shards(cls, parts: "Sequence[Provenance]") -> "Provenance":
+        """That of a result over several shards of one corpus; `InputError` if documents would count twice."""
+        shards: list[tuple[int, int]] = []
+        for each in parts:
+            corpus, ours = (str(one.options.get("corpus", "")) for one in (each, parts[0]))
+            if not corpus:
+                raise InputError(
+                    f"results can be merged only if their corpus is known; that of {each.model} with the inputs "
+                    f"{each.inputs[:12]}… was not recorded. Measure it again, on a corpus."
+                )
+            if corpus != ours:
+                raise InputError(
+                    f"only shards of the same corpus can be merged; got two, with the SHA-256 {ours[:12]}… and "
+                    f"{corpus[:12]}…. Give the same corpus to every call, each with its shard=(k, n)."
+                )
+            for k, n in each.shards:
+                for other_k, other_n in shards:
+                    if (k - other_k) % math.gcd(n, other_n) == 0:
+                        raise InputError(
+                            f"only disjoint shards can be merged; {(other_k, other_n)} and {(k, n)} share documents."
+                        )
+                shards.append((k, n))
+        hashes = "".join(sorted(each.inputs for each in parts))
+        options = {**parts[0].options, "shard": [list(shard) for shard in shards]}
+        return replace(parts[0], inputs=hashlib.sha256(hashes.encode()).hexdigest(), options=options)
 
     def minus(self, other: "Provenance") -> "Provenance":
         """Where a difference comes from: what both share, and "one − other" where they differ."""

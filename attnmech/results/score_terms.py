@@ -41,6 +41,23 @@ class Shares(_ByTerm):
 
 
 @dataclass(frozen=True)
+class TermsByHead(_ByTerm):
+    """A number of each term in each head: by term, `[layer head]`, NaN at layers that were not decomposed."""
+
+    layers: tuple[int, ...]
+    by_term: Mapping[str, Float[Tensor, "layer head"]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: layer, head, and one column per term."""
+        heads = next(iter(self.by_term.values())).shape[1]
+        return pd.DataFrame(
+            {"layer": layer, "head": head} | {name: float(value[layer, head]) for name, value in self.items()}
+            for layer in self.layers
+            for head in range(heads)
+        )
+
+
+@dataclass(frozen=True)
 class Contrast(_ByTerm):
     """Score differences between two keys: by term, `[batch layer head]`.
 

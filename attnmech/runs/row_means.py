@@ -4,7 +4,6 @@ A method sums what it measures on each row by text and by the class of the row; 
 (`groups.py`), so that memory does not grow with a corpus.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -35,15 +34,9 @@ ROW_CLASSES: Final = ("ordinary", "special", "first")
 """The classes of row: the first token of a text, another special token, or any other token."""
 
 
-def begins(batch: Batch) -> Int[Tensor, " batch"]:
-    """The position of the first real token of each text."""
-    return batch.mask.int().argmax(dim=1)
-
-
 def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
     """Which of `ROW_CLASSES` each real token belongs to; padding belongs to none."""
-    first = torch.arange(batch.ids.shape[1], device=batch.ids.device) == begins(batch)[:, None]
-    known = torch.isin(batch.ids, torch.tensor(sorted(batch.special), device=batch.ids.device, dtype=batch.ids.dtype))
+    known, first = batch.is_special, batch.first
     return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]
 
 
@@ -82,31 +75,6 @@ def _sum(one: Tensor, other: Tensor) -> Tensor:
     longest = max(one.shape[-1], other.shape[-1])
     one, other = (torch.nn.functional.pad(each, (0, longest - each.shape[-1])) for each in (one, other))
     return one + other
-
-
-def _disjoint_shards(parts: Sequence["RowMeans"]) -> list[tuple[int, int]]:
-    """The shards (k, n) of one corpus that the results cover; `InputError` if documents would count twice."""
-    shards: list[tuple[int, int]] = []
-    for each in parts:
-        corpus, ours = (str(one.provenance.options.get("corpus", "")) for one in (each, parts[0]))
-        if not corpus:
-            raise InputError(
-                f"results can be merged only if their corpus is known; {each!r} was saved before that was recorded. "
-                "Measure it again."
-            )
-        if corpus != ours:
-            raise InputError(
-                f"only shards of the same corpus can be merged; got two, with the SHA-256 {ours[:12]}… and "
-                f"{corpus[:12]}…. Give the same corpus to every call, each with its shard=(k, n)."
-            )
-        for k, n in each.provenance.shards:
-            for other_k, other_n in shards:
-                if (k - other_k) % math.gcd(n, other_n) == 0:
-                    raise InputError(
-                        f"only disjoint shards can be merged; {(other_k, other_n)} and {(k, n)} share documents."
-                    )
-            shards.append((k, n))
-    return shards
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,18 +175,16 @@ class RowMeans(TextResult):
                 raise InputError(
                     f"merged results must have the same model, layers, options and hooks; got {self!r} and {each!r}."
                 )
-        shards = _disjoint_shards(parts)
+        provenance = Provenance.of_shards([each.provenance for each in parts])
         state = self.state
         for each in others:
             state = added(dict(state), dict(each.state))
-        hashes = "".join(sorted(each.provenance.inputs for each in parts))
-        options = {**self.provenance.options, "shard": [list(shard) for shard in shards]}
         return replace(
             self,
             documents=sum(each.documents for each in parts),
             truncated=sum(each.truncated for each in parts),
             state=state,
-            provenance=replace(self.provenance, inputs=hashlib.sha256(hashes.encode()).hexdigest(), options=options),
+            provenance=provenance,
         )
 
     @property
@@ -402,12 +368,14 @@ class RowMeans(TextResult):
             tokens=self.tokens if self.tokens == other.tokens else (),
         )
 
-    def _difference_map(self, statistic: str) -> "go.Figure":
-        """Layers × heads, coloured by the difference of a statistic, with intervals in the hover."""
+    def _map(self, statistic: str, label: str) -> "go.Figure":
+        """Layers × heads, coloured by a statistic that may be negative, with intervals in the hover."""
         means = self._means(statistic)
-        return effect_map(
-            **for_map(means, range(len(self.layers))), layers=self.layers, label=f"difference of {statistic}"
-        )
+        return effect_map(**for_map(means, range(len(self.layers))), layers=self.layers, label=label)
+
+    def _difference_map(self, statistic: str) -> "go.Figure":
+        """Layers × heads, coloured by the difference of a statistic."""
+        return self._map(statistic, f"difference of {statistic}")
 
     def _difference_sections(self, figures: Mapping[str, str]) -> "list[Section]":
         """A map for each figure, given with its statistic."""

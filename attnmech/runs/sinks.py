@@ -22,7 +22,6 @@ from ..model.block import attention_scale
 from ..model.hooked import HookedModel
 from ..model.inputs import Ids, Inputs
 from ..model.observed import LayerEnd, RowBlock
-from .row_means import begins
 from .stream import Reducer, Run, Source, State, stream
 
 Target: TypeAlias = Literal["first", "most_attended", "special"]
@@ -106,9 +105,8 @@ class SinkReducer(Reducer):
         if self.target == "most_attended":
             return torch.zeros_like(batch.mask)
         if self.target == "first":
-            return torch.arange(batch.ids.shape[1], device=batch.ids.device) == begins(batch)[:, None]
-        special = torch.tensor(sorted(batch.special), device=batch.ids.device, dtype=batch.ids.dtype)
-        found = torch.isin(batch.ids, special) & batch.mask
+            return batch.first
+        found = batch.is_special & batch.mask
         without = (~found.any(dim=1)).nonzero()
         if len(without):
             raise InputError(

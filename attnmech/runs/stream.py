@@ -8,7 +8,7 @@ the length of a text, not with its square.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeGuard, cast
 
@@ -51,6 +51,8 @@ class Run:
     """The number of each text in its corpus."""
     corpus: bool
     """Whether more batches may follow; for a single batch, a reducer may keep every row."""
+    between: dict[Any, Any] = field(default_factory=dict, compare=False)
+    """What reducers keep from one block of rows of this batch to the next, each under a key of its own."""
 
     @property
     def n_layers(self) -> int:

@@ -1,0 +1,42 @@
+"""How much of what distinguishes the keys of a row comes from each term of the scores (formulas §6)?
+
+share_t = Σ_rows Σ_j (t_ij − t̄_i)(s_ij − s̄_i) / Σ_rows Σ_j (s_ij − s̄_i)²
+
+over the keys j that row i sees; a row that sees one key only is left out. The shares of all terms add up to 1; one may
+be negative, or more than 1.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def row_covariances(
+    terms: Mapping[str, Float[Tensor, "#batch #head #row #key"]],
+    scores: Float[Tensor, "batch head row key"],
+    seen: Bool[Tensor, "batch 1 row key"],
+) -> tuple[dict[str, Float[Tensor, "batch head row"]], Float[Tensor, "batch head row"]]:
+    """Σ_j (t_ij − t̄_i)(s_ij − s̄_i) of each term in each row, and Σ_j (s_ij − s̄_i)²; 0 where a row sees one key or none.
+
+    >>> scores = torch.tensor([[[[1.0, 3.0]]]])
+    >>> seen = torch.ones(1, 1, 1, 2, dtype=torch.bool)
+    >>> of_terms, whole = row_covariances({"query_key": scores - 1, "key_bias": torch.ones(1, 1, 1, 1)}, scores, seen)
+    >>> whole.item(), {name: value.item() for name, value in of_terms.items()}
+    (2.0, {'query_key': 2.0, 'key_bias': 0.0})
+    """
+    count = seen.sum(dim=-1, keepdim=True)
+    weight = seen & (count > 1)
+
+    def deviations(value: Tensor) -> Tensor:
+        kept = value.masked_fill(~weight, 0.0)
+        return (kept - kept.sum(dim=-1, keepdim=True) / count.clamp_min(1)).masked_fill(~weight, 0.0)
+
+    of_scores = deviations(scores)
+    whole = (of_scores**2).sum(dim=-1)
+    found = {}
+    for name, term in terms.items():
+        along_row = term.shape[-1] > 1
+        found[name] = (deviations(term) * of_scores).sum(dim=-1) if along_row else torch.zeros_like(whole)
+    return found, whole

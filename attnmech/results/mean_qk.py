@@ -1,0 +1,127 @@
+"""The mean query and key of every head on a corpus: a reference at which scores can be split (formulas §6)."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pandas as pd
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from ..arguments import member, shown
+from ..errors import InputError
+from ..fields import check_fields, check_layers
+from .provenance import Provenance
+from .result import Result
+
+
+@dataclass(frozen=True, repr=False)
+class MeanQK(Result):
+    """Sums of queries and keys over the texts of a corpus, rotated back: q_i = R_i⁻¹ q_rot,i.
+
+    A place is a position, counted from the first token of a text, if `by` is "position", else 0.
+    """
+
+    SUBTRACT = "subtract what was split at it, such as two shares of variance"
+
+    by: Literal["head", "position"]
+    """Whether there is one mean for each head, or one for each head and position."""
+    layers: tuple[int, ...]
+    """The layers measured, in the order of the axis `layer`."""
+    n_layers: int
+    """The model's number of layers."""
+    stack: str
+    """The stack of the model, empty where it has one."""
+    query_sums: Float64[Tensor, "layer place head d_head"]
+    key_sums: Float64[Tensor, "layer place kv_head d_head"]
+    query_counts: Int[Tensor, " place"]
+    """How many queries are summed."""
+    key_counts: Int[Tensor, " place"]
+    texts: Int[Tensor, " document"]
+    """What identifies each text (`Batch.digests`), sorted: one that is split at these means is taken out of them."""
+    provenance: Provenance
+
+    def _check(self) -> None:
+        check_fields(self, {"layer": len(self.layers)})
+        check_layers(self.layers, self.n_layers)
+
+    @property
+    def mean_query(self) -> Float64[Tensor, "layer place head d_head"]:
+        """q̄; NaN where nothing was summed."""
+        return self.query_sums / self.query_counts[:, None, None]
+
+    @property
+    def mean_key(self) -> Float64[Tensor, "layer place kv_head d_head"]:
+        """k̄; NaN where nothing was summed."""
+        return self.key_sums / self.key_counts[:, None, None]
+
+    def sums(self, role: str, layer: int) -> tuple[Float64[Tensor, "place head d_head"], Int[Tensor, " place"]]:
+        """The sums of the queries ("query") or keys ("key") of a layer, and how many are summed."""
+        every, counts = (self.query_sums, self.query_counts) if role == "query" else (self.key_sums, self.key_counts)
+        return every[self.layers.index(member("layer", layer, self.layers, "the layers of the means"))], counts
+
+    def times(self, digests: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+        """How often each text is part of the reference."""
+        low, high = (torch.searchsorted(self.texts, digests, right=right) for right in (False, True))
+        return high - low
+
+    def merged(self, *others: "MeanQK") -> "MeanQK":
+        """The means over several shards of a corpus, as if they had been one run.
+
+        Raises `InputError` for shards that share documents or come from two corpora, and for means of another model,
+        other layers, options or hooks.
+        """
+        parts = (self, *others)
+        for each in parts:
+            if not isinstance(each, MeanQK):
+                raise InputError(f"means can only be merged with means; got {shown(each)}.")
+            if each._kind != self._kind:
+                raise InputError(
+                    f"merged means must have the same model, layers, options and hooks; got {self!r} and {each!r}."
+                )
+        places = max(len(each.query_counts) for each in parts)
+
+        def total(name: str, axis: int) -> Tensor:
+            return torch.stack([padded(getattr(each, name), places, axis) for each in parts]).sum(dim=0)
+
+        return replace(
+            self,
+            query_sums=total("query_sums", 1),
+            key_sums=total("key_sums", 1),
+            query_counts=total("query_counts", 0),
+            key_counts=total("key_counts", 0),
+            texts=torch.cat([each.texts for each in parts]).sort().values,
+            provenance=Provenance.of_shards([each.provenance for each in parts]),
+        )
+
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        origin = self.provenance
+        return self.by, self.layers, self.stack, origin.weights, origin.edits, self.query_sums.shape[2:]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head and place: the lengths of its mean query and mean key, and how many each is over."""
+        group = self.query_sums.shape[2] // self.key_sums.shape[2]
+        query, key = self.mean_query.norm(dim=-1), self.mean_key.norm(dim=-1).repeat_interleave(group, dim=2)
+        return pd.DataFrame(
+            [
+                {"layer": layer, "head": head}
+                | ({"position": place} if self.by == "position" else {})
+                | {"mean_query_norm": float(query[at, place, head]), "mean_key_norm": float(key[at, place, head])}
+                | {"queries": int(self.query_counts[place]), "keys": int(self.key_counts[place])}
+                for at, layer in enumerate(self.layers)
+                for head in range(query.shape[2])
+                for place in range(query.shape[1])
+            ]
+        )
+
+    def __repr__(self) -> str:
+        over = f"{int(self.query_counts.sum())} queries of {len(self.texts)} texts"
+        return f"MeanQK({self.provenance.model!r}, by {self.by}, layers {list(self.layers)}: {over})"
+
+
+def padded(value: Tensor, length: int, axis: int) -> Tensor:
+    """Zeros at the end of an axis, up to a length."""
+    shape = list(value.shape)
+    shape[axis] = length - shape[axis]
+    return torch.cat((value, value.new_zeros(shape)), dim=axis)

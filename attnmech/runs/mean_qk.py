@@ -1,0 +1,122 @@
+"""What is each head's mean query and mean key on a corpus? A reference at which scores are split (formulas §6)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+
+from ..arguments import option
+from ..batch import Batch
+from ..errors import InputError
+from ..model.centring import sums_of
+from ..model.hooked import HookedModel
+from ..model.inputs import Inputs
+from ..model.observed import LayerEnd
+from ..results.mean_qk import MeanQK, padded
+from .layers import count_layers
+from .stream import Reducer, Run, Source, State, stream
+
+
+def mean_qk(
+    model: HookedModel,
+    inputs: Inputs | Iterable[Inputs],
+    *,
+    by: Literal["head", "position"] = "head",
+    layers: Iterable[int] | None = None,
+    stack: str | None = None,
+    bos: bool | None = None,
+    **corpus: Any,
+) -> MeanQK:
+    """The mean query and key of every head on some texts: the reference of `am.decompose_scores(..., centre=means)`.
+
+    q̄ = Σ_i q_i / N, q_i = R_i⁻¹ q_rot,i: what enters the score, rotated back to position 0; k̄ likewise, of kv heads.
+
+    >>> means = am.mean_qk(model, am.Corpus("corpus.txt"))                              # doctest: +SKIP
+    >>> split = am.decompose_scores(model, "Anna sang of shells.", centre=means)          # doctest: +SKIP
+
+    Args:
+        model: the model; hooks in force change the means.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        by: "head" for one mean each, over all tokens but special ones and the first of each text; "position" for one
+            at each position (Song & Zhong 2023, arXiv 2310.04861), which needs 50 texts at each position used.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        Sums and counts, `[layer place head d_head]`, with `mean_query` and `mean_key`; `save`, `load`, `merged`.
+
+    Raises:
+        InputError: for texts without any token that counts.
+
+    """
+    option("by", by, ("head", "position"))
+    found: MeanQK
+    (found,) = stream(model, inputs, [MeanQKReducer(by)], layers=layers, stack=stack, bos=bos, **corpus)
+    return found
+
+
+@dataclass(frozen=True)
+class MeanQKReducer(Reducer):
+    """Sums queries and keys as they enter the scores, rotated back."""
+
+    by: Literal["head", "position"] = "head"
+
+    points = ("q", "k")
+    optional_points = ("q_rot", "k_rot")
+
+    def start(self, run: Run) -> State:
+        """Sums for each layer, and counts, which all layers share."""
+        state = {"texts": run.batch.digests}
+        for name, batch, heads in _roles(run):
+            places = batch.ids.shape[1] if self.by == "position" else 1
+            state[f"{name}_sums"] = torch.zeros(run.n_layers, places, heads, run.stack.d_head, dtype=torch.float64)
+            state[f"{name}_counts"] = torch.zeros(places, dtype=torch.long)
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        """Adds the queries and keys of a layer."""
+        rotation = run.stack.rotation(end.layer, end.notes)
+        for name, batch, _ in _roles(run):
+            point = name[0] if f"{name[0]}_rot" not in end else f"{name[0]}_rot"
+            value = rearrange(end[point], "batch position head d_head -> batch head position d_head")
+            value = value.to(torch.promote_types(value.dtype, torch.float32))
+            value = value if rotation is None else rotation.back(value)
+            sums, counts = sums_of(value, batch, by_position=self.by == "position")
+            state[f"{name}_sums"][end.index] = sums.sum(dim=0)
+            if end.index == 0:
+                state[f"{name}_counts"] += counts.sum(dim=0)
+
+    def merge(self, one: State, other: State) -> State:
+        """The sums of both; positions extend to the longer text."""
+        found = {"texts": torch.cat((one["texts"], other["texts"]))}
+        for name in one.keys() - found.keys():
+            axis = 1 if name.endswith("_sums") else 0
+            places = max(one[name].shape[axis], other[name].shape[axis])
+            found[name] = padded(one[name], places, axis) + padded(other[name], places, axis)
+        return found
+
+    def finish(self, state: State, source: Source) -> MeanQK:
+        """The result; `InputError` if no token counts."""
+        if not state["query_counts"].sum() or not state["key_counts"].sum():
+            raise InputError(
+                "the texts have no token but first and special ones, so there is nothing to take a mean over; give "
+                "longer texts."
+            )
+        return MeanQK(
+            by=self.by,
+            layers=source.layers,
+            n_layers=count_layers(source.model, source.stack),
+            stack=source.stack.label,
+            provenance=source.provenance,
+            **state | {"texts": state["texts"].sort().values},
+        )
+
+
+def _roles(run: Run) -> tuple[tuple[str, Batch, int], ...]:
+    """The queries and the keys of a batch, each with its number of heads."""
+    label = run.stack.label
+    return ("query", run.batch.queries(label), run.n_heads), ("key", run.batch.keys(label), run.stack.n_kv_heads)
