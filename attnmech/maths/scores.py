@@ -62,6 +62,8 @@ class ScoreParts:
     softcap: float | None = None
     sink: Float[Tensor, " head"] | None = None
     """An extra logit in the softmax denominator of each row; None if the model has none."""
+    wavelengths: Float[Tensor, " d_head"] | None = None
+    """Of each dimension, the number of tokens in one turn, infinite where it does not turn; None without rotation."""
     centred: bool = False
     """Whether queries and keys are split at reference means: the bias parts are the rotated means, `position` includes
     their product, and there is no `constant`.
@@ -179,6 +181,12 @@ class ScoreParts:
         key = self.key_from_bias if name in ("query_bias", "constant") else self.key_from_input
         assert query is not None and key is not None
         return self.scale * _dot(query[:, :, rows] if query.ndim == 4 else query, key)
+
+    def over(
+        self, dimensions: Bool[Tensor, " d_head"], rows: slice = slice(None)
+    ) -> Float[Tensor, "batch head row key"]:
+        """scale · Σ_d q_d k_d over some dimensions of queries and keys as they enter the score."""
+        return self.scale * (self.query[:, :, rows, dimensions] @ self.key[..., dimensions].mT)
 
     def total(self, rows: slice = slice(None)) -> Float[Tensor, "batch head row key"]:
         """Σ terms without the mask: what the score would be if every key were visible."""

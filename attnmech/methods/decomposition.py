@@ -3,7 +3,7 @@
 The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,13 +24,15 @@ from ..draw.numbers import ScoreNumbers, TableRow
 from ..draw.page import render_page
 from ..draw.score_sections import score_sections
 from ..draw.section import Section
+from ..draw.text import signed, token_labels
+from ..draw.wavelengths import dimension_bars
 from ..errors import InputError, OutputError, UnsupportedModelError, index_of, integer
 from ..fields import check_fields, check_layers, check_rows
 from ..files import path_of, writing
 from ..maths.scores import ScoreParts, rank_keys, term_shares
 from ..maths.softmax import softmax_of
 from ..maths.variance_shares import row_covariances
-from ..model.centring import Centre, checked_centre, require_means_of
+from ..model.centring import Centre, checked_centre, is_by_position, require_means_of
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.ledger import ScoreAudit
@@ -38,10 +40,12 @@ from ..model.observed import RowBlock
 from ..model.stack import Stack
 from ..results import Provenance, Result, by_layer
 from ..results.mean_qk import MeanQK
+from ..results.position_kernel import PositionKernel
 from ..results.score_terms import Contrast, Shares, TermsByHead, require_term
+from ..results.wavelengths import EDGES, Wavelengths
 from ..runs.layers import count_layers
 
-FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger")
+FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
 
 _ROWS_AT_ONCE: Final = 256
 
@@ -108,7 +112,7 @@ def decompose_scores(
         audit.require_exact()
     options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm, "stack": blocks.label or "self"}
     if centre is not None:
-        options["centre"] = str(centre)
+        options |= {"centre": str(centre), "centre_by_position": is_by_position(centre)}
     residual, largest = (
         by_layer(torch.stack(found), chosen, count_layers(model, blocks))
         for found in ([audit.residual for audit in audits], [audit.largest for audit in audits])
@@ -234,6 +238,52 @@ class ScoreDecomposition(Result):
                 here[self.layers[index]] = sums[name] / sums[""]
         return TermsByHead(self.layers, found)
 
+    def by_wavelength(self, edges: Sequence[float] = EDGES) -> "Wavelengths":
+        """Scores as a sum over bands of rotary wavelength, in tokens: by band, `[batch layer head query key]`.
+
+        >>> bands = am.decompose_scores(model, text).by_wavelength([8, 64])                # doctest: +SKIP
+        >>> list(bands), bands.variance_shares["under 8 tokens"]                           # doctest: +SKIP
+
+        `edges` are where bands end. Raises `UnsupportedModelError` for a model that does not rotate.
+        """
+        return Wavelengths.of(self.parts, self.real, self.layers, len(self.residual), edges)
+
+    def position_kernel(self, sequence: int = 0, edges: Sequence[float] = EDGES) -> "PositionKernel":
+        """Each head's position term as a function of distance, and of the bands of wavelength that it is made of.
+
+        Raises `InputError` where the term is no function of distance: for means by position.
+        """
+        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
+        if self.tokens != self.key_tokens:
+            raise InputError("cross-attention has no distances between queries and keys.")
+        return PositionKernel.of(
+            [parts.of_text(sequence, self.real[sequence].nonzero()[:, 0]) for parts in self.parts],
+            self.layers,
+            edges,
+            by_position=self.by_position,
+        )
+
+    @property
+    def by_position(self) -> bool:
+        """Whether queries and keys are split at means by position, so that `position` is no function of distance."""
+        return bool(self.provenance.options.get("centre_by_position", False))
+
+    def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
+        """One score as a sum over the dimensions of a head: dimension, query, key, product, wavelength.
+
+        product = scale · q_d k_d, of query and key as they enter the score; their sum is the score without the model's
+        own position term and soft cap. `wavelength` is the number of tokens in a turn, infinite where there is none.
+        """
+        parts = self.parts[self._index(layer)]
+        sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
+        head = index_of("head", head, self.residual.shape[1])
+        query = index_of("query", query, self.real.shape[1])
+        key = index_of("key", key, len(self.key_tokens[0]))
+        q, k = parts.query[sequence, head, query], parts.key[sequence, head, key]
+        turns = q.new_full(q.shape, torch.inf) if parts.wavelengths is None else parts.wavelengths
+        columns = {"query": q, "key": k, "product": parts.scale * q * k, "wavelength": turns}
+        return pd.DataFrame({name: value.double().tolist() for name, value in columns.items()}).rename_axis("dimension")
+
     def select(self, layers: int | Iterable[int]) -> "ScoreDecomposition":
         """The same decomposition for some of its layers."""
         try:
@@ -260,8 +310,8 @@ class ScoreDecomposition(Result):
         """
         length = len(self.key_tokens[0])
         rank = index_of("rank", rank, length, "0 is the highest score")
-        found = [_shares_of(parts, rank + 1, self.real) for parts in self.parts]
-        names = found[0][1]
+        names = _along_row(self.parts)
+        found = [_shares_of(parts, names, rank + 1, self.real) for parts in self.parts]
         return Shares(
             rank,
             self.layers,
@@ -337,6 +387,8 @@ class ScoreDecomposition(Result):
         here = self.real[sequence].nonzero()[:, 0]
         length = len(here)
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
+        names = _along_row(self.parts)
+        by_key = [name for name in names if all(name in parts.names_by_key() for parts in self.parts)]
         scores, patterns, keys, shares, key_terms, terms = [], [], [], [], [], []
         for parts in self.parts:
             one = parts.of_text(sequence, here)
@@ -346,10 +398,10 @@ class ScoreDecomposition(Result):
             if pattern is None:
                 attention = softmax_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), one.sink)
                 patterns.append(attention.masked_fill(hidden, 0.0)[0])
-            ranked, share = _shares_of(one, min(ranks, length), self.real.new_ones(1, length))
+            ranked, share = _shares_of(one, names, min(ranks, length), self.real.new_ones(1, length))
             keys.append(ranked[0])
             shares.append({name: value[0] for name, value in share.items()})
-            key_terms.append({name: one.term(name)[0, :, 0].expand(-1, length) for name in one.names_by_key()})
+            key_terms.append({name: one.term(name)[0, :, 0].expand(-1, length) for name in by_key})
             terms.append({name: one.term(name)[0] for name in one.names() if name != "mask"})
         heads = self.residual.shape[1]
         return ScoreNumbers(
@@ -387,6 +439,7 @@ class ScoreDecomposition(Result):
         head: int = 0,
         rank: int = 0,
         query: int | None = None,
+        key: int | None = None,
         sequence: int = 0,
         measure: str = "score",
         against: str = "zero",
@@ -396,7 +449,8 @@ class ScoreDecomposition(Result):
         Or `row_ledger`: the sum for one row, that of token `query` of the text (by default the last), not counting
         padding. `measure` is what the cells of figure 1 show: "score", "relative" (minus the row's highest) or
         "probability". `against` is the baseline of a row's terms: "zero", the row's "mean", or the "runner_up", the
-        key with the second highest probability.
+        key with the second highest probability. Or `dimensions`: the score of one pair, token `query` and token `key`
+        (by default its likeliest), dimension by dimension of the head.
         """
         index = 0 if layer is None else self._index(layer)
         option("figure", figure, FIGURES)
@@ -404,10 +458,13 @@ class ScoreDecomposition(Result):
         heads = self.residual.shape[1]
         head = index_of("head", head, heads, f"this model has {heads} heads in each layer")
         view = self.select([self.layers[index]]).numbers(sequence, ranks=rank + 1)
+        length = len(view.tokens)
+        query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
+        row = (0, head, query)
+        if figure == "dimensions":
+            key = int(view.pattern[row].argmax()) if key is None else index_of("key", key, length)
+            return self._dimension_bars(self.layers[index], head, query, key, sequence, view.tokens)
         if figure == "row_ledger":
-            length = len(view.tokens)
-            query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
-            row = (0, head, query)
             terms = view.terms_of_row(*row)
             return row_ledger(terms, view.scores[row], view.pattern[row], view.tokens, query=query, against=against)
         if figure == "attention_map":
@@ -418,6 +475,17 @@ class ScoreDecomposition(Result):
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
         return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank)
+
+    def _dimension_bars(
+        self, layer: int, head: int, query: int, key: int, sequence: int, tokens: Sequence[str]
+    ) -> "go.Figure":
+        """`dimension_bars` of a pair of the text's real tokens."""
+        here = self.real[sequence].nonzero()[:, 0]
+        frame = self.dimensions(layer, head, int(here[query]), int(here[key]), sequence)
+        q, k, product, turns = (column.to_numpy() for _, column in frame.items())
+        labels = token_labels(tokens)
+        title = f"L{layer}H{head}: query {labels[query]}, key {labels[key]}, together {signed(product.sum(), '.3f')}"
+        return dimension_bars(q, k, product, turns, title=title)
 
     def to_html(self, path: str | Path, *, sequence: int = 0) -> Path:
         """Writes figures 1 to 3 for every head on one text as one offline page."""
@@ -507,12 +575,16 @@ def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
     return parts.visible & real[:, None, :, None]
 
 
-def _shares_of(parts: ScoreParts, ranks: int, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _along_row(parts: Iterable[ScoreParts]) -> tuple[str, ...]:
+    """The terms that differ between the keys of a row in any of the layers: a layer may lack rotation."""
+    return tuple(dict.fromkeys(name for each in parts for name in each.names_along_row()))
+
+
+def _shares_of(parts: ScoreParts, names: Iterable[str], ranks: int, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     total = parts.total()
     visible = _seen(parts, real).expand_as(total)
     keys = rank_keys(total, visible, ranks)
-    terms = {name: parts.term(name) for name in parts.names_along_row()}
-    return keys, term_shares(terms, visible, keys)
+    return keys, term_shares({name: parts.term(name) for name in names}, visible, keys)
 
 
 def _of_layers(terms: list[Tensor], heads: int) -> Float32[np.ndarray, "layer head query_or_1 key_or_1"]:

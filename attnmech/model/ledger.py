@@ -39,7 +39,8 @@ def ledger_of_block(
         return None if value is None else value.detach().to(wide, copy=True)
 
     query_input, key_input, _ = block.notes.inputs(attn_in.to(wide))
-    return score_parts(
+    rotation = stack.rotation(block.layer, block.notes)
+    parts = score_parts(
         query_input,
         weights.W_Q.detach().to(wide),
         widen(weights.b_Q),
@@ -48,7 +49,7 @@ def ledger_of_block(
         scale=block.scale * plan.query_scale,
         position=None if block.position is None or not plan.positioned else block.position.to(wide),
         visible=visible,
-        rotate=stack.rotation(block.layer, block.notes),
+        rotate=rotation,
         key_x=None if key_input is query_input else key_input,
         query_norm=_by_head(block.notes.query_norm, wide),
         key_norm=_by_head(block.notes.key_norm, wide),
@@ -57,6 +58,7 @@ def ledger_of_block(
         sink=widen(block.sink),
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
+    return parts if rotation is None else replace(parts, wavelengths=rotation.wavelengths(stack.d_head))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 
@@ -202,6 +202,24 @@ class Rotation:
         """R_i⁻¹ x_i; where tables carry a factor (YaRN), divided by it."""
         size = self.cos.square() + self.sin.square()
         return self.form(x, self.cos / size, -self.sin / size)
+
+    def wavelengths(self, d_head: int) -> Float64[Tensor, " d_head"]:
+        """Of each dimension of a head, the number of tokens in one turn, 2π / ω; infinite where it does not turn.
+
+        ω is the mean step of the tables' angles from one position to the next. NaN if there is one position alone.
+        """
+        angle = torch.atan2(self.sin.double(), self.cos.double())[-1, 0]
+        step = torch.remainder(angle.diff(dim=0) + math.pi, 2 * math.pi) - math.pi
+        # Padding on the left stays at one position.
+        moved = step.abs().sum(dim=1) > 0
+        speed = step[moved].mean(dim=0).abs()
+        # A form without cosines turns each dimension into its partner, times the column's sine: here, its number.
+        width = self.sin.shape[-1]
+        number = torch.arange(1, width + 1, dtype=self.sin.dtype, device=self.sin.device)[None]
+        turned = self.form(torch.eye(d_head, dtype=self.sin.dtype, device=self.sin.device)[:, None], 0 * number, number)
+        still = turned[:, 0].diagonal() == 1
+        column = turned[:, 0].abs().amax(dim=-1).long() - 1
+        return torch.where(still, torch.inf, 2 * math.pi / speed[column.clamp(0, width - 1)])
 
 
 HALVES: Final = Rotary(rotate_halves, lambda table: torch.cat((table, table), dim=-1))
