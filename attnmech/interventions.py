@@ -25,6 +25,8 @@ from .errors import InputError, integer
 from .files import path_of
 from .results.codec import packed, unpacked
 from .results.earlier import renewed
+from .results.mean_qk import MeanQK
+from .results.provenance import Provenance
 from .results.tensor_file import FORMAT, read_tensors, write_tensors
 
 Head: TypeAlias = tuple[int, int]
@@ -125,6 +127,8 @@ class Intervention:
     """At scores: the term of the ledger to scale."""
     factor: float = 0.0
     """At scores: the factor."""
+    centre: MeanQK | None = None
+    """At scores: the means at which queries and keys are split; None for the model's own terms."""
     values: Values | None = None
     stack: str = ""
     """Which stack, in a model with several."""
@@ -140,6 +144,8 @@ class Intervention:
             raise InputError(f"`keys` belong to edits of single keys; got {self._point_and_edit} with {self.keys!r}.")
         if (self.point == "scores") != (self.term is not None):
             raise InputError(f"`term` belongs to edits of scores; got {self._point_and_edit} with {self.term!r}.")
+        if self.centre is not None and self.point != "scores":
+            raise InputError(f"`centre` belongs to edits of scores; got {self._point_and_edit} with {self.centre!r}.")
         by_head = self.point in HEAD_POINTS
         if (by_head and (self.heads == () or self.layers is not None)) or (
             not by_head and self.heads not in ((), "all")
@@ -163,6 +169,11 @@ class Intervention:
             raise InputError(f"`values` must be am.Values; got {shown(self.values)}.")
         if self.term is not None:
             option("term", self.term, TERMS)
+        if self.centre is not None and not isinstance(self.centre, MeanQK):
+            raise InputError(
+                "`centre` must be fixed means, am.mean_qk(model, corpus): those of the text itself would let later "
+                f"tokens change what earlier ones see; got {shown(self.centre)}."
+            )
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
@@ -224,17 +235,21 @@ class Intervention:
         )  # fmt: skip
 
     @classmethod
-    def scale(cls, term: str, factor: float = 0.0, heads: Heads = "all", *, stack: str = "") -> Self:
+    def scale(
+        cls, term: str, factor: float = 0.0, heads: Heads = "all", *, centre: MeanQK | None = None, stack: str = ""
+    ) -> Self:
         """Multiplies a term of the score ledger by `factor`, before the softmax; 0 drops it.
 
         `term` is a name in `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant" or
-        "position". A soft cap acts on the result.
+        "position". A soft cap acts on the result. With `centre`, means from `am.mean_qk`, it is a term of the scores
+        split at these: `scale("position", 0, [(16, 0)], centre=means)` leaves a previous-token head of a model that
+        rotates without its position.
 
         >>> print(Intervention.scale("key_bias", 0.5, [(0, 1)]))
         key_bias in the scores of L0H1 is multiplied by 0.5
         """
         return cls(
-            "scores", "scale", checked_heads(heads), term=option("term", term, TERMS), factor=factor,
+            "scores", "scale", checked_heads(heads), term=option("term", term, TERMS), factor=factor, centre=centre,
             stack=_stack(stack),
         )  # fmt: skip
 
@@ -292,7 +307,8 @@ class Intervention:
     def _what(self) -> str:
         if self.edit == "scale":
             done = "dropped" if self.factor == 0 else f"multiplied by {self.factor:g}"
-            return f"{self.term} in the scores of {self._who} is {done}"
+            split = "" if self.centre is None else f", split at {self.centre!r},"
+            return f"{self.term} in the scores of {self._who}{split} is {done}"
         if self.edit == "remove":
             return f"{self._keys_shown} removed from the pattern of {self._who}"
         names = {"zero": "0", "first": "first token only", "replace": str(self.values)}
@@ -314,7 +330,10 @@ class Intervention:
     def save(self, path: str | Path) -> Path:
         """Writes it to a safetensors file."""
         tensors, rest = packed(self)
-        return write_tensors(path, tensors, {"kind": type(self).__name__, "format": FORMAT, "facts": rest})
+        header = {"kind": type(self).__name__, "format": FORMAT, "facts": rest}
+        if self.centre is not None:
+            header["provenance"] = self.centre.provenance.to_dict()
+        return write_tensors(path, tensors, header)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -326,11 +345,14 @@ class Intervention:
             tensors, header = read_tensors(source)
             if header["kind"] != cls.__name__:
                 raise ValueError("it is another kind of file")
+            origin = {"provenance": Provenance.from_dict(header["provenance"])} if "provenance" in header else {}
             tensors, rest = renewed(tensors, header)
             unknown = rest.keys() - {each.name for each in fields(cls)}
             if unknown:
                 raise ValueError(f"it has unknown fields: {', '.join(sorted(unknown))}")
-            found: Self = unpacked(cls, tensors, rest)
+            found: Self = unpacked(cls, tensors, rest, **origin)
+            if found.centre is not None:
+                found.centre.check()
             return found
         except Exception as error:
             raise InputError(f"{source} does not hold an intervention ({error}).") from error
@@ -338,7 +360,7 @@ class Intervention:
     @property
     def digest(self) -> str:
         """SHA-256 of everything, tensors included: the same change has the same digest."""
-        tensors = [each.digest for each in (self.values, self.keys) if isinstance(each, Values)]
+        tensors = [each.digest for each in (self.values, self.keys, self.centre) if isinstance(each, Values | MeanQK)]
         return hashlib.sha256(json.dumps([packed(self)[1], tensors], sort_keys=True).encode()).hexdigest()
 
 

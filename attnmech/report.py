@@ -35,6 +35,7 @@ from .model.hooked import HookedModel, require_model
 from .model.inputs import Inputs
 from .model.stack import Stack
 from .points import full_name
+from .results.mean_qk import MeanQK
 from .runs.effects import HeadEffects
 from .runs.stream import stream
 
@@ -280,7 +281,14 @@ def _short(name: str) -> str:
     return "/".join(folder.parts[-2:]) if folder.is_absolute() else name
 
 
-def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start: int = 0) -> Report:
+def report(
+    model: HookedModel,
+    inputs: Inputs,
+    *,
+    bos: bool | None = None,
+    start: int = 0,
+    centre: Literal["auto", "mean"] | MeanQK | None = "auto",
+) -> Report:
     """Decomposes the scores of one text and gathers what a page about it shows.
 
     >>> am.report(am.load(), "The keys to the cabinet are here.").save("report.html")    # doctest: +SKIP
@@ -288,6 +296,9 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start
     Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown, those from number
     `start` on, after the first token if the tokenizer put one there; of a model with very many heads, some layers. The
     page says so.
+
+    `centre` is where queries and keys are split, as in `am.decompose_scores`: by default at the text's own means where
+    the model rotates them, since its own terms then tell position and content not apart, and at its biases elsewhere.
 
     Under hooks and interventions the page shows what the model then does. Raises `ExactnessError` under one that
     changes the scores themselves, since they are no longer the sum of their terms.
@@ -317,7 +328,11 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start
     if model.is_demo:
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
     stack = shown.label or None
-    scores = decompose_scores(model, batch, layers=layers, stack=stack)
+    if isinstance(centre, str) and centre == "auto":
+        # A text without a token that counts has no means.
+        ordinary = batch.mask & ~batch.is_special & ~batch.first
+        centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
+    scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
@@ -325,7 +340,7 @@ def report(model: HookedModel, inputs: Inputs, *, bos: bool | None = None, start
     sources = _sources(model, batch, layers, notes)
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
-    calls = _calls(model, inputs, shown.label, bos, (start, MAX_TOKENS) if length < whole else None)
+    calls = _calls(model, inputs, shown.label, bos, (start, MAX_TOKENS) if length < whole else None, centre)
     shown_tokens = batch.queries(shown.label)
     special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
     pattern, expected = _last_pass(model, batch, shown, layers)
@@ -399,7 +414,12 @@ def _sources(model: HookedModel, batch: Batch, layers: list[int], notes: list[st
 
 
 def _calls(
-    model: HookedModel, inputs: Inputs, stack: str, bos: bool | None, part: tuple[int, int] | None
+    model: HookedModel,
+    inputs: Inputs,
+    stack: str,
+    bos: bool | None,
+    part: tuple[int, int] | None,
+    centre: Literal["mean"] | MeanQK | None,
 ) -> dict[str, str]:
     """The Python that makes the page's numbers again; `part` is where a text was cut, and to how many tokens."""
     options = f", stack={stack!r}" if stack else ""
@@ -409,6 +429,7 @@ def _calls(
         text = f"model.encode({text}{with_bos}).part{part}"
         with_bos = ""
     given = f"(model, text{options}{with_bos})"
+    split = "" if centre is None else ', centre="mean"' if centre == "mean" else ", centre=means"
     setup = ["import attnmech as am", "", f"model = {model.source}", f"text = {text}"]
     if model.is_demo:
         documents = "from attnmech.demo.text import documents"
@@ -418,7 +439,7 @@ def _calls(
         setup.append("texts = [text]")
     return {
         "setup": "\n".join(setup),
-        "scores": f"am.decompose_scores{given}",
+        "scores": f"am.decompose_scores{given[:-1]}{split})",
         "view": f'model.run(text{with_bos}, points=["pattern"])'
         f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}")',
         "focus": f"am.attention_focus{given}",

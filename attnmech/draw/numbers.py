@@ -28,6 +28,8 @@ class ScoreNumbers:
     """Per term ("position", "key_bias", "query_key", …) its share of that score, 0 to 1; NaN where undefined."""
     key_terms: Mapping[str, Float32[np.ndarray, "layer head key"]]
     """The terms that depend on the key alone, in units of the score; may be empty."""
+    key_terms_of_last: bool = False
+    """Whether these depend on the distance too, and are as the last query sees them; NaN at keys hidden from it."""
     notes: tuple[str, ...] = ()
     """Sentences that stand before the figures, such as "this model has no position term"."""
     terms: Mapping[str, Float32[np.ndarray, "layer head query_or_1 key_or_1"]] = field(default_factory=dict)

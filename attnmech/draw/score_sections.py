@@ -120,10 +120,14 @@ def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = ""
             choices=(Choice("rank", "Rank", tuple(range(view.ranked_key.shape[3])), everywhere=True),),
         ),
         Section(
-            contents="3 Terms of the key alone",
-            heading="Figure 3. The terms that depend on the key alone",
+            contents="3 Terms of the key",
+            heading="Figure 3. "
+            + ("The key's terms, seen from the last query" if view.key_terms_of_last else "The terms of the key alone"),
             finding=_about_key_terms(view),
-            reading="What each key gains or loses from these terms, the same for every query.",
+            reading="What each key gains or loses, as the last query sees it: from its distance (position), and from "
+            "what it is, whatever the query holds (key bias)."
+            if view.key_terms_of_last
+            else "What each key gains or loses from these terms, the same for every query.",
             caveat="Each line is shown minus its mean over the keys: adding a constant to all keys changes nothing "
             "after the softmax, so only the trend matters.",
             figures={"key-terms": key_terms_chart(view.key_terms, tokens)},
@@ -230,7 +234,10 @@ def _about_key_terms(view: ScoreNumbers) -> ByChoice | str:
         return ""
 
     def told(*place: int) -> str:
-        spreads = (f"{term_style(name).label} by {np.ptp(term[place]):.2f}" for name, term in view.key_terms.items())
+        spreads = (
+            f"{term_style(name).label} by {np.nanmax(term[place]) - np.nanmin(term[place]):.2f}"
+            for name, term in view.key_terms.items()
+        )
         return f"From the lowest to the highest key, the score changes: {', '.join(spreads)}."
 
     return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)

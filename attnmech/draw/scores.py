@@ -5,6 +5,7 @@ the function of the figure's own name takes those of one head and returns a plot
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE, MARKS, SCORE_COLOURS, TERMS, term_order, term_style
-from attnmech.draw.text import token_labels
+from attnmech.draw.text import percent, token_labels
 from attnmech.errors import InputError
 
 TRIANGLE_CORNERS: Final = {"a": "position", "b": "key_bias", "c": "query_key"}
@@ -284,7 +285,25 @@ def triangle_chart(
             for corner, term in TRIANGLE_CORNERS.items()
         },
     )
+    outside = [name for name in sorted(shares, key=term_order) if name not in TRIANGLE_CORNERS.values()]
+    if outside:
+        texts = ByChoice.texts(_OF_RANK, by_rank[outside[0]].values.shape[:3], partial(_outside, by_rank, outside))
+        figure.add_annotation(
+            text="", xref="paper", yref="paper", x=0.5, y=-0.12, yanchor="top", showarrow=False, font={"size": 12}
+        )
+        slots.append(Slot("layout.annotations.0.text", texts))
     return Chart(figure, tuple(slots))
+
+
+def _outside(shares: Mapping[str, ByChoice], names: Sequence[str], *place: int) -> str:
+    """What the terms that have no corner hold, on average over the rows."""
+    found = []
+    for name in names:
+        known = shares[name].values[place]
+        known = known[np.isfinite(known)]
+        if known.size:
+            found.append(f"{term_style(name).label} {percent(float(known.mean()))}")
+    return f"outside the triangle, mean over rows: {', '.join(found)}" if found else ""
 
 
 def share_bars(
@@ -384,7 +403,7 @@ def key_terms_chart(terms: Mapping[str, Float[np.ndarray, "layer head key"]], to
     figure, slots = Figure(), []
     for place, name in enumerate(sorted(terms, key=term_order)):
         style = term_style(name)
-        centred = terms[name] - terms[name].mean(axis=-1, keepdims=True)
+        centred = terms[name] - np.nanmean(terms[name], axis=-1, keepdims=True)
         slots.append(Slot(f"data.{place}.y", ByChoice(centred, ("layer", "head"))))
         figure.add_scatter(
             x=labels,

@@ -3,6 +3,7 @@
 The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from ..files import path_of, writing
 from ..maths.scores import ScoreParts, rank_keys, term_shares
 from ..maths.softmax import softmax_of
 from ..maths.variance_shares import row_covariances
-from ..model.centring import Centre, checked_centre, is_by_position, require_means_of
+from ..model.centring import Centre, checked_centre, reference_of, require_means_of
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.ledger import ScoreAudit
@@ -41,7 +42,7 @@ from ..model.stack import Stack
 from ..results import Provenance, Result, by_layer
 from ..results.mean_qk import MeanQK
 from ..results.position_kernel import PositionKernel
-from ..results.score_terms import Contrast, Shares, TermsByHead, require_term
+from ..results.score_terms import Contrast, Reference, Shares, TermsByHead, require_term
 from ..results.wavelengths import EDGES, Wavelengths
 from ..runs.layers import count_layers
 
@@ -112,7 +113,7 @@ def decompose_scores(
         audit.require_exact()
     options = {"layers": chosen, "bos": batch.bos, "fold_norm": fold_norm, "stack": blocks.label or "self"}
     if centre is not None:
-        options |= {"centre": str(centre), "centre_by_position": is_by_position(centre)}
+        options["centre"] = str(centre)
     residual, largest = (
         by_layer(torch.stack(found), chosen, count_layers(model, blocks))
         for found in ([audit.residual for audit in audits], [audit.largest for audit in audits])
@@ -125,6 +126,7 @@ def decompose_scores(
         real=queries.mask,
         tokens=queries.tokens,
         key_tokens=keys.tokens,
+        reference=None if centre is None else reference_of(centre, batch, blocks),
         provenance=model.provenance(batch, queries.tokens, options),
     )
 
@@ -178,6 +180,8 @@ class ScoreDecomposition(Result):
     key_tokens: tuple[tuple[str, ...], ...]
     """The key tokens, as text: the same, except in cross-attention."""
     provenance: Provenance
+    reference: Reference | None = None
+    """The means at which queries and keys are split; None for the model's own biases."""
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -260,13 +264,8 @@ class ScoreDecomposition(Result):
             [parts.of_text(sequence, self.real[sequence].nonzero()[:, 0]) for parts in self.parts],
             self.layers,
             edges,
-            by_position=self.by_position,
+            by_position=self.reference is not None and self.reference.by_position,
         )
-
-    @property
-    def by_position(self) -> bool:
-        """Whether queries and keys are split at means by position, so that `position` is no function of distance."""
-        return bool(self.provenance.options.get("centre_by_position", False))
 
     def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
         """One score as a sum over the dimensions of a head: dimension, query, key, product, wavelength.
@@ -389,6 +388,10 @@ class ScoreDecomposition(Result):
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
         names = _along_row(self.parts)
         by_key = [name for name in names if all(name in parts.names_by_key() for parts in self.parts)]
+        # Under rotation no term depends on the key alone; centred ones are shown as the last query sees them.
+        by_last = (
+            [] if by_key or self.reference is None else [name for name in names if name in ("position", "key_bias")]
+        )
         scores, patterns, keys, shares, key_terms, terms = [], [], [], [], [], []
         for parts in self.parts:
             one = parts.of_text(sequence, here)
@@ -401,7 +404,14 @@ class ScoreDecomposition(Result):
             ranked, share = _shares_of(one, names, min(ranks, length), self.real.new_ones(1, length))
             keys.append(ranked[0])
             shares.append({name: value[0] for name, value in share.items()})
-            key_terms.append({name: one.term(name)[0, :, 0].expand(-1, length) for name in by_key})
+            last = slice(length - 1, length)
+            unseen = ~one.visible[0, :, -1] if by_last else self.real.new_zeros(1, length)
+            key_terms.append(
+                {
+                    name: one.term(name, last)[0, :, 0].expand(-1, length).masked_fill(unseen, torch.nan)
+                    for name in by_key or by_last
+                }
+            )
             terms.append({name: one.term(name)[0] for name in one.names() if name != "mask"})
         heads = self.residual.shape[1]
         return ScoreNumbers(
@@ -417,8 +427,21 @@ class ScoreDecomposition(Result):
                 name: torch.stack([term[name].expand(heads, length) for term in key_terms]).float().cpu().numpy()
                 for name in key_terms[0]
             },
-            notes=(*_notes(self.parts[0]), *(self._softmax_note if pattern is None else ())),
+            key_terms_of_last=bool(by_last),
+            notes=(*self._notes(sequence), *(self._softmax_note if pattern is None else ())),
             terms={name: _of_layers([term[name] for term in terms], heads) for name in terms[0]},
+        )
+
+    def _notes(self, sequence: int) -> tuple[str, ...]:
+        """How the scores are split, and what figures leave out."""
+        if self.reference is None:
+            return _notes(self.parts[0])
+        note = self.reference.note(sequence)
+        if "position" in _along_row(self.parts):
+            return (note,)
+        return (
+            note,
+            "Without rotation or a position term, position is in the stream; means by position find it there.",
         )
 
     @property
@@ -556,16 +579,19 @@ class Terms(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Float[Tensor, "#batch layer #head #query #key"]:
         split = self._split
         require_term(name, tuple(self))
-        first = split.parts[0].term(name, slice(0, 1))
-        rows = split.real.shape[1] if split.parts[0].differs_by_query(name) else 1
-        size = len(split.parts) * first[:, :, :1].numel() * rows * first.element_size()
+        first = [parts.term(name, slice(0, 1)) for parts in split.parts]
+        rows = split.real.shape[1] if any(parts.differs_by_query(name) for parts in split.parts) else 1
+        shape = np.broadcast_shapes(*(tuple(term.shape) for term in first))
+        size = len(split.parts) * math.prod(shape) * rows * first[0].element_size()
         if size > MAX_TERM_BYTES:
             raise InputError(
                 f"the term {name!r} of {len(split.parts)} layers takes {size / 2**30:.1f} GiB; at most "
                 f"{MAX_TERM_BYTES / 2**30:.0f} GiB is made at once. Choose fewer: decompose_scores(..., layers=[0]), "
                 "or .select(layers=[0]).terms[...]."
             )
-        return torch.stack([parts.term(name) for parts in split.parts], dim=1)
+        # A layer that does not rotate may lack an axis that others have.
+        shape = (*shape[:2], rows, shape[3])
+        return torch.stack([parts.term(name).expand(shape) for parts in split.parts], dim=1)
 
     def __repr__(self) -> str:
         return f"Terms({', '.join(self)})"
@@ -595,10 +621,12 @@ def _of_layers(terms: list[Tensor], heads: int) -> Float32[np.ndarray, "layer he
 
 def _notes(parts: ScoreParts) -> tuple[str, ...]:
     notes = []
-    if parts.position is None:
+    if parts.position is None and parts.wavelengths is None:
+        notes.append("This model's scores have no position term: its position information is in the stream.")
+    elif parts.position is None:
         notes.append(
-            "This model's scores have no position term: its position information is in the stream, or rotates queries "
-            "and keys (rotary), and so is part of query_key."
+            "This model's scores have no position term of their own: position rotates queries and keys, and so is part "
+            'of query_key. decompose_scores(..., centre="mean") takes it apart.'
         )
     if parts.query_from_bias is None:
         notes.append("This model's queries have no bias, so its scores have no key_bias term.")

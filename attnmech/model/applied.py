@@ -13,11 +13,12 @@ from ..errors import InputError
 from ..interventions import Intervention, Values
 from ..maths.scores import ScoreParts
 from ..points import POINTS, PointKey, full_name
+from ..results.mean_qk import MeanQK
 from .mask import MaskRule
 from .observed import LayerAttention
 
-Ledger: TypeAlias = Callable[[Any, Tensor, Tensor], ScoreParts]
-"""Makes the terms of a layer's scores from the layer's block, `attn_in`, and the visible keys."""
+Ledger: TypeAlias = Callable[[Any, Tensor, Tensor, Batch, MeanQK | None], ScoreParts]
+"""Makes the terms of a layer's scores from the layer's block, `attn_in`, the visible keys, the batch and the means."""
 
 _IN_ATTENTION: Final = ("pattern", "scores", "v")
 """The points whose edits need more than the value at the point."""
@@ -153,34 +154,37 @@ class AppliedInLayer:
         """Whether it may put weight on keys that no row of a block can see."""
         return any(change.intervention.edit == "replace" for change in self.patterns)
 
-    def ledger(self, of_layer: "LayerAttention", mask: "MaskRule") -> ScoreParts:
-        """The terms of the current scores; `InputError` if they lack one to be scaled."""
+    def ledgers(self, of_layer: "LayerAttention", mask: "MaskRule", batch: Batch) -> dict[MeanQK | None, ScoreParts]:
+        """The terms of the current scores, split as each change asks; `InputError` if they lack one to be scaled."""
         make, attn_in = self.scales[0].ledger, of_layer.notes.attn_in
         assert make is not None and attn_in is not None
-        parts = make(of_layer, attn_in, mask.visible(range(mask.queries)))
-        there = [name for name in parts.names() if name not in ("mask", "softcap")]
+        visible = mask.visible(range(mask.queries))
+        centres = dict.fromkeys(change.intervention.centre for change in self.scales)
+        found = {centre: make(of_layer, attn_in, visible, batch, centre) for centre in centres}
         for change in self.scales:
+            names = found[change.intervention.centre].names()
+            there = [name for name in names if name not in ("mask", "softcap")]
             if change.intervention.term not in there:
                 raise InputError(
                     f"{change.intervention}: the scores of this model have no such term; they have {', '.join(there)}."
                 )
-        return parts
+        return found
 
-    def on_scores(self, scores: Tensor, parts: ScoreParts, rows: range) -> None:
+    def on_scores(self, scores: Tensor, ledgers: Mapping[MeanQK | None, ScoreParts], rows: range) -> None:
         """Scales terms of the ledger inside scores `[batch head row key]`, in place, before a soft cap."""
-        for term, factor in self._factors(scores).items():
+        for (centre, term), factor in self._factors(scores).items():
             heads = (factor != 1).any(dim=0).nonzero()[:, 0]
-            value = parts.term(term, slice(rows.start, rows.stop)).expand(*scores.shape[:3], -1)[:, heads]
+            value = ledgers[centre].term(term, slice(rows.start, rows.stop)).expand(*scores.shape[:3], -1)[:, heads]
             added = (factor[:, heads, None, None] - 1) * value[..., : scores.shape[-1]]
             scores[:, heads] += added.to(scores.dtype)
 
-    def _factors(self, scores: Tensor) -> dict[str, Float[Tensor, "batch head"]]:
-        """The factor of each term: if several changes scale it, the product of their factors."""
-        found: dict[str, Tensor] = {}
+    def _factors(self, scores: Tensor) -> dict[tuple[MeanQK | None, str], Float[Tensor, "batch head"]]:
+        """The factor of each term of each split: if several changes scale it, the product of their factors."""
+        found: dict[tuple[MeanQK | None, str], Tensor] = {}
         for change in self.scales:
             assert change.intervention.term is not None
             ones = scores.new_ones(scores.shape[:2], dtype=torch.promote_types(scores.dtype, torch.float32))
-            factor = found.setdefault(change.intervention.term, ones)
+            factor = found.setdefault((change.intervention.centre, change.intervention.term), ones)
             factor[change.texts, list(change.heads[self.layer])] *= change.intervention.factor
         return found
 

@@ -20,6 +20,7 @@ from ..errors import InputError, UnsupportedModelError
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
+from ..results.mean_qk import MeanQK
 from .applied import AppliedInLayer
 from .in_force import InForce
 from .mask import MaskRule, mask_rule, rule_of
@@ -62,7 +63,7 @@ def attend(
     changes = in_force.applied_in(site.stack, layer)
     keys_batch = in_force.under_way.batch.keys(site.stack)
     of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
-    ledger = None if changes is None else _terms_to_scale(changes, site, of_layer, mask)
+    ledgers = None if changes is None else _terms_to_scale(changes, site, of_layer, mask)
     other_values = None if changes is None else changes.change_of_values(v, q.shape[1], keys_batch)
     whole = any(in_force.wants(site.point(name), layer) for name in ("scores", "pattern"))
     whole = whole or (changes is not None and changes.whole_rows)
@@ -75,8 +76,8 @@ def attend(
         queries = q[:, :, rows.start : rows.stop]
         place = None if position is None else _rows_of(position, rows)[..., :keys]
         scores = _scaled_products(queries, k[:, :, :keys], scale, place)
-        if changes is not None and ledger is not None:
-            changes.on_scores(scores, ledger, rows)
+        if changes is not None and ledgers is not None:
+            changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if whole:
@@ -127,8 +128,8 @@ def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> 
 
 def _terms_to_scale(
     changes: AppliedInLayer, site: "Site", of_layer: LayerAttention, mask: MaskRule
-) -> ScoreParts | None:
-    """The ledger of a layer in which interventions scale terms, computed from `attn_in` and the weights."""
+) -> dict[MeanQK | None, ScoreParts] | None:
+    """The ledgers of a layer in which interventions scale terms, computed from `attn_in` and the weights."""
     if not changes.scales:
         return None
     in_force, layer = site.in_force, site.layer
@@ -142,7 +143,7 @@ def _terms_to_scale(
                 f"{changes.scales[0].intervention}: its terms come from attn_in, so gradients at {name!r} {layer} "
                 "would miss them; ask for those at attn_in."
             )
-    return changes.ledger(of_layer, mask)
+    return changes.ledgers(of_layer, mask, in_force.under_way.batch)
 
 
 def _scaled_products(

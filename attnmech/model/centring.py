@@ -18,6 +18,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..maths.scores import ScoreParts
 from ..results.mean_qk import MeanQK, padded
+from ..results.score_terms import Reference
 from .observed import LayerAttention, RowBlock
 from .position import Rotation
 from .stack import Stack
@@ -40,17 +41,45 @@ def checked_centre(centre: object) -> Centre | None:
 
 def require_means_of(means: MeanQK, weights: str, stack: Stack, layers: Iterable[int]) -> None:
     """Raises `InputError` for means of other weights, another stack, without one of the layers, or with NaN."""
-    if means.provenance.weights != weights or means.stack != stack.label:
+    require_fitting(means, stack, layers)
+    require_weights(means, weights)
+
+
+def require_weights(means: MeanQK, weights: str) -> None:
+    """Raises `InputError` for means of other weights, or with NaN."""
+    if means.provenance.weights != weights:
         raise InputError(
-            f"the means are those of {means.provenance.model!r} ({means.stack or 'its stack'}, weights "
-            f"{means.provenance.weights[:12]}…), not of this model; take them again: am.mean_qk(model, corpus)."
+            f"the means are those of {means.provenance.model!r}, weights {means.provenance.weights[:12]}…, not of this "
+            f"model, weights {weights[:12]}…; take them again: am.mean_qk(model, corpus)."
+        )
+    for name in ("query_sums", "key_sums"):
+        if not bool(torch.isfinite(getattr(means, name)).all()):
+            raise InputError(f"the means must be finite; `{name}` holds NaN or infinity.")
+
+
+def require_fitting(means: MeanQK, stack: Stack, layers: Iterable[int]) -> None:
+    """Raises `InputError` for means of another stack or other sizes, or without one of the layers."""
+    given = means.stack, means.query_sums.shape[2:], means.key_sums.shape[2:]
+    if given != (stack.label, (stack.n_heads, stack.d_head), (stack.n_kv_heads, stack.d_head)):
+        raise InputError(
+            f"the means are of {means.query_sums.shape[2]} heads of the stack {means.stack!r}, d_head "
+            f"{means.query_sums.shape[3]}; here there are {stack.n_heads} of {stack.label!r}, d_head {stack.d_head}. "
+            "Take them again: am.mean_qk(model, corpus)."
         )
     missing = sorted(set(layers) - set(means.layers))
     if missing:
         raise InputError(f"the means are of layers {list(means.layers)}; there are none for {missing}.")
-    for name in ("query_sums", "key_sums"):
-        if not bool(torch.isfinite(getattr(means, name)).all()):
-            raise InputError(f"the means must be finite; `{name}` holds NaN or infinity.")
+
+
+def reference_of(centre: Centre, batch: Batch, stack: Stack) -> Reference:
+    """What a result says of the means that its scores are split at."""
+    by_position = is_by_position(centre)
+    if isinstance(centre, MeanQK):
+        return Reference("fixed", by_position, (), f"fixed means over {len(centre.texts)} texts ({centre.digest[:8]})")
+    if centre == "position":
+        return Reference("position", True, (), f"the means of the other {len(batch.ids) - 1} texts at each position")
+    counts = _counted(batch.queries(stack.label), by_position=False).sum(dim=1).tolist()
+    return Reference("mean", False, tuple(counts), "the text's own means")
 
 
 def is_by_position(centre: Centre) -> bool:
@@ -166,7 +195,8 @@ def _without(
             "texts, or cut this one."
         )
     every, numbers = (padded(each[:places], places, 0) for each in (every, numbers))
-    times = role.own_out * means.times(batch.digests).to(sums.device)[:, None]
+    own = means.times(batch.digests) if role.own_out else torch.zeros(len(batch.ids), dtype=torch.long)
+    times = own.to(sums.device)[:, None]
     left = numbers - times * counts
     if means.by == "position":
         _require_texts(left, batch)

@@ -24,11 +24,12 @@ from ..results import Provenance
 from .applied import Applied, check_values
 from .architectures import Architecture, submodule
 from .attention import IMPLEMENTATION
+from .centring import require_fitting, require_weights
 from .copies import copy_of, forget_lengths, use_attention
 from .images import ImageEncoder, PatchGrid
 from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
-from .ledger import ledger_of_block
+from .ledger import ledger_split_at
 from .observed import LayerObserver, RowObserver
 from .points import ModelPoints, check_size, points_of
 from .running import Balance, Directions
@@ -184,7 +185,12 @@ class HookedModel:
         proven; in a run, `InputError` for a term that the scores do not have, and for keys, positions or values that
         belong to other texts.
         """
-        with self._in_force.applying([self.applied(each) for each in interventions]):
+        acts = [self.applied(each) for each in interventions]
+        means = {each.centre for each in interventions if each.centre is not None}
+        weights = self.weights_hash if means else ""
+        for each in means:
+            require_weights(each, weights)
+        with self._in_force.applying(acts):
             yield self
 
     @cached_property
@@ -401,11 +407,13 @@ class HookedModel:
         self.points.resolve([stack.point(intervention.point)], by_layer, self.refused)
         if intervention.point == "scores":
             self.points.resolve([stack.point("attn_in")], by_layer, self.refused)
+        if intervention.centre is not None:
+            require_fitting(intervention.centre, stack, by_layer)
         check_values(intervention, by_layer, stack.sizes(intervention.point))
         special = self.encoder.special
         if intervention.keys == "special" and not special:
             raise InputError(f"{intervention}: special tokens need a model that was loaded with a tokenizer.")
-        return Applied(intervention, by_layer, texts, source, special, partial(ledger_of_block, self.stacks))
+        return Applied(intervention, by_layer, texts, source, special, partial(ledger_split_at, self.stacks))
 
     def check_heads(
         self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None

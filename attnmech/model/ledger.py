@@ -8,10 +8,12 @@ from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..batch import Batch
 from ..errors import ExactnessError
 from ..maths.norms import FrozenNorm
 from ..maths.precision import least_rounding, product_rounding, steps_rounding
 from ..maths.scores import Rounded, ScoreParts, by_position, product_error, score_parts, score_rounding
+from ..results.mean_qk import MeanQK
 from .centring import Centre, centred
 from .observed import LayerAttention, RowBlock
 from .stack import Stack
@@ -59,6 +61,22 @@ def ledger_of_block(
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
     return parts if rotation is None else replace(parts, wavelengths=rotation.wavelengths(stack.d_head))
+
+
+def ledger_split_at(
+    stacks: Mapping[str, Stack],
+    block: LayerAttention,
+    attn_in: Float[Tensor, "batch position d_model"],
+    visible: Bool[Tensor, "batch 1 query key"],
+    batch: Batch,
+    means: MeanQK | None,
+) -> ScoreParts:
+    """The score ledger of one layer, at the model's own biases or at fixed means as they are.
+
+    A text that is among the means stays in them: taken out, its later tokens would change what earlier ones see.
+    """
+    parts = ledger_of_block(stacks, block, attn_in, visible)
+    return parts if means is None else centred(parts, stacks[block.stack], block, batch, means, own_out=False)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """The mean query and key of every head on a corpus: a reference at which scores can be split (formulas §6)."""
 
+import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import pandas as pd
@@ -15,7 +17,7 @@ from .provenance import Provenance
 from .result import Result
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class MeanQK(Result):
     """Sums of queries and keys over the texts of a corpus, rotated back: q_i = R_i⁻¹ q_rot,i.
 
@@ -41,6 +43,10 @@ class MeanQK(Result):
     """What identifies each text (`Batch.digests`), sorted: one that is split at these means is taken out of them."""
     provenance: Provenance
 
+    def check(self) -> None:
+        """Raises any exception if it is not what `save` wrote."""
+        self._check()
+
     def _check(self) -> None:
         check_fields(self, {"layer": len(self.layers)})
         check_layers(self.layers, self.n_layers)
@@ -59,6 +65,20 @@ class MeanQK(Result):
         """The sums of the queries ("query") or keys ("key") of a layer, and how many are summed."""
         every, counts = (self.query_sums, self.query_counts) if role == "query" else (self.key_sums, self.key_counts)
         return every[self.layers.index(member("layer", layer, self.layers, "the layers of the means"))], counts
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything but the provenance's text."""
+        found = hashlib.sha256(f"{self.by} {self.layers} {self.stack} {self.provenance.weights}".encode())
+        for value in (self.query_sums, self.key_sums, self.query_counts, self.key_counts, self.texts):
+            found.update(f"{tuple(value.shape)}".encode() + value.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MeanQK) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     def times(self, digests: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """How often each text is part of the reference."""
@@ -117,7 +137,7 @@ class MeanQK(Result):
 
     def __repr__(self) -> str:
         over = f"{int(self.query_counts.sum())} queries of {len(self.texts)} texts"
-        return f"MeanQK({self.provenance.model!r}, by {self.by}, layers {list(self.layers)}: {over})"
+        return f"MeanQK({self.provenance.model!r}, by {self.by}, layers {list(self.layers)}: {over}, {self.digest[:8]})"
 
 
 def padded(value: Tensor, length: int, axis: int) -> Tensor:

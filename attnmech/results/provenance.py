@@ -89,8 +89,8 @@ class Provenance:
             corpus, ours = (str(one.options.get("corpus", "")) for one in (each, parts[0]))
             if not corpus:
                 raise InputError(
-                    f"results can be merged only if their corpus is known; that of {each.model} with the inputs "
-                    f"{each.inputs[:12]}… was not recorded. Measure it again, on a corpus."
+                    f"results can be merged only if their corpus is known; one on {each.model!r} was measured on texts "
+                    "that were run together, or saved before that was recorded. Measure it again."
                 )
             if corpus != ours:
                 raise InputError(
