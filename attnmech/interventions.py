@@ -307,7 +307,7 @@ class Intervention:
     def _what(self) -> str:
         if self.edit == "scale":
             done = "dropped" if self.factor == 0 else f"multiplied by {self.factor:g}"
-            split = "" if self.centre is None else f", split at {self.centre!r},"
+            split = "" if self.centre is None else f", split at {self.centre},"
             return f"{self.term} in the scores of {self._who}{split} is {done}"
         if self.edit == "remove":
             return f"{self._keys_shown} removed from the pattern of {self._who}"

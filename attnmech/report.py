@@ -20,7 +20,7 @@ from .draw.focus_sections import about_all_heads
 from .draw.numbers import ScoreNumbers, TableRow
 from .draw.page import render_page
 from .draw.section import Section
-from .draw.text import bound, html_text
+from .draw.text import bound, html_text, percent
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
 from .methods.ablation import ablate_heads
@@ -222,7 +222,9 @@ class Report:
             return ""
         first = str(shares.idxmax()).removesuffix("_share").replace("_", "-")
         where = f"Averaged over {len(frame)} heads and all rows"
-        return f"{where}, {first} makes up {shares.max():.0%} of what lifts a row's highest score (see figure 2)."
+        return (
+            f"{where}, {first} makes up {percent(shares.max(), 0)} of what lifts a row's highest score (see figure 2)."
+        )
 
     def _repr_html_(self) -> str:
         page = html_text(self.to_html())

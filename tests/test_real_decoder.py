@@ -253,11 +253,16 @@ def test_the_report(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 500_000 < len(page) < 8_000_000
 
 
-def test_induction_heads_on_repeated_random_tokens(decoder: Decoder) -> None:
-    """Four texts: <|endoftext|>, then 40 random tokens twice. The figures are those of transformers' attention."""
+@pytest.fixture(scope="module")
+def repeated() -> Tensor:
+    """Four texts: <|endoftext|>, then 40 random tokens twice."""
     half = torch.randint(1000, 40_000, (4, 40), generator=torch.Generator().manual_seed(0))
-    ids = torch.cat([torch.zeros(4, 1, dtype=torch.long), half, half], dim=1)
-    acts = decoder.hooked.run(ids, points=["pattern", "logits"])
+    return torch.cat([torch.zeros(4, 1, dtype=torch.long), half, half], dim=1)
+
+
+def test_induction_heads_on_repeated_random_tokens(decoder: Decoder, repeated: Tensor) -> None:
+    """The figures are those of transformers' attention."""
+    acts = decoder.hooked.run(repeated, points=["pattern", "logits"])
     # From each token of the second half to the one after its first occurrence.
     induction = torch.stack(
         [acts["pattern", layer].float().diagonal(-39, -2, -1)[..., 2:].mean(dim=(0, 2)) for layer in range(30)]
@@ -268,7 +273,76 @@ def test_induction_heads_on_repeated_random_tokens(decoder: Decoder) -> None:
     assert int(induction.argmax()) == 18 * 9 + 6
     assert int((induction > 0.3).sum()) == 12
     surprisal = torch.nn.functional.cross_entropy(
-        acts.logits[:, :-1].float().transpose(1, 2), ids[:, 1:], reduction="none"
+        acts.logits[:, :-1].float().transpose(1, 2), repeated[:, 1:], reduction="none"
     )
     halves = [float(surprisal[:, :40].mean()), float(surprisal[:, 40:].mean())]
     assert halves == pytest.approx([13.93, 2.13], abs=decoder.within(5e-3, 6e-2, 1e-2))
+
+
+def centred_by_hand(plain: Any, ids: Tensor, layer: int, head: int) -> dict[str, Tensor]:
+    """The four terms of one head, from transformers' projections and rotation."""
+    attention, tables = plain.model.layers[layer].self_attn, []
+    made: dict[str, Tensor] = {}
+    hooks = [
+        getattr(attention, name).register_forward_hook(lambda _, __, out, name=name: made.update({name: out.double()}))
+        for name in ("q_proj", "k_proj")
+    ]
+    hooks.append(plain.model.rotary_emb.register_forward_hook(lambda _, __, out: tables.extend(out)))
+    with torch.no_grad():
+        plain(ids)
+    for hook in hooks:
+        hook.remove()
+    cos, sin = (table.double() for table in tables)
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+    split = []
+    for name, at in (("q_proj", head), ("k_proj", head // GROUP)):
+        x = made[name][..., at * D_HEAD : (at + 1) * D_HEAD]
+        mean = x[:, 1:].mean(dim=1, keepdim=True)
+        split.append((turned(mean.expand_as(x)), turned(x - mean)))
+    (q_mean, q), (k_mean, k) = split
+    pairs = {"position": (q_mean, k_mean), "key_bias": (q_mean, k), "query_bias": (q, k_mean), "query_key": (q, k)}
+    return {name: one @ other.mT / D_HEAD**0.5 for name, (one, other) in pairs.items()}
+
+
+def test_what_known_heads_score_by(decoder: Decoder, repeated: Tensor) -> None:
+    """A previous-token head scores by position, induction heads by content: with each text's own means."""
+    found = am.variance_shares(decoder.hooked, repeated, first_key=False, layers=[16, 17, 18])
+    close = decoder.within(3e-3, 1e-2, 3e-3)
+    known = {
+        (16, 0): {"position": 0.974, "key_bias": 0.005, "query_key": 0.003, "query_bias": 0.019},
+        (18, 6): {"position": 0.012, "key_bias": 0.246, "query_key": 0.738, "query_bias": 0.004},
+        (17, 4): {"position": -0.018, "key_bias": 0.336, "query_key": 0.676, "query_bias": 0.005},
+        (17, 3): {"position": 0.009, "key_bias": 0.318, "query_key": 0.670, "query_bias": 0.003},
+    }
+    for (layer, head), shares in known.items():
+        terms = centred_by_hand(decoder.plain, repeated, layer, head)
+        score = torch.stack(list(terms.values())).sum(dim=0)
+        above, whole = dict.fromkeys(terms, 0.0), 0.0
+        for row in range(2, 81):
+            s = score[:, row, 1 : row + 1]
+            whole += float(((s - s.mean(dim=1, keepdim=True)) ** 2).sum())
+            for name, term in terms.items():
+                t = term[:, row, 1 : row + 1]
+                above[name] += float(((t - t.mean(dim=1, keepdim=True)) * (s - s.mean(dim=1, keepdim=True))).sum())
+        for name, share in shares.items():
+            assert float(found.mean(name)[layer, head]) == pytest.approx(above[name] / whole, abs=close)
+            assert float(found.mean(name)[layer, head]) == pytest.approx(share, abs=close)
+
+
+def test_the_previous_token_head_looks_there_because_of_its_position(decoder: Decoder, repeated: Tensor) -> None:
+    means = am.mean_qk(decoder.hooked, repeated, layers=[16])
+
+    def previous() -> float:
+        pattern = decoder.hooked.run(repeated, points=["pattern"], layers=[16])["pattern", 16][:, 0].float()
+        return float(pattern.diagonal(-1, -2, -1)[:, 1:].mean())
+
+    found = {"": previous()}
+    for term in ("position", "query_key"):
+        with decoder.hooked.intervene(am.Intervention.scale(term, 0.0, [(16, 0)], centre=means)):
+            found[term] = previous()
+    expected = {"": 0.915, "position": 0.0024, "query_key": 0.905}
+    assert found == pytest.approx(expected, abs=decoder.within(2e-3, 8e-3, 2e-3))

@@ -56,7 +56,10 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
     means = {name: float(share[0].nanmean(dim=-1).mean()) for name, share in shares.items()}
     first = max(means, key=lambda name: means[name])
     page = report.to_html()
-    assert f"{first.replace('_', '-')} makes up {means[first]:.0%} of what lifts a row&#39;s highest score" in page
+    assert (
+        f"{first.replace('_', '-')} makes up {100 * means[first]:.0f}\u00a0% of what lifts a row&#39;s highest score"
+        in page
+    )
     worst, largest = float(report.scores.residual.max()), float(report.scores.largest.max())
     assert report.lead == (
         f"32 heads on one text, each score the sum of its terms to within {bound(worst, 2)} "

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE
-from attnmech.draw.text import signed, with_minus_signs
+from attnmech.draw.text import percent, signed, with_minus_signs
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def verdict_map(
 
 
 def _layer_label(layer: int, share: float) -> str:
-    return str(layer) if math.isnan(share) else f"{layer} · {share:.0%}"
+    return str(layer) if math.isnan(share) else f"{layer} · {percent(share, 0)}"
 
 
 def _hover(layer: int, head: int, verdict: str, numbers: Sequence[Measured], place: int) -> str:

@@ -273,7 +273,7 @@ def triangle_chart(
         template=FIGURE_STYLE,
         height=420,
         legend={"title": {"text": "the key is"}} | _LEGEND_ABOVE,
-        margin={"t": 100, "b": 60, "l": 65, "r": 65},
+        margin={"t": 100, "b": 70, "l": 65, "r": 65},
         ternary={"sum": 1}
         | {
             f"{corner}axis": {
@@ -289,7 +289,7 @@ def triangle_chart(
     if outside:
         texts = ByChoice.texts(_OF_RANK, by_rank[outside[0]].values.shape[:3], partial(_outside, by_rank, outside))
         figure.add_annotation(
-            text="", xref="paper", yref="paper", x=0.5, y=-0.12, yanchor="top", showarrow=False, font={"size": 12}
+            text="", xref="paper", yref="paper", x=0.5, y=-0.2, yanchor="top", showarrow=False, font={"size": 12}
         )
         slots.append(Slot("layout.annotations.0.text", texts))
     return Chart(figure, tuple(slots))

@@ -110,13 +110,13 @@ def with_minus_signs(text: str) -> str:
     return re.sub(r"(?<![\w.])-(?=[\d.])", "−", text)
 
 
-def percent(share: float) -> str:
+def percent(share: float, digits: int = 1) -> str:
     """A share of 1 in percent, with a space that does not break.
 
-    >>> percent(0.126), percent(0.0004)
-    ('12.6\xa0%', '0.040\xa0%')
+    >>> percent(0.126), percent(0.126, 0), percent(0.0004)
+    ('12.6\xa0%', '13\xa0%', '0.040\xa0%')
     """
-    return f"{100 * share:.{3 if 0 < share < 0.001 else 1}f}\u00a0%"
+    return f"{100 * share:.{3 if digits and 0 < share < 0.001 else digits}f}\u00a0%"
 
 
 def printable(text: str) -> str:

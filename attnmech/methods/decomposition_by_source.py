@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arguments import flag, member, pairs_of, shown
-from ..draw.text import quoted, signed, with_minus_signs
+from ..draw.text import percent, quoted, signed, with_minus_signs
 from ..errors import InputError, UnsupportedModelError, index_of
 from ..fields import check_layers, check_rows
 from ..interventions import Heads
@@ -253,7 +253,7 @@ class SourceDecomposition(Result):
         for number in pairs.flatten().abs().argsort(descending=True, stable=True)[:_NAMED].tolist():
             source_q, source_k = divmod(number, count)
             value = float(pairs[source_q, source_k])
-            share = with_minus_signs(f" ({value / total:.0%})") if total > 0 else ""
+            share = with_minus_signs(f" ({percent(value / total, 0)})") if total > 0 else ""
             size = signed(value, ".2f") + share
             named.append(f"{part.sources[source_k]} (key) × {part.sources[source_q]} (query) {size}")
             rest -= value

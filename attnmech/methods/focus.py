@@ -21,6 +21,7 @@ from ..draw.focus import rank_lines_of
 from ..draw.focus_sections import focus_sections
 from ..draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ..draw.section import Section
+from ..draw.text import percent
 from ..errors import InputError, index_of
 from ..maths.focus import (
     STATISTICS,
@@ -441,13 +442,16 @@ class AttentionFocus(RowMeans):
         layer, head = divmod(strongest, per_layer)
         ends = self.simultaneous("first_top")
         known = (
-            "" if ends is None else f", {ends[0][layer, head]:.0%} to {ends[1][layer, head]:.0%} with all heads at once"
+            ""
+            if ends is None
+            else f", {percent(float(ends[0][layer, head]), 0)} to "
+            f"{percent(float(ends[1][layer, head]), 0)} with all heads at once"
         )
         return (
             f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first token in "
-            f"{float(self.first_top.nanmean()):.0%} of rows, at the token itself in "
-            f"{float(self.self_top.nanmean()):.0%}; L{layer}H{head} looks at the first token "
-            f"most often ({float(self.first_top[layer, head]):.0%}{known})."
+            f"{percent(float(self.first_top.nanmean()), 0)} of rows, at the token itself in "
+            f"{percent(float(self.self_top.nanmean()), 0)}; L{layer}H{head} looks at the first token "
+            f"most often ({percent(float(self.first_top[layer, head]), 0)}{known})."
         )
 
     # -- how it is shown and kept -----------------------------------------------------------------------------
@@ -468,8 +472,8 @@ class AttentionFocus(RowMeans):
         layers, heads = len(self.layers), self.self_top.shape[1]
         return (
             f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top "
-            f"{float(self.first_top.nanmean()):.0%} of rows, itself {float(self.self_top.nanmean()):.0%}, p(1) − p(2) "
-            f"{float(self.concentration.nanmean()):.2f})"
+            f"{percent(float(self.first_top.nanmean()), 0)} of rows, itself {percent(float(self.self_top.nanmean()), 0)}, "
+            f"p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
         )
 
     def _comparable(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ..axes import spread
 from ..draw import updates as draw
 from ..draw.numbers import Side, UpdateNumbers
 from ..draw.section import Section
-from ..draw.text import signed
+from ..draw.text import percent, signed
 from ..draw.update_sections import update_sections
 from ..errors import InputError, index_of
 from ..maths.updates import Writer, cosine
@@ -514,7 +514,7 @@ class ResidualUpdates(_Updates):
                 f"{self.logit_unit} on average."
             )
         return (
-            f"On average a head's update is {float(self.magnitude.nanmean()):.0%} as long as the stream; "
+            f"On average a head's update is {percent(float(self.magnitude.nanmean()), 0)} as long as the stream; "
             f"of the {int(both.sum())} heads with rows of both kinds, {smaller} write less where they attend most to "
             f"the first token than elsewhere.{answers}"
         )

@@ -75,7 +75,7 @@ def reference_of(centre: Centre, batch: Batch, stack: Stack) -> Reference:
     """What a result says of the means that its scores are split at."""
     by_position = is_by_position(centre)
     if isinstance(centre, MeanQK):
-        return Reference("fixed", by_position, (), f"fixed means over {len(centre.texts)} texts ({centre.digest[:8]})")
+        return Reference("fixed", by_position, (), str(centre))
     if centre == "position":
         return Reference("position", True, (), f"the means of the other {len(batch.ids) - 1} texts at each position")
     counts = _counted(batch.queries(stack.label), by_position=False).sum(dim=1).tolist()

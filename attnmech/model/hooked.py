@@ -186,12 +186,16 @@ class HookedModel:
         belong to other texts.
         """
         acts = [self.applied(each) for each in interventions]
+        self.check_means(interventions)
+        with self._in_force.applying(acts):
+            yield self
+
+    def check_means(self, interventions: Iterable[Intervention]) -> None:
+        """Raises `InputError` for an intervention whose means are of other weights; hashes the model's, so ask once."""
         means = {each.centre for each in interventions if each.centre is not None}
         weights = self.weights_hash if means else ""
         for each in means:
             require_weights(each, weights)
-        with self._in_force.applying(acts):
-            yield self
 
     @cached_property
     def bridge(self) -> "TransformerBridge":

@@ -137,7 +137,11 @@ class MeanQK(Result):
 
     def __repr__(self) -> str:
         over = f"{int(self.query_counts.sum())} queries of {len(self.texts)} texts"
-        return f"MeanQK({self.provenance.model!r}, by {self.by}, layers {list(self.layers)}: {over}, {self.digest[:8]})"
+        return f"MeanQK({self.provenance.model!r}, by {self.by}, {len(self.layers)} layers: {over}, {self.digest[:8]})"
+
+    def __str__(self) -> str:
+        where = " at each position" if self.by == "position" else ""
+        return f"the means of {len(self.texts)} texts{where} ({self.digest[:8]})"
 
 
 def padded(value: Tensor, length: int, axis: int) -> Tensor:

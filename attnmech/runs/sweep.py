@@ -89,6 +89,7 @@ def sweep(
     for change in changes:
         for each in change:
             model.applied(each)
+    model.check_means(each for change in changes for each in change)
     engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts)
     parts = batches_of(model, inputs, engine.text_tokens, bos)
     texts = sum(len(part.documents) for part in parts)

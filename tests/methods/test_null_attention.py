@@ -454,7 +454,7 @@ def test_the_map_shows_verdicts_as_colours_and_letters_with_numbers() -> None:
     (cells,) = null.plot().data
     assert list(cells.text[0]) == ["R", "A", "·", "?", "U"]
     assert list(cells.z[0]) == [0, 1, 5, 4, 2]
-    assert cells.y[0] == f"0 · {float(null.null_share[0]):.0%}"
+    assert cells.y[0] == f"0 · {100 * float(null.null_share[0]):.0f}\u00a0%"
     low, high = null.effects["remove"].interval()
     assert "L0H1: active" in cells.hovertext[0][1]
     assert f"sink mass: {float(null.sink_mass[0, 1]):.3g}" in cells.hovertext[0][1]
