@@ -29,7 +29,7 @@ biases. With q_i = q̄ + q̃_i and k_j = k̄ + k̃_j, rotated back, and R_i the 
 which add up to the same scores whatever the means are.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -359,3 +359,18 @@ def term_shares(
     total = torch.stack(list(shifted.values())).sum(dim=0)
     valid = (keys >= 0) & (visible.sum(dim=-1, keepdim=True) > 1) & (total > 0)
     return {name: (value / total).masked_fill(~valid, torch.nan) for name, value in shifted.items()}
+
+
+def names_along_row(layers: Iterable[ScoreParts]) -> tuple[str, ...]:
+    """The terms that differ between the keys of a row in any of the layers; one that does not rotate may lack some."""
+    return tuple(dict.fromkeys(name for parts in layers for name in parts.names_along_row()))
+
+
+def ranked_shares(
+    parts: ScoreParts, names: Iterable[str], ranks: int, visible: Bool[Tensor, "batch 1 query key"]
+) -> tuple[Int[Tensor, "batch head query rank"], dict[str, Float[Tensor, "batch head query rank"]]]:
+    """The keys of each row from the highest score down, and the `term_shares` of some terms in their scores."""
+    total = parts.total()
+    seen = visible.expand_as(total)
+    keys = rank_keys(total, seen, ranks)
+    return keys, term_shares({name: parts.term(name) for name in names}, seen, keys)

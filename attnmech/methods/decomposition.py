@@ -3,17 +3,15 @@
 The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arguments import flag, listed, member, option, whole_number
@@ -30,8 +28,7 @@ from ..draw.wavelengths import dimension_bars
 from ..errors import InputError, OutputError, UnsupportedModelError, index_of, integer
 from ..fields import check_fields, check_layers, check_rows
 from ..files import path_of, writing
-from ..maths.scores import ScoreParts, rank_keys, term_shares
-from ..maths.softmax import softmax_of
+from ..maths.scores import ScoreParts, names_along_row, ranked_shares
 from ..maths.variance_shares import row_covariances
 from ..model.centring import Centre, checked_centre, reference_of, require_means_of
 from ..model.hooked import HookedModel, require_model
@@ -42,16 +39,14 @@ from ..model.stack import Stack
 from ..results import Provenance, Result, by_layer
 from ..results.mean_qk import MeanQK
 from ..results.position_kernel import PositionKernel
-from ..results.score_terms import Contrast, Reference, Shares, TermsByHead, require_term
+from ..results.score_numbers import score_numbers
+from ..results.score_terms import Contrast, Reference, Shares, Terms, TermsByHead
 from ..results.wavelengths import EDGES, Wavelengths
 from ..runs.layers import count_layers
 
 FIGURES: Final = ("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions")
 
 _ROWS_AT_ONCE: Final = 256
-
-MAX_TERM_BYTES: Final = 2 * 2**30
-"""The largest term made in one piece."""
 
 
 def decompose_scores(
@@ -208,7 +203,7 @@ class ScoreDecomposition(Result):
     @property
     def terms(self) -> "Terms":
         """Each term by name, computed on demand; terms that the model does not have are absent keys."""
-        return Terms(self)
+        return Terms(self.parts)
 
     @property
     def sink(self) -> Float[Tensor, "layer head"] | None:
@@ -309,8 +304,8 @@ class ScoreDecomposition(Result):
         """
         length = len(self.key_tokens[0])
         rank = index_of("rank", rank, length, "0 is the highest score")
-        names = _along_row(self.parts)
-        found = [_shares_of(parts, names, rank + 1, self.real) for parts in self.parts]
+        names = names_along_row(self.parts)
+        found = [ranked_shares(parts, names, rank + 1, _seen(parts, self.real)) for parts in self.parts]
         return Shares(
             rank,
             self.layers,
@@ -386,50 +381,14 @@ class ScoreDecomposition(Result):
         here = self.real[sequence].nonzero()[:, 0]
         length = len(here)
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
-        names = _along_row(self.parts)
-        by_key = [name for name in names if all(name in parts.names_by_key() for parts in self.parts)]
-        # Under rotation no term depends on the key alone; centred ones are shown as the last query sees them.
-        by_last = (
-            [] if by_key or self.reference is None else [name for name in names if name in ("position", "key_bias")]
-        )
-        scores, patterns, keys, shares, key_terms, terms = [], [], [], [], [], []
-        for parts in self.parts:
-            one = parts.of_text(sequence, here)
-            total = one.total()
-            hidden = ~one.visible.expand_as(total)
-            scores.append(total.masked_fill(hidden, torch.nan)[0])
-            if pattern is None:
-                attention = softmax_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), one.sink)
-                patterns.append(attention.masked_fill(hidden, 0.0)[0])
-            ranked, share = _shares_of(one, names, min(ranks, length), self.real.new_ones(1, length))
-            keys.append(ranked[0])
-            shares.append({name: value[0] for name, value in share.items()})
-            last = slice(length - 1, length)
-            unseen = ~one.visible[0, :, -1] if by_last else self.real.new_zeros(1, length)
-            key_terms.append(
-                {
-                    name: one.term(name, last)[0, :, 0].expand(-1, length).masked_fill(unseen, torch.nan)
-                    for name in by_key or by_last
-                }
-            )
-            terms.append({name: one.term(name)[0] for name in one.names() if name != "mask"})
-        heads = self.residual.shape[1]
-        return ScoreNumbers(
-            tokens=tokens,
+        notes = (*self._notes(sequence), *(self._softmax_note if pattern is None else ()))
+        return score_numbers(
+            [parts.of_text(sequence, here) for parts in self.parts],
             layers=self.layers,
-            scores=torch.stack(scores).float().cpu().numpy(),
-            pattern=(torch.stack(patterns) if pattern is None else pattern).float().cpu().numpy(),
-            ranked_key=torch.stack(keys).int().cpu().numpy(),
-            ranked_share={
-                name: torch.stack([share[name] for share in shares]).float().cpu().numpy() for name in shares[0]
-            },
-            key_terms={
-                name: torch.stack([term[name].expand(heads, length) for term in key_terms]).float().cpu().numpy()
-                for name in key_terms[0]
-            },
-            key_terms_of_last=bool(by_last),
-            notes=(*self._notes(sequence), *(self._softmax_note if pattern is None else ())),
-            terms={name: _of_layers([term[name] for term in terms], heads) for name in terms[0]},
+            tokens=tokens,
+            ranks=min(ranks, length),
+            pattern=pattern,
+            notes=notes,
         )
 
     def _notes(self, sequence: int) -> tuple[str, ...]:
@@ -437,7 +396,7 @@ class ScoreDecomposition(Result):
         if self.reference is None:
             return _notes(self.parts[0])
         note = self.reference.note(sequence)
-        if "position" in _along_row(self.parts):
+        if "position" in names_along_row(self.parts):
             return (note,)
         return (
             note,
@@ -562,61 +521,8 @@ class ScoreDecomposition(Result):
         return self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
 
 
-class Terms(Mapping[str, Tensor]):
-    """The terms of a decomposition by name: `[batch layer head query key]`, length 1 along axes where a term
-    does not change. Computed on demand.
-    """
-
-    def __init__(self, split: ScoreDecomposition) -> None:
-        self._split = split
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._split.parts[0].names())
-
-    def __len__(self) -> int:
-        return len(self._split.parts[0].names())
-
-    def __getitem__(self, name: str) -> Float[Tensor, "#batch layer #head #query #key"]:
-        split = self._split
-        require_term(name, tuple(self))
-        first = [parts.term(name, slice(0, 1)) for parts in split.parts]
-        rows = split.real.shape[1] if any(parts.differs_by_query(name) for parts in split.parts) else 1
-        shape = np.broadcast_shapes(*(tuple(term.shape) for term in first))
-        size = len(split.parts) * math.prod(shape) * rows * first[0].element_size()
-        if size > MAX_TERM_BYTES:
-            raise InputError(
-                f"the term {name!r} of {len(split.parts)} layers takes {size / 2**30:.1f} GiB; at most "
-                f"{MAX_TERM_BYTES / 2**30:.0f} GiB is made at once. Choose fewer: decompose_scores(..., layers=[0]), "
-                "or .select(layers=[0]).terms[...]."
-            )
-        # A layer that does not rotate may lack an axis that others have.
-        shape = (*shape[:2], rows, shape[3])
-        return torch.stack([parts.term(name).expand(shape) for parts in split.parts], dim=1)
-
-    def __repr__(self) -> str:
-        return f"Terms({', '.join(self)})"
-
-
 def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
     return parts.visible & real[:, None, :, None]
-
-
-def _along_row(parts: Iterable[ScoreParts]) -> tuple[str, ...]:
-    """The terms that differ between the keys of a row in any of the layers: a layer may lack rotation."""
-    return tuple(dict.fromkeys(name for each in parts for name in each.names_along_row()))
-
-
-def _shares_of(parts: ScoreParts, names: Iterable[str], ranks: int, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    total = parts.total()
-    visible = _seen(parts, real).expand_as(total)
-    keys = rank_keys(total, visible, ranks)
-    return keys, term_shares({name: parts.term(name) for name in names}, visible, keys)
-
-
-def _of_layers(terms: list[Tensor], heads: int) -> Float32[np.ndarray, "layer head query_or_1 key_or_1"]:
-    """One term of several layers as one array, of length 1 where no layer's depends on the axis."""
-    shape = np.broadcast_shapes(*(term.shape for term in terms), (heads, 1, 1))
-    return torch.stack([term.expand(shape) for term in terms]).float().cpu().numpy()
 
 
 def _notes(parts: ScoreParts) -> tuple[str, ...]:

@@ -470,10 +470,10 @@ class AttentionFocus(RowMeans):
         if self.parts is not None:
             return super().__repr__()
         layers, heads = len(self.layers), self.self_top.shape[1]
+        first, itself = (percent(float(value.nanmean()), 0) for value in (self.first_top, self.self_top))
         return (
-            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top "
-            f"{percent(float(self.first_top.nanmean()), 0)} of rows, itself {percent(float(self.self_top.nanmean()), 0)}, "
-            f"p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
+            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top {first} "
+            f"of rows, itself {itself}, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
         )
 
     def _comparable(self) -> dict[str, Any]:

@@ -1,17 +1,22 @@
 """What a decomposition of scores says of one rank, or of two keys: its terms by name, without the model."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import member, shown
-from ..errors import MissingPointError, index_of
+from ..errors import InputError, MissingPointError, index_of
+from ..maths.scores import ScoreParts
+
+MAX_TERM_BYTES: Final = 2 * 2**30
+"""The largest term made in one piece."""
 
 ROUGH: Final = 64
 """Under this many tokens a text's own means stand for it roughly."""
@@ -138,6 +143,41 @@ class Contrast(_ByTerm):
             for head in range(heads)
         ]
         return pd.DataFrame(rows)
+
+
+class Terms(Mapping[str, Tensor]):
+    """The terms of a decomposition by name: `[batch layer head query key]`, length 1 along axes where a term
+    does not change. Computed on demand.
+    """
+
+    def __init__(self, layers: Sequence[ScoreParts]) -> None:
+        self._layers = layers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers[0].names())
+
+    def __len__(self) -> int:
+        return len(self._layers[0].names())
+
+    def __getitem__(self, name: str) -> Float[Tensor, "#batch layer #head #query #key"]:
+        require_term(name, tuple(self))
+        layers = self._layers
+        first = [parts.term(name, slice(0, 1)) for parts in layers]
+        rows = layers[0].query.shape[2] if any(parts.differs_by_query(name) for parts in layers) else 1
+        shape = np.broadcast_shapes(*(tuple(term.shape) for term in first))
+        size = len(layers) * math.prod(shape) * rows * first[0].element_size()
+        if size > MAX_TERM_BYTES:
+            raise InputError(
+                f"the term {name!r} of {len(layers)} layers takes {size / 2**30:.1f} GiB; at most "
+                f"{MAX_TERM_BYTES / 2**30:.0f} GiB is made at once. Choose fewer: decompose_scores(..., layers=[0]), "
+                "or .select(layers=[0]).terms[...]."
+            )
+        # A layer that does not rotate may lack an axis that others have.
+        shape = (*shape[:2], rows, shape[3])
+        return torch.stack([parts.term(name).expand(shape) for parts in layers], dim=1)
+
+    def __repr__(self) -> str:
+        return f"Terms({', '.join(self)})"
 
 
 def require_term(name: object, terms: Collection[str]) -> None:

@@ -466,9 +466,9 @@ def test_the_hash_of_the_weights_tells_models_apart() -> None:
 def test_a_term_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     split = split_of("bloom")
     size = 3 * 2 * 3 * 7 * 7 * 4
-    monkeypatch.setattr(decomposition, "MAX_TERM_BYTES", size)
+    monkeypatch.setattr(score_terms, "MAX_TERM_BYTES", size)
     assert split.terms["query_key"].numel() * 4 == size
-    monkeypatch.setattr(decomposition, "MAX_TERM_BYTES", size - 1)
+    monkeypatch.setattr(score_terms, "MAX_TERM_BYTES", size - 1)
     with pytest.raises(am.InputError, match=r"the term 'query_key' of 2 layers takes .* GiB.*layers=\[0\]"):
         split.terms["query_key"]
     assert split.select([0]).terms["query_key"].shape == (3, 1, 3, 7, 7)
