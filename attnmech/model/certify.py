@@ -209,7 +209,7 @@ class _Statements(EditChecks):
                 continue
             keep = self.comparable(self.short, key[0], key[1], ours)
             largest = theirs[keep].abs().amax().to(self.wide)
-            residual = self.whole * excess_of(ours[keep], theirs[keep], self.whole * largest)
+            residual = self.whole * excess_of(ours, theirs, self.whole * largest, keep)
             yield LensHook(key[0], hook, "agrees" if residual <= self.whole else "differs", residual)
 
     def _padding(self) -> Check:
@@ -280,9 +280,15 @@ class _Statements(EditChecks):
                 chosen = real if run is self.short else real[:: max(1, len(real) // _LOOKED_AT)]
                 texts, places = chosen.unbind(dim=1)
                 stream = run.values[last][texts, places]
-                logits = run.values["logits", None][texts, places]
-                everywhere = torch.ones_like(texts, dtype=torch.bool)
-                yield self.compared(run, last[1], logits, head.logits(stream), head.rounding(stream), everywhere)
+                expected = head.logits(stream)
+                yield self.compared(
+                    run,
+                    last[1],
+                    run.values["logits", None][texts, places],
+                    expected,
+                    head.rounding(stream, expected),
+                    torch.ones_like(texts, dtype=torch.bool),
+                )
 
         limit = self._product(self.model.d_model)
         return self.by_layer("logits", statement, ("logits",), found(), limit)

@@ -5,7 +5,7 @@ What is found here is a proposal: the certificate then proves it on every layer,
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ _TEXTS: Final = 8
 _LENGTH: Final = 11
 """A number of heads that no model has, so that the axes of a tensor cannot be confused."""
 _SEED: Final = 31
+_ROWS: Final = 4096
+"""How many rows of the unembedding are read at a time."""
 _STEEP: Final = 0.1
 """The least slope of a soft cap at logits from which its factor is read."""
 
@@ -56,23 +58,29 @@ class _Reader:
 
     def architecture(self) -> Architecture:
         """What all layers have in common, and what stands around them."""
-        first = self._run({})
-        list_path, attention, layers = self._places(first)
+        list_path, attention, layers = self._places(self._run({}))
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
-        trace = self._run(self._recorded(list_path, layers))
         start = Architecture(
             name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
         )  # fmt: skip
+        paths = {f"{list_path}.{layer}": layer for layer in layers}
         plans: dict[int, Architecture] = {}
-        unread: dict[int, UnreadableError] = {}
-        for layer, attended in zip(layers, trace.attended, strict=True):
-            calls = _calls_of(trace, f"{list_path}.{layer}")
-            try:
-                plans[layer] = BlockReader(start, attended, calls, self._factors).plan
-            except UnreadableError as error:
-                unread[layer] = error
+        unread: dict[int, Exception] = {}
+
+        def read(trace: Trace, path: str) -> None:
+            """Reads a block as it ends: what happens in all blocks of a large model would not fit into memory."""
+            if path in paths:
+                try:
+                    plans[paths[path]] = BlockReader(start, *trace.take(path), self._factors).plan
+                except Exception as error:  # judged after the pass, which would take it for the model's
+                    unread[paths[path]] = error
+
+        trace = self._run(self._recorded(list_path, layers), read)
+        for error in unread.values():
+            if not isinstance(error, UnreadableError):
+                raise error
         if not plans:
             layer, why = next(iter(unread.items()))
             raise UnreadableError(f"layer {layer}: {why}") from why
@@ -82,13 +90,15 @@ class _Reader:
 
     # -- the pass ------------------------------------------------------------------------------------------
 
-    def _run(self, recorded: dict[str, nn.Module]) -> Trace:
+    def _run(
+        self, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None] = lambda trace, path: None
+    ) -> Trace:
         generator = torch.Generator().manual_seed(_SEED)
         vocabulary = len(self._rows)
         ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, _LENGTH), generator=generator)
         self._ids = ids.to(self._rows.device)
         try:
-            trace = trace_pass(self._model, self._ids, recorded)
+            trace = trace_pass(self._model, self._ids, recorded, ended)
         except UnsupportedModelError:
             raise
         except Exception as error:  # whatever a model raises that cannot be run like this
@@ -96,7 +106,7 @@ class _Reader:
             raise UnreadableError(
                 f"it does not run on token ids alone with attnmech's attention ({first_line(error)})"
             ) from error
-        if not trace.attended:
+        if not trace.n_attended:
             raise UnreadableError("its attention does not go through transformers' attention interface")
         return trace
 
@@ -171,7 +181,9 @@ class _Reader:
             return refused
         if weight.ndim != 2 or logits.shape != (*normed.shape[:-1], len(weight)) or weight.shape[1] != normed.shape[-1]:
             return refused
-        logits, plain, bias = logits.double(), normed.double() @ weight.detach().double().T, bias_of(head)
+        # In parts: a large vocabulary's matrix in float64 may be larger than all else.
+        parts = [normed.double() @ part.double().T for part in torch.split(weight.detach(), _ROWS)]
+        logits, plain, bias = logits.double(), torch.cat(parts, dim=-1), bias_of(head)
         if bias is not None:
             plain = plain + bias.detach().double()
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
@@ -259,15 +271,6 @@ def _common(plans: Mapping[int, Architecture]) -> Architecture:
     norms = Counter(plan.attn_norm for plan in plans.values() if plan.attn_norm is not None)
     attn_norm = norms.most_common(1)[0][0] if norms else None
     return replace(common, unrotated=still, attn_norm=attn_norm)
-
-
-def _calls_of(trace: Trace, block: str) -> list[Call]:
-    """The calls in a block, with paths that begin there; that of the block itself is empty."""
-    return [
-        replace(call, path=call.path[len(block) + 1 :])
-        for call in trace.calls
-        if call.path == block or call.path.startswith(f"{block}.")
-    ]
 
 
 def _are_positions(ids: Tensor | None) -> bool:

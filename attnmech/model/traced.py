@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -62,12 +62,23 @@ class Trace:
     attended: list[Attended] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     output: Any = None
+    n_attended: int = 0
+    """How often the attention function was called."""
     _ticks: int = 0
 
     def tick(self) -> int:
         """The next number of the order."""
         self._ticks += 1
         return self._ticks
+
+    def take(self, path: str) -> tuple[Attended, list[Call]]:
+        """What happened in a block that has just ended, which the trace forgets; paths begin in the block.
+
+        Only the call of the block itself is kept.
+        """
+        within = [call for call in self.calls if call.path == path or call.path.startswith(f"{path}.")]
+        self.calls = [call for call in self.calls if not call.path.startswith(f"{path}.")]
+        return self.attended.pop(), [replace(call, path=call.path[len(path) + 1 :]) for call in within]
 
     def call(self, path: str) -> Call | None:
         """The last call of a module."""
@@ -77,15 +88,23 @@ class Trace:
 _UNDER_WAY: ContextVar[Trace] = ContextVar("traced pass")
 
 
-def trace_pass(model: nn.Module, ids: Int[Tensor, "batch position"], recorded: Mapping[str, nn.Module]) -> Trace:
-    """Runs a copy made for it (`use_attention(copy, TRACED)`) and records the calls of some modules, by their paths."""
+def trace_pass(
+    model: nn.Module,
+    ids: Int[Tensor, "batch position"],
+    recorded: Mapping[str, nn.Module],
+    ended: Callable[[Trace, str], None],
+) -> Trace:
+    """Runs a copy made for it (`use_attention(copy, TRACED)`) and records the calls of some modules, by their paths.
+
+    `ended` is told the path of each of them when its call ends.
+    """
     trace = Trace()
     batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
     token = _UNDER_WAY.set(trace)
     try:
         with (
             torch.no_grad(),
-            _recording(trace, recorded),
+            _recording(trace, recorded, ended),
             trace.in_force.unchecked(),
             trace.in_force.recording(Pass(batch)),
         ):
@@ -103,10 +122,10 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _recording(trace: Trace, recorded: Mapping[str, nn.Module]) -> Iterator[None]:
+def _recording(trace: Trace, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None]) -> Iterator[None]:
     handles = []
     for path, module in recorded.items():
-        entering, leaving = _hooks(trace, path)
+        entering, leaving = _hooks(trace, path, ended)
         handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
         handles.append(module.register_forward_hook(leaving, with_kwargs=True))
     try:
@@ -116,7 +135,9 @@ def _recording(trace: Trace, recorded: Mapping[str, nn.Module]) -> Iterator[None
             handle.remove()
 
 
-def _hooks(trace: Trace, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
+def _hooks(
+    trace: Trace, path: str, ended: Callable[[Trace, str], None]
+) -> tuple[Callable[..., None], Callable[..., None]]:
     before: list[Tensor | None] = []
 
     def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -127,6 +148,7 @@ def _hooks(trace: Trace, path: str) -> tuple[Callable[..., None], Callable[..., 
     def leaving(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         made = tuple(each.detach().clone() for each in tensors_of(output))
         trace.calls.append(Call(path, module, before.pop(), made, args, kwargs, trace.tick()))
+        ended(trace, path)
 
     return entering, leaving
 
@@ -136,11 +158,12 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """The attention function of a traced pass."""
     trace = _UNDER_WAY.get()
-    module.attnmech_site = Site(trace.in_force, len(trace.attended))  # type: ignore[assignment]
+    module.attnmech_site = Site(trace.in_force, trace.n_attended)  # type: ignore[assignment]
     z, _ = attention_of_site(module, query, key, value, attention_mask, **options)
     q, k, v = (
         rearrange(each, "batch head position d -> batch position head d").clone() for each in (query, key, value)
     )
+    trace.n_attended += 1
     trace.attended.append(Attended(module, q, k, v, z.clone(), attention_mask, options, trace.tick()))
     return z, None
 

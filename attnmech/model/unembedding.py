@@ -60,8 +60,10 @@ class Unembedding:
         uncapped = uncapped if self.bias is None else uncapped + self.bias.to(uncapped)
         return uncapped if self.softcap is None else self.softcap * torch.tanh(uncapped / self.softcap)
 
-    def rounding(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places vocab"]:
-        """How far rounding alone may move each of these logits.
+    def rounding(
+        self, stream: Float[Tensor, "*places d_model"], logits: Float[Tensor, "*places vocab"]
+    ) -> Float[Tensor, "*places vocab"]:
+        """How far rounding alone may move each of the logits that the head makes of the last stream.
 
         s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: a product of
         d terms, and what the model rounds to its own precision. An RMSNorm is taken in float32 in float64 models, too.
@@ -72,7 +74,7 @@ class Unembedding:
         in_norm = self.dtype if self.centred or self.dtype != torch.float64 else torch.float32
         by_product = product_rounding(self.dtype, len(self.gamma)) * torch.linalg.vector_norm(size, dim=-1)
         by_steps = steps_rounding(in_norm) * size.amax(dim=-1)
-        values = self.logits(stream).abs()
+        values = logits.abs()
         values = values if self.bias is None else values + self.bias.abs().to(values)
         products: Tensor = abs(self.logit_scale) * (by_product + by_steps)[..., None] * rows
         return products + steps_rounding(self.dtype) * values

@@ -19,7 +19,9 @@ from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
 
 import attnmech as am
+from attnmech.maths.precision import least_rounding
 from attnmech.model.load import UnprovenWarning
+from attnmech.model.probe import excess_of, with_least
 
 F32, F64 = torch.float32, torch.float64
 Broken = Callable[[], Any]
@@ -942,3 +944,21 @@ def test_two_certificates_have_no_difference() -> None:
     one = models.hooked("gpt2").certificate
     with pytest.raises(am.InputError, match="compare their checks"):
         one - one
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_least_rounding_is_added_wherever_it_changes_a_number(dtype: torch.dtype) -> None:
+    wide, least = torch.promote_types(dtype, torch.float32), least_rounding(dtype)
+    borders = [least, least / torch.finfo(wide).eps, 8 * least / torch.finfo(wide).eps, 1e-5, 1.0]
+    for start in (0.0, *borders):
+        allowed = torch.tensor([each for each in borders if each >= start] + [start], dtype=wide)
+        assert torch.equal(with_least(allowed, dtype), allowed + least)
+
+
+def test_only_what_is_kept_is_compared_and_nan_fails() -> None:
+    ours, theirs = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4)
+    keep = torch.tensor([[True, True, False], [True, False, False]])
+    ours[0, 2], ours[1, 1], ours[1, 0, 3] = torch.nan, 7.0, 0.5
+    assert excess_of(ours, theirs, torch.ones(2, 3, 1), keep) == 0.5
+    ours[0, 0, 0] = torch.nan
+    assert not excess_of(ours, theirs, torch.ones(2, 3, 1), keep) <= 1
