@@ -472,8 +472,8 @@ class AttentionFocus(RowMeans):
         layers, heads = len(self.layers), self.self_top.shape[1]
         first, itself = (percent(float(value.nanmean()), 0) for value in (self.first_top, self.self_top))
         return (
-            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top {first} "
-            f"of rows, itself {itself}, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
+            f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top "
+            f"{first} of rows, itself {itself}, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
         )
 
     def _comparable(self) -> dict[str, Any]:
