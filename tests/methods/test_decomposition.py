@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.methods import decomposition
 from attnmech.model import ledger
+from attnmech.results import score_terms
 
 F32, F64 = torch.float32, torch.float64
 LEDGERS = ("bloom", "bloom12", "bloom5", "gpt2", "llama", "llama_bias", "bert")
