@@ -83,6 +83,8 @@ class Report:
     """One text on one model: why, where and what its heads write, the model's certificate, and the page of it all."""
 
     scores: ScoreDecomposition
+    native: ScoreDecomposition | None
+    """The same scores split at the model's own biases, where `scores` are split at the text's means."""
     focus: AttentionFocus
     updates: ResidualUpdates
     certificate: Certificate
@@ -161,9 +163,10 @@ class Report:
     def _sections(self, view: ScoreNumbers) -> list[Section]:
         """The page's sections: those of figures 1 to 10, and after them what else was measured."""
         focus, layers, calls = self.focus.numbers(), view.layers, self.calls
+        other = None if self.native is None else self.native.numbers(pattern=self.pattern)
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
         return [
-            *self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus)),
+            *self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other),
             *([] if self.expected is None else [_expected(self.expected)]),
             *self.focus.sections(calls["focus"], layers),
             *self.updates.sections(calls["updates"], layers),
@@ -335,6 +338,7 @@ def report(
         ordinary = batch.mask & ~batch.is_special & ~batch.first
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
+    native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
     focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
@@ -347,7 +351,7 @@ def report(
     special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
     pattern, expected = _last_pass(model, batch, shown, layers)
     return Report(
-        scores, focus, updates, certificate, tuple(notes), measured, sources, special, expected, calls, pattern
+        scores, native, focus, updates, certificate, tuple(notes), measured, sources, special, expected, calls, pattern
     )
 
 
@@ -431,7 +435,7 @@ def _calls(
         text = f"model.encode({text}{with_bos}).part{part}"
         with_bos = ""
     given = f"(model, text{options}{with_bos})"
-    split = "" if centre is None else ', centre="mean"' if centre == "mean" else ", centre=means"
+    split = "" if centre is None else ", centre={split}" if centre == "mean" else ", centre=means"
     setup = ["import attnmech as am", "", f"model = {model.source}", f"text = {text}"]
     if model.is_demo:
         documents = "from attnmech.demo.text import documents"

@@ -93,6 +93,15 @@ class ByChoice:
         return value.item() if self.digits is None else signed(float(value), f".{self.digits}f")
 
 
+def with_split(values: np.ndarray, choices: tuple[str, ...], rest: int) -> tuple[str, ...]:
+    """The choices that an array's leading axes stand for: `choices`, after "split" if it has one axis more.
+
+    >>> with_split(np.zeros((2, 5, 8, 3)), ("layer", "head"), rest=1)
+    ('split', 'layer', 'head')
+    """
+    return ("split", *choices) if values.ndim > len(choices) + rest else choices
+
+
 @dataclass(frozen=True, eq=False)
 class Slot:
     """A property of a figure that depends on what is chosen.

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from attnmech.arguments import option, shown, strings, whole_number
 from attnmech.axes import KEY, axis_label
-from attnmech.draw.chart import ByChoice, Chart, Slot
+from attnmech.draw.chart import ByChoice, Chart, Slot, with_split
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, term_order, term_style
@@ -86,7 +86,7 @@ def row_ledger(
 
 
 def ledger_chart(
-    terms: Mapping[str, Float[np.ndarray, "layer head query_or_1 key_or_1"]],
+    terms: Mapping[str, Float[np.ndarray, "*split layer head query_or_1 key_or_1"]],
     scores: Float[np.ndarray, "layer head query key"],
     pattern: Float[np.ndarray, "layer head query key"],
     tokens: Sequence[str],
@@ -97,23 +97,23 @@ def ledger_chart(
 ) -> Chart:
     """The ledger of every row of every head; `queries` are the tokens that look, by default all.
 
-    With several `references` these are a choice, "against".
+    With several `references` these are a choice, "against"; terms may have an axis "split" in front.
     """
     labels = token_labels(tokens)
     ranked = likeliest(scores, pattern)
     order = ranked[..., :top]
     keys = np.where(np.isfinite(np.take_along_axis(scores, order, axis=-1)), order, -1)
 
-    def at_keys(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "layer head query row"]:
-        found = np.take_along_axis(np.broadcast_to(values, scores.shape), order, axis=-1)
-        return np.where(keys < 0, np.nan, found)
+    def at_keys(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "*split layer head query row"]:
+        return np.where(keys < 0, np.nan, along_keys(of_every_cell(values, scores), order))
 
     names = sorted(terms, key=term_order)
     drawn = {name: at_keys(terms[name]) for name in names} | {"score": at_keys(scores)}
     probability = at_keys(pattern)
     bars = ByChoice(probability, _OF_ROW)
     written = ByChoice(_in_thousandths(probability), _OF_ROW, words=_THOUSANDTHS)
-    in_words = (*(ByChoice(values, _OF_ROW, digits=3) for values in drawn.values()), written)
+    over = {name: with_split(values, _OF_ROW, rest=1) for name, values in drawn.items()}
+    in_words = (*(ByChoice(values, over[name], digits=3) for name, values in drawn.items()), written)
     rows = ByChoice(keys, _OF_ROW, words=tuple(labels))
     hover = [
         "key %{y}",
@@ -154,7 +154,7 @@ def ledger_chart(
     slots = []
     for place, (name, values) in enumerate((drawn | {"probability": probability}).items()):
         less = None if name == "probability" else _at_reference(terms.get(name, scores), scores, ranked, references)
-        x = bars if name == "probability" else ByChoice(values, _OF_ROW)
+        x = bars if name == "probability" else ByChoice(values, over[name])
         slots += [
             Slot(f"data.{place}.x", x, less=less, where=rows),
             Slot(f"data.{place}.y", rows, where=rows),
@@ -179,7 +179,7 @@ _OF_ROW: Final = ("layer", "head", "query")
 
 
 def _at_reference(
-    term: Float[np.ndarray, "layer head query_or_1 key_or_1"],
+    term: Float[np.ndarray, "*split layer head query_or_1 key_or_1"],
     scores: Float[np.ndarray, "layer head query key"],
     ranked: Int[np.ndarray, "layer head query key"],
     references: Sequence[str],
@@ -188,14 +188,29 @@ def _at_reference(
     if tuple(references) == ("zero",):
         return None
     visible = np.isfinite(scores)
-    values = np.broadcast_to(term, scores.shape)
+    values = of_every_cell(term, scores)
     second = np.where(visible.sum(axis=-1) > 1, ranked[..., min(1, ranked.shape[-1] - 1)], ranked[..., 0])
     found = {
-        "zero": np.zeros(scores.shape[:-1]),
+        "zero": np.zeros(values.shape[:-1]),
         "mean": np.where(visible, values, 0.0).sum(axis=-1) / visible.sum(axis=-1).clip(1),
-        "runner_up": np.take_along_axis(values, second[..., None], axis=-1)[..., 0],
+        "runner_up": along_keys(values, second[..., None])[..., 0],
     }
-    return ByChoice(np.stack([found[name] for name in references], axis=-1), (*_OF_ROW, "against"))
+    stacked = np.stack([found[name] for name in references], axis=-1)
+    return ByChoice(stacked, with_split(stacked, (*_OF_ROW, "against"), rest=0))
+
+
+def of_every_cell(
+    term: Float[np.ndarray, "..."], scores: Float[np.ndarray, "layer head query key"]
+) -> Float[np.ndarray, "*split layer head query key"]:
+    """A term at every query and key."""
+    return np.broadcast_to(term, (*term.shape[: term.ndim - scores.ndim], *scores.shape))
+
+
+def along_keys(
+    values: Float[np.ndarray, "*split layer head query key"], places: Int[np.ndarray, "layer head query place"]
+) -> Float[np.ndarray, "*split layer head query place"]:
+    """Values at some keys of each row."""
+    return np.take_along_axis(values, places.reshape((1,) * (values.ndim - places.ndim) + places.shape), axis=-1)
 
 
 def _slots_of_layout(

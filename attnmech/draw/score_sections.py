@@ -1,6 +1,7 @@
 """What a page says about the scores of the chosen head: figures 1 to 3, the ledger of a row, views of its attention."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -8,7 +9,7 @@ from jaxtyping import Float, Int
 
 from attnmech.draw.carried import error_of
 from attnmech.draw.chart import ByChoice, Chart
-from attnmech.draw.ledger import REFERENCES, ledger_chart, likeliest
+from attnmech.draw.ledger import REFERENCES, along_keys, ledger_chart, likeliest, of_every_cell
 from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.scores import (
     MEASURES,
@@ -30,11 +31,17 @@ AGAINST: Final = Choice(
     "against", "Terms are drawn", tuple(REFERENCES), ("as they are", "minus the row's mean", "minus the runner-up's")
 )
 
+SPLIT: Final = Choice(
+    "split", "Scores split at", ('"mean"', "None"), ("the text's means", "the model's biases"), everywhere=True
+)
+
 SMALLEST_LEAD: Final = 0.0005
 """A term whose lead would be written as 0.000 is not named."""
 
 
-def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = "") -> list[Section]:
+def score_sections(
+    view: ScoreNumbers, call: str, shown: str, overview: str = "", other: ScoreNumbers | None = None
+) -> list[Section]:
     """Figures 1 to 3 of every head.
 
     Args:
@@ -42,15 +49,18 @@ def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = ""
         call: the Python that gives the decomposition, such as "split".
         shown: the Python that shows its attention as a view, named where `{figure}` stands.
         overview: what was found about all heads together.
+        other: the same scores, split at the model's own biases; the reader then chooses between the two, and `{split}`
+            in `call` stands for where they are split.
 
     """
     tokens, heads = view.tokens, view.scores.shape[1]
+    splits = _Splits((view,) if other is None else (view, other))
 
     def plotted(figure: str, *options: str) -> str:
         return f'{call}.plot("{figure}", layer={{layer}}, head={{head}}{"".join(f", {each}" for each in options)})'
 
     attention = attention_chart(view.scores, view.pattern, tokens=tokens)
-    ledger = [_ledger(view, plotted("row_ledger", "query={query}", 'against="{against}"'))] if view.terms else []
+    ledger = [_ledger(splits, plotted("row_ledger", "query={query}", 'against="{against}"'))] if view.terms else []
     rounded = max(error_of(each) for each in (attention, *(chart for each in ledger for chart in _charts(each))))
     exact = f"off by at most {bound(rounded)}" if rounded else "exact"
     return [
@@ -104,7 +114,7 @@ def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = ""
             name="score-shares",
             contents="2 What scores are made of",
             heading="Figure 2. What the scores are made of",
-            finding=_about_shares(view),
+            finding=_about_shares(splits),
             reading="For each query, the key whose score has the chosen rank (0 is the highest), and the share that "
             "each term has in that score.",
             caveat="Each term is first shifted by its smallest value in the row, since a constant along a row changes "
@@ -113,40 +123,88 @@ def score_sections(view: ScoreNumbers, call: str, shown: str, overview: str = ""
             "keys than the rank asks for, are left out. The triangle shows three terms relative to their sum; a corner "
             "marked “not in this model” stays empty.",
             figures={
-                "share-triangle": triangle_chart(view.ranked_share, view.ranked_key, tokens),
-                "share-bars": bars_chart(view.ranked_share, view.ranked_key, tokens),
+                "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens),
+                "share-bars": bars_chart(splits.shares, view.ranked_key, tokens),
             },
             call=plotted("score_shares", "rank={rank}"),
-            choices=(Choice("rank", "Rank", tuple(range(view.ranked_key.shape[3])), everywhere=True),),
+            choices=(
+                Choice("rank", "Rank", tuple(range(view.ranked_key.shape[3])), everywhere=True),
+                *([] if other is None else [SPLIT]),
+            ),
         ),
         Section(
             contents="3 Terms of the key",
             heading="Figure 3. "
             + ("The key's terms, seen from the last query" if view.key_terms_of_last else "The terms of the key alone"),
-            finding=_about_key_terms(view),
+            finding=_about_key_terms(splits),
             reading="What each key gains or loses, as the last query sees it: from its distance (position), and from "
             "what it is, whatever the query holds (key bias)."
             if view.key_terms_of_last
             else "What each key gains or loses from these terms, the same for every query.",
             caveat="Each line is shown minus its mean over the keys: adding a constant to all keys changes nothing "
             "after the softmax, so only the trend matters.",
-            figures={"key-terms": key_terms_chart(view.key_terms, tokens)},
+            figures={"key-terms": key_terms_chart(splits.key_terms, tokens)},
             call=plotted("key_terms"),
         ),
     ]
 
 
-def _ledger(view: ScoreNumbers, call: str) -> Section:
+@dataclass(frozen=True)
+class _Splits:
+    """The numbers of one or two splits of the same scores; arrays of two have an axis "split" in front."""
+
+    views: tuple[ScoreNumbers, ...]
+
+    @property
+    def view(self) -> ScoreNumbers:
+        """The split that the page begins with."""
+        return self.views[0]
+
+    @property
+    def terms(self) -> Mapping[str, Float[np.ndarray, "*split layer head query_or_1 key_or_1"]]:
+        """Every term; 0 in a split that lacks it."""
+        return self._stacked([view.terms for view in self.views], 0.0)
+
+    @property
+    def shares(self) -> Mapping[str, Float[np.ndarray, "*split layer head query rank"]]:
+        """The share of every term; 0 in a split that lacks it."""
+        return self._stacked([view.ranked_share for view in self.views], 0.0)
+
+    @property
+    def key_terms(self) -> Mapping[str, Float[np.ndarray, "*split layer head key"]]:
+        """The terms of the key; NaN in a split that lacks one."""
+        return self._stacked([view.key_terms for view in self.views], np.nan)
+
+    def _stacked(self, each: Sequence[Mapping[str, np.ndarray]], missing: float) -> dict[str, np.ndarray]:
+        if len(each) == 1:
+            return dict(each[0])
+        found = {}
+        for name in dict.fromkeys(name for terms in each for name in terms):
+            shape = np.broadcast_shapes(*(terms[name].shape for terms in each if name in terms))
+            there = (terms.get(name, np.full((), missing, np.float32)) for terms in each)
+            found[name] = np.stack([np.broadcast_to(array, shape) for array in there])
+        return found
+
+    def texts(self, over: tuple[str, ...], shape: tuple[int, ...], text: Callable[..., str]) -> ByChoice:
+        """A text for every choice, and for every split if there are two."""
+        several = len(self.views) > 1
+        return ByChoice.texts(
+            ("split", *over) if several else over, (len(self.views), *shape) if several else shape, text
+        )
+
+
+def _ledger(splits: _Splits, call: str) -> Section:
+    view = splits.view
     return Section(
         contents="One row as a sum",
         heading="One row as a sum",
-        finding=_about_leads(view),
+        finding=_about_leads(splits),
         reading="The keys that the chosen query attends to most. Left: the terms of each score, stacked from 0, and "
         "their sum, the score, as a ring. Right: the attention that the key gets.",
         caveat="A term that is the same at every key of the row changes no probability, however long its bar: drawn "
         "minus the row's mean or minus the runner-up's, it vanishes. The hover box has the terms as the model computes "
         "them.",
-        figures={"row-ledger": ledger_chart(view.terms, view.scores, view.pattern, view.tokens)},
+        figures={"row-ledger": ledger_chart(splits.terms, view.scores, view.pattern, view.tokens)},
         call=call,
         choices=(AGAINST,),
     )
@@ -182,29 +240,31 @@ def _about_rows(view: ScoreNumbers) -> ByChoice:
     return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)
 
 
-def _about_leads(view: ScoreNumbers) -> ByChoice:
+def _about_leads(splits: _Splits) -> ByChoice:
     """By how much the likeliest key's score leads the next one's, term by term."""
+    view = splits.view
     order = likeliest(view.scores, view.pattern)[..., :2]
     count = np.isfinite(view.scores).sum(axis=-1)
 
-    def at(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "layer head query key"]:
-        return np.take_along_axis(np.broadcast_to(values, view.scores.shape), order, axis=-1).astype(np.float64)
+    def at(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "*split layer head query key"]:
+        return along_keys(of_every_cell(values, view.scores), order).astype(np.float64)
 
     scores = at(view.scores)
-    terms = {name: at(term) for name, term in view.terms.items()}
+    terms = {name: at(term) for name, term in splits.terms.items()}
 
     def told(*place: int) -> str:
-        best, *after = order[place].tolist()
-        if count[place] < 2:
-            return f"Query {_token(view, place[2])} sees {_token(view, best)} alone: it has no choice."
+        row = place[-3:]
+        best, *after = order[row].tolist()
+        if count[row] < 2:
+            return f"Query {_token(view, row[2])} sees {_token(view, best)} alone: it has no choice."
         leads = _leads({name: term[place] for name, term in terms.items()})
-        score = scores[place]
+        score = scores[row]
         return (
             f"The score of key {_token(view, best)} leads that of {_token(view, after[0])} by "
             f"{signed(float(score[0] - score[1]), '.3f')}{': ' if leads else ''}{leads}."
         )
 
-    return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
+    return splits.texts(("layer", "head", "query"), view.scores.shape[:3], told)
 
 
 def _leads(terms: Mapping[str, Float[np.ndarray, " two"]]) -> str:
@@ -214,33 +274,41 @@ def _leads(terms: Mapping[str, Float[np.ndarray, " two"]]) -> str:
     return ", ".join(f"{term_style(name).label} {signed(leads[name], '.3f')}" for name in named)
 
 
-def _about_shares(view: ScoreNumbers) -> ByChoice:
-    shape = (*view.scores.shape[:2], view.ranked_key.shape[3])
-    counted = {name: np.isfinite(share).sum(axis=2) for name, share in view.ranked_share.items()}
-    mean = {name: np.nansum(share, axis=2) / counted[name].clip(1) for name, share in view.ranked_share.items()}
-    rows: Int[np.ndarray, "layer head rank"] = next(iter(counted.values()))
+def _about_shares(splits: _Splits) -> ByChoice:
+    shape = (*splits.view.scores.shape[:2], splits.view.ranked_key.shape[3])
+    found = []
+    for view in splits.views:
+        counted = {name: np.isfinite(share).sum(axis=2) for name, share in view.ranked_share.items()}
+        mean = {name: np.nansum(share, axis=2) / counted[name].clip(1) for name, share in view.ranked_share.items()}
+        rows: Int[np.ndarray, "layer head rank"] = next(iter(counted.values()))
+        found.append((rows, mean))
 
     def told(*place: int) -> str:
-        if not rows[place]:
-            return f"No row has a share to show at rank {place[2]}."
-        means = ", ".join(f"{term_style(name).label} {percent(float(values[place]))}" for name, values in mean.items())
-        return f"Mean share at rank {place[2]} over {rows[place]} rows: {means}."
+        rows, mean = found[place[0] if len(place) > 3 else 0]
+        at = place[-3:]
+        if not rows[at]:
+            return f"No row has a share to show at rank {at[2]}."
+        means = ", ".join(f"{term_style(name).label} {percent(float(values[at]))}" for name, values in mean.items())
+        return f"Mean share at rank {at[2]} over {rows[at]} rows: {means}."
 
-    return ByChoice.texts(("layer", "head", "rank"), shape, told)
+    return splits.texts(("layer", "head", "rank"), shape, told)
 
 
-def _about_key_terms(view: ScoreNumbers) -> ByChoice | str:
-    if not view.key_terms:
+def _about_key_terms(splits: _Splits) -> ByChoice | str:
+    if not any(view.key_terms for view in splits.views):
         return ""
 
     def told(*place: int) -> str:
+        view, place = splits.views[place[0] if len(place) > 2 else 0], place[-2:]
+        if not view.key_terms:
+            return "Split at the model's biases, no term depends on the key alone."
         spreads = (
             f"{term_style(name).label} by {np.nanmax(term[place]) - np.nanmin(term[place]):.2f}"
             for name, term in view.key_terms.items()
         )
         return f"From the lowest to the highest key, the score changes: {', '.join(spreads)}."
 
-    return ByChoice.texts(("layer", "head"), view.scores.shape[:2], told)
+    return splits.texts(("layer", "head"), splits.view.scores.shape[:2], told)
 
 
 def _token(view: ScoreNumbers, position: int) -> str:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Integer
 
 from attnmech.arguments import option, strings
 from attnmech.axes import KEY, QUERY, axis_label
-from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame
+from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame, with_split
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import as_array
 from attnmech.draw.style import FIGURE_STYLE, MARKS, SCORE_COLOURS, TERMS, term_order, term_style
@@ -239,15 +239,16 @@ def share_triangle(
 
 
 def triangle_chart(
-    shares: Mapping[str, Float[np.ndarray, "layer head query rank"]],
+    shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
     tokens: Sequence[str],
 ) -> Chart:
-    """Figure 2, left, of every head and rank."""
+    """Figure 2, left, of every head and rank, and of every split if there are several."""
     labels = token_labels(tokens)
     by_rank, key = _by_rank(shares, keys)
     defined = np.isfinite(np.stack([share.values for share in by_rank.values()])).all(axis=0)
-    marks = ByChoice(np.where(defined, marks_of(key), -1), _OF_RANK)
+    codes = np.where(defined, marks_of(key), -1)
+    marks = ByChoice(codes, with_split(codes, _OF_RANK, rest=1))
     in_words = (ByChoice(np.arange(len(tokens)), words=tuple(labels)), ByChoice(key, _OF_RANK, words=tuple(labels)))
     nothing = ByChoice(np.zeros(len(tokens)))
     figure, slots = Figure(), []
@@ -287,7 +288,8 @@ def triangle_chart(
     )
     outside = [name for name in sorted(shares, key=term_order) if name not in TRIANGLE_CORNERS.values()]
     if outside:
-        texts = ByChoice.texts(_OF_RANK, by_rank[outside[0]].values.shape[:3], partial(_outside, by_rank, outside))
+        first = by_rank[outside[0]]
+        texts = ByChoice.texts(first.over, first.values.shape[:-1], partial(_outside, by_rank, outside))
         figure.add_annotation(
             text="", xref="paper", yref="paper", x=0.5, y=-0.2, yanchor="top", showarrow=False, font={"size": 12}
         )
@@ -331,7 +333,7 @@ def share_bars(
 
 
 def bars_chart(
-    shares: Mapping[str, Float[np.ndarray, "layer head query rank"]],
+    shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
     tokens: Sequence[str],
     *,
@@ -397,14 +399,14 @@ def key_terms(terms: Mapping[str, Float[np.ndarray, " key"]], tokens: Sequence[s
     return chart.figure(layer=0, head=0)
 
 
-def key_terms_chart(terms: Mapping[str, Float[np.ndarray, "layer head key"]], tokens: Sequence[str]) -> Chart:
-    """Figure 3 of every head."""
+def key_terms_chart(terms: Mapping[str, Float[np.ndarray, "*split layer head key"]], tokens: Sequence[str]) -> Chart:
+    """Figure 3 of every head, and of every split if there are several."""
     labels = token_labels(tokens)
     figure, slots = Figure(), []
     for place, name in enumerate(sorted(terms, key=term_order)):
         style = term_style(name)
         centred = terms[name] - np.nanmean(terms[name], axis=-1, keepdims=True)
-        slots.append(Slot(f"data.{place}.y", ByChoice(centred, ("layer", "head"))))
+        slots.append(Slot(f"data.{place}.y", ByChoice(centred, with_split(centred, ("layer", "head"), rest=1))))
         figure.add_scatter(
             x=labels,
             mode="lines+markers",
@@ -472,10 +474,14 @@ _OF_RANK: Final = ("layer", "head", "rank")
 
 
 def _by_rank(
-    shares: Mapping[str, Float[np.ndarray, "layer head query rank"]], keys: Integer[np.ndarray, "layer head query rank"]
+    shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
+    keys: Integer[np.ndarray, "layer head query rank"],
 ) -> tuple[dict[str, ByChoice], Integer[np.ndarray, "layer head rank query"]]:
     """The shares and keys with the rank as a choice."""
-    by_rank = {name: ByChoice(np.moveaxis(share, -1, 2), _OF_RANK) for name, share in shares.items()}
+    by_rank = {
+        name: ByChoice(np.moveaxis(share, -1, -2), with_split(share, _OF_RANK, rest=1))
+        for name, share in shares.items()
+    }
     return by_rank, np.moveaxis(keys, -1, 2)
 
 

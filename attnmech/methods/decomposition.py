@@ -493,9 +493,10 @@ class ScoreDecomposition(Result):
         call: str = "split",
         shown: str = 'acts.show("pattern", layer={layer}, head={head}, view="{figure}")',
         overview: str = "",
+        other: "ScoreNumbers | None" = None,
     ) -> "list[Section]":
-        """Figures 1 to 3 of a text, for a page whose reader chooses a layer and a head."""
-        return score_sections(view, call, shown, overview)
+        """Figures 1 to 3 of a text, for a page whose reader chooses a layer and a head; and, with `other`, a split."""
+        return score_sections(view, call, shown, overview, other)
 
     def _repr_html_(self) -> str:
         """All heads as maps, and the table; only the table for cross-attention or more than a view can hold."""

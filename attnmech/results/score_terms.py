@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
@@ -145,7 +145,7 @@ class Contrast(_ByTerm):
         return pd.DataFrame(rows)
 
 
-class Terms(Mapping[str, Tensor]):
+class Terms(Mapping[str, Any]):
     """The terms of a decomposition by name: `[batch layer head query key]`, length 1 along axes where a term
     does not change. Computed on demand.
     """

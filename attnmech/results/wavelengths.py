@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
@@ -25,7 +25,7 @@ UNROTATED: Final = "not rotated"
 
 
 @dataclass(frozen=True, eq=False)
-class Wavelengths(Mapping[str, Tensor]):
+class Wavelengths(Mapping[str, Any]):
     """Scores as a sum over bands of wavelength: by band, `[batch layer head query key]`, computed on demand.
 
     (R_i q)·(R_j k) = Σ_p |q_p| |k_p| cos(ω_p (i − j) + φ_p) over the planes p in which queries and keys turn; a band is
