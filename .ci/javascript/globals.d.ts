@@ -139,6 +139,7 @@ interface PageData {
   marks: Record<string, string>;
   /** By name, the values that can be chosen. */
   choices: Record<string, any[]>;
+  inCalls: Record<string, string[]>;
   optional: string[];
   start: Record<string, number>;
   /** By label, the names of the scripts. */

@@ -24,6 +24,7 @@ const inSight = new Set(); // the figures on the screen or near it
 const drawnWith = {}; // what each figure was last drawn with
 
 const chosenValue = (name) => choices[name][state[name]];
+const inCall = (name) => (page.inCalls[name] ?? choices[name])[state[name]];
 const chosenHead = () => `L${chosenValue("layer")}H${chosenValue("head")}`;
 
 // ---- numbers and sentences of what is chosen --------------------------------------------------------------------
@@ -261,7 +262,7 @@ function show(changes) {
   for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
   for (const id of Object.keys(page.views)) element(id).control?.choose(choiceForViews(changes));
   for (const code of allOf("[data-call]")) {
-    code.textContent = String(code.dataset.call).replace(/\{(\w+)\}/g, (all, name) => (names.includes(name) ? chosenValue(name) : all));
+    code.textContent = String(code.dataset.call).replace(/\{(\w+)\}/g, (all, name) => (names.includes(name) ? inCall(name) : all));
   }
 }
 

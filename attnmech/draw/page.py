@@ -137,6 +137,7 @@ def _data(
         "special": list(view.special) or [False] * len(view.tokens),
         "marks": {mark: style.sign for mark, style in MARKS.items()},
         "choices": {choice.name: choice.values for choice in choices},
+        "inCalls": {choice.name: choice.in_calls for choice in choices if choice.in_calls},
         "optional": [choice.name for choice in choices if not choice.everywhere and choice.name != "query"],
         "pattern": store.array(of_heads(view.pattern)),
         "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,

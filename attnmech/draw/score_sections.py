@@ -32,7 +32,12 @@ AGAINST: Final = Choice(
 )
 
 SPLIT: Final = Choice(
-    "split", "Scores split at", ('"mean"', "None"), ("the text's means", "the model's biases"), everywhere=True
+    "split",
+    "Scores split at",
+    ("means", "biases"),
+    ("the text's means", "the model's biases"),
+    in_calls=('"mean"', "None"),
+    everywhere=True,
 )
 
 SMALLEST_LEAD: Final = 0.0005

@@ -405,7 +405,8 @@ def key_terms_chart(terms: Mapping[str, Float[np.ndarray, "*split layer head key
     figure, slots = Figure(), []
     for place, name in enumerate(sorted(terms, key=term_order)):
         style = term_style(name)
-        centred = terms[name] - np.nanmean(terms[name], axis=-1, keepdims=True)
+        known = np.isfinite(terms[name]).sum(axis=-1, keepdims=True)
+        centred = terms[name] - np.nansum(terms[name], axis=-1, keepdims=True) / known.clip(1)
         slots.append(Slot(f"data.{place}.y", ByChoice(centred, with_split(centred, ("layer", "head"), rest=1))))
         figure.add_scatter(
             x=labels,

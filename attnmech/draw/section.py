@@ -21,6 +21,8 @@ class Choice:
     """What there is to choose, as written in addresses and calls; the first is chosen at the beginning."""
     words: tuple[str, ...] = ()
     """The same in words, for readers."""
+    in_calls: tuple[str, ...] = ()
+    """The same as Python, if a call writes it otherwise."""
     everywhere: bool = False
     """Whether it is at the top of the page, since several sections depend on it."""
 

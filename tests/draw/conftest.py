@@ -126,11 +126,23 @@ def all_sections(view: ScoreNumbers, focus: FocusNumbers, updates: UpdateNumbers
         text_of=lambda token: TOKENS[token % len(TOKENS)],
     )
     return [
-        *score_sections(view, "scores", SHOWN, about_all_heads(focus)),
+        *score_sections(view, "scores(centre={split})", SHOWN, about_all_heads(focus), other=uncentred(view)),
         Section("Expected", "reading", {"expected-tokens": expected}, name="expected", finding=expected.finding),
         *focus_sections(focus, "focus", view.layers),
         *update_sections(shown_layers(updates, view), "updates"),
     ]
+
+
+def uncentred(view: ScoreNumbers) -> ScoreNumbers:
+    """The same scores split otherwise: a third of each in another term, and none that depends on the key alone."""
+    whole = np.nan_to_num(view.scores)
+    share = view.ranked_share["key_bias"]
+    return replace(
+        view,
+        ranked_share={"query_key": share / 2, "query_bias": 1 - share / 2},
+        key_terms={},
+        terms={"query_key": whole / 3, "query_bias": 2 * whole / 3},
+    )
 
 
 def shown_layers(updates: UpdateNumbers, view: ScoreNumbers) -> UpdateNumbers:

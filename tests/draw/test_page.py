@@ -92,7 +92,9 @@ def test_what_can_be_chosen_is_what_the_sections_offer(page_html: str, full_page
         "against": ["zero", "mean", "runner_up"],
     }
     assert data["optional"] == ["measure", "against"]
-    assert list(embedded(full_page_html)["choices"]) == ["layer", "head", "rank", "side", "query", "measure", "against"]
+    assert list(embedded(full_page_html)["choices"]) == [
+        "layer", "head", "rank", "split", "side", "query", "measure", "against",
+    ]  # fmt: skip
 
 
 def test_an_array_travels_once(full_page_html: str, view: ScoreNumbers) -> None:

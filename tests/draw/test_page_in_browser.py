@@ -57,10 +57,10 @@ def assert_alike(drawn: Any, expected: Any, place: str) -> None:
 
 
 CHOICES = [
-    {"layer": 0, "head": 0, "rank": 0, "query": 6, "side": 0, "measure": 0, "against": 0},
-    {"layer": 1, "head": 2, "rank": 3, "query": 3, "side": 1, "measure": 1, "against": 1},
-    {"layer": 1, "head": 1, "rank": 4, "query": 1, "side": 0, "measure": 2, "against": 2},
-    {"layer": 0, "head": 2, "rank": 1, "query": 0, "side": 1, "measure": 0, "against": 1},
+    {"layer": 0, "head": 0, "rank": 0, "query": 6, "side": 0, "measure": 0, "against": 0, "split": 0},
+    {"layer": 1, "head": 2, "rank": 3, "query": 3, "side": 1, "measure": 1, "against": 1, "split": 1},
+    {"layer": 1, "head": 1, "rank": 4, "query": 1, "side": 0, "measure": 2, "against": 2, "split": 1},
+    {"layer": 0, "head": 2, "rank": 1, "query": 0, "side": 1, "measure": 0, "against": 1, "split": 0},
 ]
 
 
@@ -132,9 +132,9 @@ def test_a_page_begins_where_it_is_told_to(chromium: Any, full_page_html: str, t
     assert start in full_page_html
     full_page_html = full_page_html.replace(start, '"start": {"layer": 5, "head": 1, "query": 4}')
     with opening(chromium, full_page_html, path, ready="html[data-whole]") as page:
-        assert page.evaluate("location.hash") == "#layer=5&head=1&rank=0&side=query&query=4"
+        assert page.evaluate("location.hash") == "#layer=5&head=1&rank=0&split=means&side=query&query=4"
     with opening(chromium, full_page_html, path, address="#head=2", ready="html[data-whole]") as page:
-        assert page.evaluate("location.hash") == "#layer=5&head=2&rank=0&side=query&query=4"
+        assert page.evaluate("location.hash") == "#layer=5&head=2&rank=0&split=means&side=query&query=4"
 
 
 def test_figures_out_of_sight_are_drawn_when_they_come_into_sight_or_are_printed(
@@ -521,7 +521,7 @@ def test_what_changes_follows_the_choice_and_nothing_else(opened_full: Any) -> N
 
 def test_the_address_keeps_the_side(opened_full: Any) -> None:
     opened_full.select_option("#side", "target")
-    assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&side=target&query=6"
+    assert opened_full.evaluate("location.hash") == "#layer=2&head=0&rank=0&split=means&side=target&query=6"
     drawn = traces(opened_full, "orientation")
     opened_full.reload()
     opened_full.wait_for_selector("html[data-whole]", state="attached")
@@ -529,6 +529,13 @@ def test_the_address_keeps_the_side(opened_full: Any) -> None:
     assert traces(opened_full, "orientation") == drawn
     opened_full.evaluate("location.hash = '#side=both'")
     opened_full.wait_for_url("**&side=target&query=6")
+
+
+def test_a_call_says_where_scores_are_split(opened_full: Any) -> None:
+    for split, code in (("biases", "None"), ("means", '"mean"')):
+        opened_full.select_option("#split", split)
+        assert f"split={split}&" in opened_full.evaluate("location.hash")
+        assert opened_full.inner_text("#score-shares-section code").startswith(f"scores(centre={code}).plot(")
 
 
 def test_a_page_without_updates_has_no_side(opened: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attnmech.draw.chart import ByChoice
+from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.focus_sections import focus_sections
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.score_sections import row_sentences, score_sections
@@ -14,7 +14,7 @@ from attnmech.draw.style import MARKS
 from attnmech.draw.text import percent, signed, visible_token
 from attnmech.draw.update_sections import SIDES, update_sections
 
-from .conftest import TOKENS
+from .conftest import TOKENS, uncentred
 
 
 def named(position: int) -> str:
@@ -135,3 +135,30 @@ def test_magnitudes_are_told_by_where_heads_attend_most(updates: UpdateNumbers) 
             if sizes
         ]
         assert said(told, side, layer).endswith(f"where they attend most (points): {', '.join(parts)}.")
+
+
+def test_two_splits_of_the_same_scores_are_a_choice(view: ScoreNumbers) -> None:
+    """Every number and sentence under a choice of the split is that of a page of this split alone."""
+    other = uncentred(view)
+    both = {section.anchor: section for section in score_sections(view, "call({split})", "shown", other=other)}
+    for split, alone in enumerate((view, other)):
+        for section in score_sections(alone, "call", "shown"):
+            together = both[section.anchor]
+            for place in np.ndindex(2, 3, len(TOKENS), 3, 5):
+                chosen = dict(zip(("layer", "head", "query", "against", "rank"), place, strict=True))
+                chosen |= {"split": split, "measure": 0}
+                for text, whole in ((section.finding, together.finding), (section.reading, together.reading)):
+                    if isinstance(text, ByChoice) and isinstance(whole, ByChoice):
+                        assert whole.at(chosen) == text.at(chosen)
+            for name, chart in section.figures.items():
+                if not isinstance(chart, Chart):
+                    continue
+                chosen = {"layer": 1, "head": 2, "query": 5, "against": 2, "rank": 1, "measure": 0, "split": split}
+                figure, whole_figure = chart.figure(**chosen), together.figures[name].figure(**chosen)
+                drawn = {trace.meta: trace for trace in whole_figure.data}
+                for trace in figure.data:
+                    for axis in ("x", "y", "a", "b", "c"):
+                        numbers = getattr(trace, axis, None)
+                        if numbers is not None:
+                            np.testing.assert_equal(list(getattr(drawn[trace.meta], axis)), list(numbers))
+    assert "{split}" in both["score-shares"].call
