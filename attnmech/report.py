@@ -23,6 +23,7 @@ from .draw.section import Section
 from .draw.text import bound, html_text, percent
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
+from .maths.scores import names_along_row
 from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition, decompose_by_source
@@ -167,11 +168,21 @@ class Report:
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
         return [
             *self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other),
+            *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
             *self.focus.sections(calls["focus"], layers),
             *self.updates.sections(calls["updates"], layers),
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
         ]
+
+    @property
+    def _kernels(self) -> list[Section]:
+        """The scores by distance, where their position term is a function of it."""
+        by_position = self.scores.reference is not None and self.scores.reference.by_position
+        if by_position or "position" not in names_along_row(self.scores.parts):
+            return []
+        call = self.calls["scores"].replace("{split}", '"mean"')
+        return [self.scores.position_kernel().section(call)]
 
     def _start(self, view: ScoreNumbers) -> tuple[int, int, int] | None:
         """The head without which the loss changes most, and the row in which it looks hardest at another token."""

@@ -9,13 +9,14 @@ from jaxtyping import Float
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 
+from attnmech.draw.chart import ByChoice, Chart, Slot
 from attnmech.draw.effects import SIGNED_COLOURS
 from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS, TERMS
 from attnmech.draw.text import signed
 from attnmech.errors import InputError
 
-_DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_DASHES: Final = ("dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: Sequence[int], label: str) -> go.Figure:
@@ -71,6 +72,10 @@ def position_kernel(
 ) -> go.Figure:
     """A head's position term by the distance from query to key, and what each band of wavelength adds to it.
 
+    >>> figure = position_kernel(np.array([0.0, 1.0]), np.array([0.0, -0.5]), {})
+    >>> [(trace.meta, trace.y.tolist()) for trace in figure.data]
+    [('position', [0.0, -0.5])]
+
     Args:
         distances: query position − key position, in tokens.
         whole: the term at each distance, in units of the score, less its value at distance 0.
@@ -80,25 +85,40 @@ def position_kernel(
         One trace per band and, last, the "position" term itself (the traces' `meta`).
 
     """
+    each = {name: values[None, None] for name, values in bands.items()}
+    return kernel_chart(distances, whole[None, None], each).figure(layer=0, head=0)
+
+
+def kernel_chart(
+    distances: Float[np.ndarray, " distance"],
+    whole: Float[np.ndarray, "layer head distance"],
+    bands: Mapping[str, Float[np.ndarray, "layer head distance"]],
+) -> Chart:
+    """The position kernel of every head."""
     colours = sample_colorscale(SCORE_COLOURS[::-1][:4], np.linspace(0, 1, max(2, len(bands))).tolist())
-    figure = Figure()
-    lines = [*zip(bands.items(), colours, strict=False), (("position", whole), TERMS["position"].colour)]
-    for place, ((name, values), colour) in enumerate(lines):
+    figure, slots = Figure(), []
+    for place, (name, values) in enumerate({**bands, "position": whole}.items()):
         last = name == "position"
+        line = (
+            {"color": TERMS["position"].colour, "width": 3, "dash": "solid"}
+            if last
+            else {"color": colours[place], "width": 1.5, "dash": _DASHES[place % len(_DASHES)]}
+        )
         figure.add_scatter(
             x=distances,
-            y=values,
             mode="lines",
-            line={"color": "#d55e00" if last else colour, "width": 3 if last else 1.5,
-                  "dash": "solid" if last else _DASHES[1 + place % 5]},
+            line=line,
             name="all of it" if last else name,
             meta=name,
-            hovertemplate=f"{'position' if last else name}<br>distance %{{x}}<br>%{{y:.3f}}<extra></extra>",
-        )  # fmt: skip
-    figure.update_layout(template=FIGURE_STYLE, height=420, legend={"title": {"text": "wavelength"}}, margin={"t": 90})
+            showlegend=True,
+            hovertemplate=f"{name}<br>distance %{{x}}<br>%{{y:+.3f}}<extra></extra>",
+        )
+        slots.append(Slot(f"data.{place}.y", ByChoice(values, ("layer", "head"))))
+    legend = {"title": {"text": "wavelength" if bands else "term"}}
+    figure.update_layout(template=FIGURE_STYLE, height=420, legend=legend, margin={"t": 90})
     figure.update_xaxes(title="distance from query to key, in tokens")
     figure.update_yaxes(title="position term of the score,<br>less its value at the token itself", zeroline=True)
-    return figure
+    return Chart(figure, tuple(slots))
 
 
 def dimension_bars(

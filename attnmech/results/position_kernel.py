@@ -11,7 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import member
-from ..draw.wavelengths import position_kernel
+from ..draw.chart import ByChoice
+from ..draw.section import Section
+from ..draw.wavelengths import kernel_chart, position_kernel
 from ..errors import InputError, index_of
 from ..maths.scores import ScoreParts
 from .wavelengths import UNROTATED, bands_there, checked_edges, dimensions_of
@@ -65,6 +67,32 @@ class PositionKernel:
         head = index_of("head", head, self.values.shape[1])
         bands = {name: value[index, head].double().numpy() for name, value in self.bands.items()}
         return position_kernel(self.distances.double().numpy(), self.values[index, head].double().numpy(), bands)
+
+    def section(self, call: str) -> Section:
+        """The kernels of every head, for a page whose reader chooses one."""
+        values = self.values.float().numpy()
+        bands = {name: value.float().numpy() for name, value in self.bands.items()}
+
+        def told(layer: int, head: int) -> str:
+            kernel = values[layer, head]
+            best = int(self.distances[int(kernel.argmax())])
+            spread = float(kernel.max() - kernel.min())
+            where = "at the token itself" if best == 0 else f"at distance {best}"
+            return f"By distance alone the score changes by {spread:.2f}; it is highest {where}."
+
+        return Section(
+            name="position-kernel",
+            contents="Position by distance",
+            heading="The position term by distance",
+            finding=ByChoice.texts(("layer", "head"), values.shape[:2], told),
+            reading="What a key gains or loses from how far it stands behind the query, whatever both tokens are; thin "
+            "lines are the parts of different wavelengths, which add up to the thick one."
+            if bands
+            else "What a key gains or loses from how far it stands behind the query, whatever both tokens are.",
+            caveat="How strongly a head looks somewhere depends on all terms together: see one row as a sum.",
+            figures={"kernel": kernel_chart(self.distances.float().numpy(), values, bands)},
+            call=f"{call}.position_kernel().plot(layer={{layer}}, head={{head}})",
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head and distance: layer, head, distance, position, and one column per band."""
