@@ -7,7 +7,6 @@ from typing import Any
 import centred
 import models
 import pytest
-import reference
 import torch
 from centred import F32, F64, close
 from torch import Tensor
