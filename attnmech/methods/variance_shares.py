@@ -149,7 +149,7 @@ class VarianceReducer(Reducer):
 def _by_class(
     value: Float[Tensor, "batch head row"], classes: Float[Tensor, "batch class row"]
 ) -> Float[Tensor, "class head batch"]:
-    return einsum(value.double(), classes, "batch head row, batch class row -> class head batch")
+    return einsum(value.double(), classes, "batch head row, batch kind row -> kind head batch")
 
 
 @dataclass(frozen=True, repr=False)
