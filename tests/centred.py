@@ -190,3 +190,25 @@ def at_biases(name: str, model: am.HookedModel, inputs: Any) -> am.MeanQK:
         key_sums=torch.stack([torch.stack(each.b_K)[None] for each in layers]),
         query_counts=one, key_counts=one, texts=none,
     )  # fmt: skip
+
+
+def in_the_stream() -> am.HookedModel:
+    """GPT-2 with a head that attends to the previous token: q_i reads place i − 1 of the stream, k_j place j."""
+    model = models.randomised(models.gpt2(heads=2, d_head=16, layers=1), dtype=F64)
+    block = model.transformer.h[0]
+    with torch.no_grad():
+        model.transformer.wte.weight[:, 16:] = 0
+        model.transformer.wte.weight[:, :16] *= 0.3
+        model.transformer.wpe.weight.zero_()
+        for place in range(16):
+            model.transformer.wpe.weight[place, 16 + place] = 4
+        block.ln_1.weight.fill_(1)
+        block.ln_1.bias.zero_()
+        fused = block.attn.c_attn.weight.view(32, 3, 2, 16)
+        fused[:, :2, 1] *= 0.3
+        fused[16:, :2, 0] = 0
+        for place in range(16):
+            fused[16 + place, 1, 1, place] += 2.5
+            if place:
+                fused[16 + place, 0, 1, place - 1] += 2.5
+    return am.load(model)

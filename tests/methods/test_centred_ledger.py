@@ -304,30 +304,8 @@ def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
         am.decompose_scores(model, text[:, :5], centre=few)
 
 
-def with_learned_positions() -> am.HookedModel:
-    """GPT-2 with a head that attends to the previous token: q_i reads place i − 1 of the stream, k_j place j."""
-    model = models.randomised(models.gpt2(heads=2, d_head=16, layers=1), dtype=F64)
-    attention = model.transformer.h[0]
-    with torch.no_grad():
-        model.transformer.wte.weight[:, 16:] = 0
-        model.transformer.wte.weight[:, :16] *= 0.3
-        model.transformer.wpe.weight.zero_()
-        for place in range(16):
-            model.transformer.wpe.weight[place, 16 + place] = 4
-        attention.ln_1.weight.fill_(1)
-        attention.ln_1.bias.zero_()
-        fused = attention.attn.c_attn.weight.view(32, 3, 2, 16)
-        fused[:, :2, 1] *= 0.3
-        fused[16:, :2, 0] = 0
-        for place in range(16):
-            fused[16 + place, 1, 1, place] += 2.5
-            if place:
-                fused[16 + place, 0, 1, place - 1] += 2.5
-    return am.load(model)
-
-
 def test_position_in_the_stream_is_found_by_position_alone() -> None:
-    model, ids = with_learned_positions(), torch.randint(3, 53, (55, 8), generator=torch.Generator().manual_seed(2))
+    model, ids = centred.in_the_stream(), torch.randint(3, 53, (55, 8), generator=torch.Generator().manual_seed(2))
     pattern = model.run(ids, points=["pattern"])["pattern", 0][:, 1]
     previous = pattern.diagonal(offset=-1, dim1=1, dim2=2)[:, 1:]
     assert float(previous.min()) > 0.8

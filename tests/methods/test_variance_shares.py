@@ -83,7 +83,14 @@ def check(found: am.VarianceShares, expected: dict[str, np.ndarray], tolerance: 
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [("llama", "left"), ("bloom", "right"), ("bloom", "left"), ("gemma2", "right"), ("bert", "right"), ("gptj", "left")],
+    [
+        ("llama", "left"),
+        ("bloom", "right"),
+        ("bloom", "left"),
+        ("gemma2", "right"),
+        ("bert", "right"),
+        ("gptj", "left"),
+    ],
 )
 def test_shares_are_those_of_the_definition(name: str, side: str) -> None:
     model, inputs = models.hooked(name, F64), models.padded("gptj", side)
