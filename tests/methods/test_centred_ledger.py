@@ -42,8 +42,10 @@ def expected_terms(
 # -- what the terms are --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [(name, "right") for name in FAMILIES] + [(name, "left") for name in ("llama", "gptj", "gemma2", "bloom")],
+)
 def test_every_term_is_what_captured_queries_and_keys_give(name: str, side: str) -> None:
     dtype = dtype_of(name)
     tolerance = 1e-12 if dtype == F64 else 1e-5
@@ -66,7 +68,7 @@ def test_every_term_is_what_captured_queries_and_keys_give(name: str, side: str)
         close(total[both.expand_as(total)], other[both.expand_as(total)], tolerance, size)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "mpt3", "falcon_new", "qwen2", "codegen"])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gemma2", "gpt_oss_yarn", "bloom", "mpt3", "codegen"])
 def test_residuals_of_single_precision_are_rounding(name: str) -> None:
     split = am.decompose_scores(centred.hooked(name, F32), inputs_of(name, "left"), centre="mean")
     assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-5

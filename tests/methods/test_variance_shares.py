@@ -151,6 +151,18 @@ def test_no_variance_is_no_share() -> None:
     assert math.isnan(float(split.variance_shares["position"][1, 0]))
 
 
+def test_means_by_position_of_texts_together_or_of_a_corpus() -> None:
+    model, ids = models.hooked("gpt2", F64), models.token_ids("gpt2", 54, 5)
+    together, split = (
+        am.variance_shares(model, ids, centre="position"),
+        am.decompose_scores(model, ids, centre="position"),
+    )
+    np.testing.assert_allclose(together.shares[0].numpy(), split.variance_shares["position"].numpy(), atol=1e-10)
+    means = am.mean_qk(model, iter([*ids]), by="position")
+    streamed = am.variance_shares(model, iter([*ids]), centre=means)
+    torch.testing.assert_close(streamed.shares, together.shares, rtol=0, atol=1e-10)
+
+
 # -- corpora -------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +292,11 @@ def test_what_is_refused() -> None:
         (lambda: am.variance_shares(model, ids, first_key=1), "`first_key` must be"),
         (lambda: am.variance_shares(model, ids, centre="own"), "`centre` must be None"),
         (lambda: am.variance_shares(model, ids, layers=[2]), "from 0 to 1"),
-        (lambda: am.variance_shares(model, iter([ids]), centre="position"), "needs 50 other texts"),
+        (lambda: am.variance_shares(model, ids, centre="position"), "needs 50 other texts"),
+        (
+            lambda: am.variance_shares(model, iter([ids]), centre="position"),
+            r"a corpus runs in batches; .*by=.position",
+        ),
         (lambda: am.variance_shares("llama", ids), "must be"),
     ]
     for call, said in bad:
