@@ -280,10 +280,11 @@ def test_left_padding_does_not_move_positions() -> None:
     model, ids = models.hooked("llama", F64), models.token_ids("llama", 52, 5)
     left = torch.cat((torch.zeros(52, 2, dtype=torch.long), ids), dim=1)
     mask = torch.cat((torch.zeros(52, 2, dtype=torch.long), torch.ones_like(ids)), dim=1)
-    plain = am.decompose_scores(model, ids, centre="position")
-    moved = am.decompose_scores(model, {"input_ids": left, "attention_mask": mask}, centre="position")
-    for term in TERMS:
-        close(moved.terms[term][..., 2:, 2:], plain.terms[term], 1e-6)
+    for centre in ("position", am.mean_qk(model, ids, by="position")):
+        plain = am.decompose_scores(model, ids, centre=centre)
+        moved = am.decompose_scores(model, {"input_ids": left, "attention_mask": mask}, centre=centre)
+        for term in TERMS:
+            close(moved.terms[term][..., 2:, 2:], plain.terms[term], 1e-6)
 
 
 def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
