@@ -106,9 +106,9 @@ class Batch:
         for row, real in enumerate(self.mask):
             digest = hashlib.sha256(_bytes_of(self.ids[row][real]))
             for name, value in sorted(self.extra.items()):
-                if len(value) == len(self.ids):
-                    whole = value.shape[1:2] == real.shape
-                    digest.update(name.encode() + _bytes_of(value[row][real] if whole else value[row]))
+                # A single row is shared by all texts.
+                own = value[row if len(value) == len(self.ids) else 0]
+                digest.update(name.encode() + _bytes_of(own[real] if own.shape[:1] == real.shape else own))
             if self.target is not None:
                 digest.update(_bytes_of(self.target.ids[row][self.target.mask[row]]))
             found.append(int.from_bytes(digest.digest()[:8], signed=True))

@@ -16,6 +16,7 @@ from ..arguments import flag, option
 from ..draw.section import Section
 from ..draw.style import term_style
 from ..draw.text import percent
+from ..errors import InputError
 from ..maths.variance_shares import row_covariances
 from ..model.centring import Centre, checked_centre, require_means_of
 from ..model.hooked import HookedModel, require_model
@@ -99,6 +100,11 @@ class VarianceReducer(Reducer):
 
     def start(self, run: Run) -> State:
         """Sums of each term by text, and of the scores' own variance."""
+        if self.centre == "position" and run.corpus:
+            raise InputError(
+                'centre="position" takes means over texts that run together, and a corpus runs in batches; give fixed '
+                'means: centre=am.mean_qk(model, corpus, by="position").'
+            )
         texts = len(run.batch.ids)
         shape = len(ROW_CLASSES), run.n_layers, run.n_heads, texts
         state = {

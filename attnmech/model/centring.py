@@ -103,9 +103,13 @@ def centred(
     rotation = stack.rotation(block.layer, block.notes)
     queries, keys = batch.queries(stack.label), batch.keys(stack.label)
     return parts.centred_at(
-        _split_at(_Role("query", block.layer, queries, own_out), parts.query, rotation, 1, centre),
+        _split_at(_Role("query", block.layer, queries, batch, own_out), parts.query, rotation, 1, centre),
         _split_at(
-            _Role("key", block.layer, keys, own_out), parts.key, rotation, stack.n_heads // stack.n_kv_heads, centre
+            _Role("key", block.layer, keys, batch, own_out),
+            parts.key,
+            rotation,
+            stack.n_heads // stack.n_kv_heads,
+            centre,
         ),
     )
 
@@ -139,6 +143,9 @@ class _Role:
     name: Literal["query", "key"]
     layer: int
     batch: Batch
+    """The tokens that make them: in an encoder-decoder model, the source or the target."""
+    given: Batch
+    """Everything that the model was given: what a text is known by."""
     own_out: bool
 
 
@@ -195,7 +202,7 @@ def _without(
             "texts, or cut this one."
         )
     every, numbers = (padded(each[:places], places, 0) for each in (every, numbers))
-    own = means.times(batch.digests) if role.own_out else torch.zeros(len(batch.ids), dtype=torch.long)
+    own = means.times(role.given.digests) if role.own_out else torch.zeros(len(batch.ids), dtype=torch.long)
     times = own.to(sums.device)[:, None]
     left = numbers - times * counts
     if means.by == "position":

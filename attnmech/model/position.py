@@ -208,11 +208,13 @@ class Rotation:
 
         ω is the mean step of the tables' angles from one position to the next. NaN if there is one position alone.
         """
-        angle = torch.atan2(self.sin.double(), self.cos.double())[-1, 0]
-        step = torch.remainder(angle.diff(dim=0) + math.pi, 2 * math.pi) - math.pi
-        # Padding on the left stays at one position.
-        moved = step.abs().sum(dim=1) > 0
-        speed = step[moved].mean(dim=0).abs()
+        angle = torch.atan2(self.sin.double(), self.cos.double())[:, 0]
+        step = (torch.remainder(angle.diff(dim=1) + math.pi, 2 * math.pi) - math.pi).flatten(0, 1)
+        # Padding on the left may stay at one position; between texts in one row, and at gaps, positions jump.
+        moved = step[step.abs().sum(dim=1) > 0]
+        if len(moved):
+            moved = moved[((moved - moved.median(dim=0).values).abs() < 0.1).all(dim=1)]
+        speed = moved.mean(dim=0).abs()
         # A form without cosines turns each dimension into its partner, times the column's sine: here, its number.
         width = self.sin.shape[-1]
         number = torch.arange(1, width + 1, dtype=self.sin.dtype, device=self.sin.device)[None]

@@ -117,7 +117,8 @@ class MeanQK(Result):
     @property
     def _kind(self) -> tuple[object, ...]:
         origin = self.provenance
-        return self.by, self.layers, self.stack, origin.weights, origin.edits, self.query_sums.shape[2:]
+        texts = origin.options.get("bos"), origin.options.get("truncate", False)
+        return self.by, self.layers, self.stack, origin.weights, origin.edits, self.query_sums.shape[2:], texts
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head and place: the lengths of its mean query and mean key, and how many each is over."""

@@ -1,0 +1,388 @@
+"""Scores split at means, against the same terms from the captured queries and keys and rotation matrices."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import centred
+import models
+import pytest
+import torch
+from centred import F32, F64, close
+from torch import Tensor
+
+import attnmech as am
+
+FAMILIES = (
+    "llama", "gptj", "gpt_neox", "gemma2", "gemma3", "gpt_oss_yarn", "qwen3_bias", "cohere", "llama4_text", "bloom",
+    "gpt2", "bert",
+)  # fmt: skip
+TERMS = ("query_key", "key_bias", "query_bias", "position")
+
+
+def inputs_of(name: str, side: str) -> dict[str, Tensor]:
+    """Texts of 7, 5 and 3 tokens, padded on one side."""
+    given = models.padded("llama", side)
+    return given if name not in ("gptj", "llama4_text") else {**given, "input_ids": given["input_ids"] % 40 + 3}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Single precision for families that transformers computes in float32 whatever is asked."""
+    return F32 if name in ("gpt_oss_yarn", "cohere", "llama4_text") else F64
+
+
+def expected_terms(
+    name: str, model: am.HookedModel, inputs: Any, layer: int, native: am.ScoreDecomposition
+) -> dict[str, Tensor]:
+    split, counted = centred.split_of(name, model, inputs, layer), centred.without_first(inputs["attention_mask"])
+    own = native.terms["position"][:, layer] if "position" in native.terms else None
+    return centred.naive_terms(split, centred.own_means(split.q, counted), centred.own_means(split.k, counted), own)
+
+
+# -- what the terms are --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [(name, "right") for name in FAMILIES] + [(name, "left") for name in ("llama", "gptj", "gemma2", "bloom")],
+)
+def test_every_term_is_what_captured_queries_and_keys_give(name: str, side: str) -> None:
+    dtype = dtype_of(name)
+    tolerance = 1e-12 if dtype == F64 else 1e-5
+    model, inputs = centred.hooked(name, dtype), inputs_of(name, side)
+    split, native = am.decompose_scores(model, inputs, centre="mean"), am.decompose_scores(model, inputs)
+    assert set(split.terms) - {"softcap", "mask"} == set(TERMS)
+    assert ("softcap" in split.terms) == (name == "gemma2")
+    real = inputs["attention_mask"].bool()
+    both = real[:, None, :, None] & real[:, None, None, :]
+    for layer in range(model.n_layers):
+        expected = expected_terms(name, model, inputs, layer, native)
+        size = max(float(native.largest[layer].max()), float(torch.stack([*expected.values()]).abs().max()))
+        for term, value in expected.items():
+            keep = both.expand_as(value)
+            close(split.terms[term][:, layer].expand_as(value)[keep], value[keep], tolerance, size)
+        total, other = (
+            sum(each.terms[term][:, layer].expand_as(value) for term in each.terms if term != "mask")
+            for each in (split, native)
+        )
+        close(total[both.expand_as(total)], other[both.expand_as(total)], tolerance, size)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gemma2", "gpt_oss_yarn", "bloom", "mpt3", "codegen"])
+def test_residuals_of_single_precision_are_rounding(name: str) -> None:
+    split = am.decompose_scores(centred.hooked(name, F32), inputs_of(name, "left"), centre="mean")
+    assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-5
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
+def test_stacks_of_t5_split_at_their_own_tokens(stack: str) -> None:
+    model, inputs = models.hooked("t5", F64), models.inputs_of("t5")
+    split = am.decompose_scores(model, inputs, stack=stack, centre="mean")
+    native = am.decompose_scores(model, inputs, stack=stack)
+    source, target = inputs["attention_mask"].bool(), torch.ones(3, 5, dtype=torch.bool)
+    queries = source if stack == "encoder" else target
+    keys = target if stack == "decoder" else source
+    for layer in range(len(split.layers)):
+        parts = centred.split_of("t5", model, inputs, layer, stack)
+        own = native.terms["position"][:, layer] if "position" in native.terms else None
+        expected = centred.naive_terms(
+            parts,
+            centred.own_means(parts.q, centred.without_first(queries)),
+            centred.own_means(parts.k, centred.without_first(keys)),
+            own,
+        )
+        both = (queries[:, None, :, None] & keys[:, None, None, :]).expand_as(expected["query_key"])
+        for term, value in expected.items():
+            close(split.terms[term][:, layer].expand_as(value)[both], value[both], 1e-12)
+
+
+def test_special_tokens_are_not_in_the_means() -> None:
+    model = am.load(models.fresh("llama", F64), tokenizer=models.tokenizer(adds_bos=True))
+    batch = model.encode(["the keys to nowhere are here", "a dog"])
+    assert batch.ids[0].tolist() == [2, 3, 4, 5, 1, 7, 8] and batch.is_special[0, 4] and batch.first[:, 0].all()
+    assert batch.first.sum() == 2 and batch.begins.tolist() == [0, 0]
+    counted = torch.tensor([[0, 1, 1, 1, 0, 1, 1], [0, 1, 1, 0, 0, 0, 0]]).bool()
+    split = am.decompose_scores(model, batch, centre="mean")
+    assert split.reference is not None and split.reference.tokens == (5, 2)
+    for layer in range(2):
+        parts = centred.split_of("llama", model, batch, layer)
+        means = centred.own_means(parts.q, counted), centred.own_means(parts.k, counted)
+        for term, value in centred.naive_terms(parts, *means).items():
+            close(split.terms[term][0, layer], value[0], 1e-12)
+            close(split.terms[term][1, layer, :, :3, :3], value[1, :, :3, :3], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("llama", "left"), ("bloom", "right"), ("bert", "right"), ("gemma2", "left")]
+)
+def test_a_text_alone_is_split_as_it_is_beside_others(name: str, side: str) -> None:
+    model, inputs = models.hooked(name, F64), inputs_of(name, side)
+    together = am.decompose_scores(model, inputs, centre="mean")
+    real = inputs["attention_mask"].bool()
+    for text in range(3):
+        here = real[text].nonzero()[:, 0]
+        alone = am.decompose_scores(model, inputs["input_ids"][text, here][None], centre="mean")
+        for term in TERMS:
+            shape = (3, model.n_layers, model.n_heads, 7, 7)
+            value = together.terms[term].expand(shape)[text][..., here, :][..., here]
+            single = alone.terms[term].expand(1, *value.shape)[0]
+            # transformers takes rotary angles in float32, from where the padding starts.
+            close(single, value, 1e-11 if side == "right" else 3e-6)
+
+
+# -- means that are known ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt_neox", "qwen2", "llama_bias"])
+def test_split_at_the_biases_it_is_the_native_ledger(name: str) -> None:
+    model, inputs = models.hooked(name, F64), inputs_of(name, "right")
+    means = centred.at_biases(name, model, inputs)
+    split, native = am.decompose_scores(model, inputs, centre=means), am.decompose_scores(model, inputs)
+    assert "constant" in native.terms and "constant" not in split.terms
+    for term in ("query_key", "key_bias", "query_bias"):
+        close(split.terms[term].expand_as(native.terms[term]), native.terms[term], 1e-12)
+    position = native.terms["constant"]
+    if "position" in native.terms:
+        position = position + native.terms["position"]
+    close(split.terms["position"].expand_as(position), position, 1e-12)
+
+
+def without(name: str, *parts: str) -> Any:
+    """A model whose projections of queries ("q") or keys ("k") see nothing of their input."""
+    model = models.fresh(name, F64)
+    with torch.no_grad():
+        for block in models.blocks_of(model):
+            for part in parts:
+                if name == "gpt2":
+                    block.attn.c_attn.weight.view(20, 3, 5, 4)[:, "qk".index(part)] = 0
+                elif name == "gpt_neox":
+                    block.attention.query_key_value.weight.view(3, 3, 8, 24)[:, "qk".index(part)] = 0
+                else:
+                    getattr(block.self_attn, f"{part}_proj").weight.zero_()
+    return model
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt_neox"])
+def test_constant_queries_and_keys_that_rotate_are_all_position(name: str) -> None:
+    split = am.decompose_scores(am.load(without(name, "q", "k")), inputs_of(name, "right"), centre="mean")
+    shares = split.variance_shares
+    torch.testing.assert_close(shares["position"], torch.ones_like(shares["position"]), rtol=0, atol=1e-9)
+    assert all(float(shares[term].abs().max()) < 1e-9 for term in ("key_bias", "query_bias", "query_key"))
+
+
+def test_constant_queries_without_rotation_are_all_key_bias() -> None:
+    split = am.decompose_scores(am.load(without("gpt2", "q")), models.token_ids("gpt2"), centre="mean")
+    shares = split.variance_shares
+    torch.testing.assert_close(shares["key_bias"], torch.ones_like(shares["key_bias"]), rtol=0, atol=1e-9)
+    assert all(float(shares[term].abs().max()) < 1e-9 for term in ("position", "query_bias", "query_key"))
+
+
+def of_content() -> am.HookedModel:
+    """GPT-2 without positions, whose tokens have opposite embeddings two by two: queries and keys of mean 0."""
+    model = models.fresh("gpt2", F64)
+    with torch.no_grad():
+        model.transformer.wpe.weight.zero_()
+        wte, tied = model.transformer.wte.weight, torch.randn(26, 20, generator=torch.Generator().manual_seed(4))
+        tied = tied.double() - tied.double().mean(dim=1, keepdim=True)
+        wte[:26], wte[26:52] = tied, -tied
+        model.transformer.h[0].ln_1.bias.zero_()
+        model.transformer.h[0].attn.c_attn.bias.zero_()
+    return am.load(model)
+
+
+def test_independent_content_is_content_once_its_own_text_is_taken_out() -> None:
+    model, ids = of_content(), torch.randint(0, 52, (60, 9), generator=torch.Generator().manual_seed(5))
+    means = am.mean_qk(model, ids, by="position", layers=[0])
+    left_in = replace(means, texts=means.texts[:0])
+    content = {
+        name: float(am.decompose_scores(model, ids, layers=[0], centre=centre).variance_shares["query_key"][0].mean())
+        for name, centre in (("inputs", "position"), ("out", means), ("in", left_in))
+    }
+    assert content["inputs"] >= 0.99 and content["out"] >= 0.99
+    # Of n texts, one of each mean is the text itself: (1 − 1/n)².
+    assert content["in"] == pytest.approx((1 - 1 / 60) ** 2, abs=0.01)
+    assert content["in"] < content["out"] - 0.02
+
+
+# -- fixed means ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gptj"])
+def test_a_text_is_taken_out_of_the_reference_it_is_in(name: str) -> None:
+    model, ids = models.hooked(name, F64), models.token_ids(name, 5, 6)
+    twice = torch.cat((ids, ids[1:2]))
+    means = am.mean_qk(model, twice)
+    assert means.times(model.encode(ids).digests).tolist() == [1, 2, 1, 1, 1]
+    for text, others in ((0, [1, 2, 3, 4, 5]), (1, [0, 2, 3, 4])):
+        rest = am.mean_qk(model, twice[others])
+        assert rest.times(model.encode(ids[text][None]).digests).tolist() == [0]
+        one, other = (am.decompose_scores(model, ids[text][None], centre=each) for each in (means, rest))
+        kept = am.decompose_scores(model, ids[text][None], centre=replace(means, texts=means.texts[:0]))
+        for term in TERMS:
+            close(one.terms[term], other.terms[term], 1e-12, float(one.largest.max()))
+        assert float((kept.terms["key_bias"] - one.terms["key_bias"]).abs().max()) > 1e-3
+
+
+def test_a_text_is_known_whatever_stands_beside_it() -> None:
+    model, ids = models.hooked("llama", F64), models.token_ids("llama", 3, 6)
+    means = am.mean_qk(model, ids)
+    for side in ("right", "left"):
+        longer, mask = torch.full((1, 9), 5), torch.zeros(1, 9, dtype=torch.long)
+        here = slice(0, 6) if side == "right" else slice(3, 9)
+        longer[0, here], mask[0, here] = ids[1], 1
+        batch = model.encode({"input_ids": longer, "attention_mask": mask})
+        assert means.times(batch.digests).tolist() == [1]
+    places = torch.arange(6)[None]
+    shared = model.encode({"input_ids": ids, "position_ids": places})
+    alone = model.encode({"input_ids": ids[:1], "position_ids": places})
+    assert shared.digests[0] == alone.digests[0]
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
+def test_a_text_of_t5_is_taken_out_of_the_reference(stack: str) -> None:
+    model, inputs = models.hooked("t5", F64), models.inputs_of("t5")
+    first, rest = ({name: value[rows] for name, value in inputs.items()} for rows in (slice(0, 1), slice(1, 3)))
+    means, others = (am.mean_qk(model, given, stack=stack) for given in (inputs, rest))
+    one, other = (am.decompose_scores(model, first, stack=stack, centre=each) for each in (means, others))
+    for term in TERMS:
+        close(one.terms[term], other.terms[term], 1e-12, float(one.largest.max()))
+
+
+# -- means by position ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_means_by_position_leave_each_text_out(name: str) -> None:
+    model, ids = models.hooked(name, F64), models.token_ids(name, 54, 6)
+    mask = torch.ones_like(ids)
+    mask[:3, 4:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    split = am.decompose_scores(model, inputs, layers=[1], centre="position")
+    fixed = am.decompose_scores(model, inputs, layers=[1], centre=am.mean_qk(model, inputs, by="position"))
+    parts = centred.split_of(name, model, inputs, 1)
+    means = []
+    for value in (parts.q, parts.k):
+        mean = torch.zeros_like(value)
+        for text in range(54):
+            for place in range(6):
+                rows = [value[n, place] for n in range(54) if n != text and mask[n, place]]
+                mean[text, place] = sum(rows[1:], rows[0]) / len(rows)
+        means.append(mean)
+    expected = centred.naive_terms(parts, *means)
+    both = mask.bool()[:, None, :, None] & mask.bool()[:, None, None, :]
+    for term, value in expected.items():
+        keep = both.expand_as(value)
+        for found in (split, fixed):
+            close(found.terms[term][:, 0].expand_as(value)[keep], value[keep], 1e-11)
+
+
+def test_left_padding_does_not_move_positions() -> None:
+    model, ids = models.hooked("llama", F64), models.token_ids("llama", 52, 5)
+    left = torch.cat((torch.zeros(52, 2, dtype=torch.long), ids), dim=1)
+    mask = torch.cat((torch.zeros(52, 2, dtype=torch.long), torch.ones_like(ids)), dim=1)
+    for centre in ("position", am.mean_qk(model, ids, by="position")):
+        plain = am.decompose_scores(model, ids, centre=centre)
+        moved = am.decompose_scores(model, {"input_ids": left, "attention_mask": mask}, centre=centre)
+        for term in TERMS:
+            close(moved.terms[term][..., 2:, 2:], plain.terms[term], 1e-6)
+
+
+def test_too_few_texts_at_a_position_are_refused_with_their_number() -> None:
+    model, ids = models.hooked("gpt2", F64), models.token_ids("gpt2", 51, 6)
+    assert am.decompose_scores(model, ids, centre="position").reference is not None
+    with pytest.raises(am.InputError, match=r"needs 50 other texts at each; position 0 of text 0 has 49\. "):
+        am.decompose_scores(model, ids[:50], centre="position")
+    mask = torch.ones_like(ids)
+    mask[7:, 4:] = 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    with pytest.raises(am.InputError, match=r"position 4 of text 0 has 6\."):
+        am.decompose_scores(model, given, centre="position")
+    means = am.mean_qk(model, ids, by="position")
+    text = models.token_ids("gpt2", 1, 7, seed=9)
+    with pytest.raises(am.InputError, match="the means are for texts of up to 6 tokens; got one of 7"):
+        am.decompose_scores(model, text, centre=means)
+    assert am.decompose_scores(model, text[:, :6], centre=means).reference is not None
+    few = am.mean_qk(model, ids[:40], by="position")
+    with pytest.raises(am.InputError, match="has 40"):
+        am.decompose_scores(model, text[:, :5], centre=few)
+
+
+def test_position_in_the_stream_is_found_by_position_alone() -> None:
+    model, ids = centred.in_the_stream(), torch.randint(3, 53, (55, 8), generator=torch.Generator().manual_seed(2))
+    pattern = model.run(ids, points=["pattern"])["pattern", 0][:, 1]
+    previous = pattern.diagonal(offset=-1, dim1=1, dim2=2)[:, 1:]
+    assert float(previous.min()) > 0.8
+    by_position = am.decompose_scores(model, ids, centre="position").variance_shares
+    by_text = am.decompose_scores(model, ids, centre="mean").variance_shares
+    assert float(by_position["position"][0, 1]) > 0.9 > 0.3 > float(by_position["position"][0, 0])
+    assert float(by_text["position"][0, 1]) == 0
+
+
+# -- the result ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "gpt_oss_yarn"])
+def test_a_saved_split_comes_back_whole(name: str, tmp_path: Path) -> None:
+    model, inputs = models.hooked(name, F32), inputs_of(name, "right")
+    for number, centre in enumerate(("mean", am.mean_qk(model, models.token_ids(name, 4, 6, seed=8)))):
+        split = am.decompose_scores(model, inputs, centre=centre)
+        loaded = am.ScoreDecomposition.load(split.save(tmp_path / f"{number}.safetensors"))
+        assert loaded.reference == split.reference and loaded.provenance.to_dict() == split.provenance.to_dict()
+        for one, other in zip(split.parts, loaded.parts, strict=True):
+            assert one.centred and other.centred
+            assert (one.wavelengths is None) == (other.wavelengths is None) == (name == "bloom")
+            assert one.wavelengths is None or torch.equal(one.wavelengths, other.wavelengths)
+        for term, value in split.terms.items():
+            torch.testing.assert_close(loaded.terms[term], value, rtol=1e-6, atol=1e-6)
+
+
+def test_notes_say_where_scores_are_split() -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama", 2, 5)
+    means = am.mean_qk(model, models.token_ids("llama", 4, 6, seed=8))
+    said = am.decompose_scores(model, ids, centre="mean").numbers().notes
+    assert "over 4 of its tokens" in said[0] and "the split is rough" in said[0]
+    said = am.decompose_scores(model, ids, centre=means).numbers().notes
+    assert f"fixed means over 4 texts ({means.digest[:8]})" in said[0] and "rough" not in said[0]
+
+
+def test_contrasts_add_up_and_name_position() -> None:
+    model, ids = models.hooked("llama", F64), models.token_ids("llama", 1, 6)
+    split, native = (am.decompose_scores(model, ids, centre=centre) for centre in ("mean", None))
+    one, other = (each.contrast(query=5, key_a=4, key_b=1) for each in (split, native))
+    torch.testing.assert_close(one.total, other.total, rtol=0, atol=1e-12)
+    assert "position" in one.explain(layer=1, head=2) and "position" not in other.explain(layer=1, head=2)
+
+
+# -- refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_means_that_do_not_fit_are_refused() -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama", 3, 6)
+    means = am.mean_qk(model, ids)
+    other = am.load(models.fresh("llama", seed=1))
+
+    def refused(said: str, centre: Any, given: Any = ids, on: am.HookedModel = model, **options: Any) -> None:
+        for call in (am.decompose_scores, am.variance_shares):
+            with pytest.raises(am.InputError, match=said):
+                call(on, given, centre=centre, **options)
+
+    refused(r"the means are those of 'LlamaForCausalLM', weights .* take them again", means, on=other)
+    refused("`query_sums` holds NaN", replace(means, query_sums=means.query_sums * torch.nan))
+    refused("`key_sums` holds NaN", replace(means, key_sums=means.key_sums + torch.inf))
+    refused(r"are of layers \[1\]; there are none for \[0\]", am.mean_qk(model, ids, layers=[1]))
+    none = replace(means, query_counts=means.query_counts * 0, key_counts=means.key_counts * 0)
+    refused("over no other token", none)
+    refused("over no other token", am.mean_qk(model, ids[:1]), ids[:1])
+    refused('must be None, "mean", "position"', "median")
+    refused('must be None, "mean", "position"', 3)
+    refused(r"text 1 has no token but its first", "mean", {"input_ids": ids, "attention_mask": one_token(ids)})
+    refused("6 heads of the stack ''", means, on=models.hooked("gpt2"))
+    with pytest.raises(am.InputError, match="give one of the two"):
+        am.decompose_scores(model, ids, centre="mean", fold_norm=True)
+
+
+def one_token(ids: Tensor) -> Tensor:
+    mask = torch.ones_like(ids)
+    mask[1, 1:] = 0
+    return mask

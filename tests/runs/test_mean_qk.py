@@ -1,0 +1,385 @@
+"""Mean queries and keys against loops over captured ones; shards, files, equality; what interventions do with them."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import centred
+import models
+import pytest
+import reference
+import torch
+from centred import F32, F64, close
+from torch import Tensor
+
+import attnmech as am
+from attnmech import Intervention
+
+LENGTHS = [5, 9, 2, 14, 7, 11, 3, 16, 8, 6, 12, 1]
+
+
+@pytest.fixture
+def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a few documents, so that a small corpus has many."""
+    from attnmech.runs import corpus, stream
+
+    monkeypatch.setattr(stream, "batches", partial(corpus.batches, tokens_per_batch=40, window=4))
+
+
+def documents(lengths: list[int] = LENGTHS, seed: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 43, (length,), generator=generator) for length in lengths]
+
+
+# -- what they are -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("many_batches")
+@pytest.mark.parametrize("by", ["head", "position"])
+@pytest.mark.parametrize("name", ["llama", "gptj", "gpt2", "qwen3_bias"])
+def test_means_are_those_of_captured_queries_and_keys(name: str, by: Any) -> None:
+    model, texts = models.hooked(name, F64), documents()
+    found = am.mean_qk(model, iter(texts), by=by)
+    places = 16 if by == "position" else 1
+    for layer in range(model.n_layers):
+        parts = [centred.split_of(name, model, text[None], layer) for text in texts]
+        for role, mean, counts in (
+            ("q", found.mean_query[layer], found.query_counts),
+            ("k", found.mean_key[layer], found.key_counts),
+        ):
+            values = [getattr(part, role)[0] for part in parts]
+            if by == "head":
+                rows = {0: [row for value in values for row in value[1:]]}
+            else:
+                rows = {at: [value[at] for value in values if len(value) > at] for at in range(places)}
+            assert counts.tolist() == [len(rows[at]) for at in range(places)]
+            for at in range(places):
+                close(mean[at], sum(rows[at][1:], rows[at][0]) / len(rows[at]), 1e-11)
+    assert found.layers == tuple(range(model.n_layers)) and len(found.texts) == len(texts)
+    assert bool((found.texts.diff() >= 0).all())
+
+
+@pytest.mark.usefixtures("many_batches")
+@pytest.mark.parametrize("by", ["head", "position"])
+def test_shards_merge_into_the_whole(by: Any) -> None:
+    model, texts = models.hooked("llama", F64), documents()
+    whole = am.mean_qk(model, iter(texts), by=by)
+    parts = [am.mean_qk(model, iter(texts), by=by, shard=(number, 3)) for number in range(3)]
+    for order in ([0, 1, 2], [2, 0, 1]):
+        merged = parts[order[0]].merged(*(parts[number] for number in order[1:]))
+        for field in ("query_sums", "key_sums"):
+            torch.testing.assert_close(getattr(merged, field), getattr(whole, field), rtol=0, atol=1e-11)
+        for field in ("query_counts", "key_counts", "texts"):
+            assert torch.equal(getattr(merged, field), getattr(whole, field))
+    with pytest.raises(am.InputError, match="share documents"):
+        parts[0].merged(whole)
+    with pytest.raises(am.InputError, match="only if their corpus is known"):
+        am.mean_qk(model, torch.stack([texts[0], texts[0]]), by=by).merged(parts[0])
+    for other in (
+        am.mean_qk(model, iter(texts), by="position" if by == "head" else "head", shard=(1, 3)),
+        am.mean_qk(model, iter(texts), by=by, shard=(1, 3), layers=[0]),
+        am.mean_qk(models.hooked("llama"), iter(texts), by=by, shard=(1, 3)),
+    ):
+        with pytest.raises(am.InputError, match="same model, layers, options and hooks"):
+            parts[0].merged(other)
+    with pytest.raises(am.InputError, match="can only be merged with means"):
+        parts[0].merged(3)  # type: ignore[arg-type]
+
+
+def test_means_with_and_without_bos_are_not_merged(tmp_path: Path) -> None:
+    model = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
+    path = tmp_path / "corpus.txt"
+    path.write_text("the keys are here\na dog and the keys\n")
+    one, same = (am.mean_qk(model, am.Corpus(path), shard=(number, 2)) for number in (0, 1))
+    other = am.mean_qk(model, am.Corpus(path), shard=(1, 2), bos=False)
+    assert len(one.merged(same).texts) == 2
+    with pytest.raises(am.InputError, match="same model, layers, options and hooks"):
+        one.merged(other)
+
+
+@pytest.mark.usefixtures("many_batches")
+def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import stream
+
+    model, texts, journal = models.hooked("llama"), documents(), tmp_path / "journal"
+    whole, real, calls = am.mean_qk(model, iter(texts), by="position"), stream._Total.add, []
+
+    def stopping(self: Any, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(self, *arguments)
+
+    monkeypatch.setattr(stream._Total, "add", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        am.mean_qk(model, iter(texts), by="position", journal=journal)
+    with pytest.raises(am.JournalError):
+        am.mean_qk(model, iter(texts), by="head", journal=journal)
+    assert am.mean_qk(model, iter(texts), by="position", journal=journal) == whole
+    assert not journal.exists()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_nothing_to_take_a_mean_over() -> None:
+    model = models.hooked("llama")
+    with pytest.raises(am.InputError, match="no token but first and special ones"):
+        am.mean_qk(model, torch.tensor([[5]]))
+    with pytest.raises(am.InputError, match="`by` must be one of head, position"):
+        am.mean_qk(model, models.token_ids("llama"), by="token")
+    tokenized = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
+    with pytest.raises(am.InputError, match="no token but first and special ones"):
+        am.mean_qk(tokenized, "xyz")
+
+
+# -- equality and files --------------------------------------------------------------------------------------
+
+
+def test_equal_where_they_hold_the_same() -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama")
+    one, same = am.mean_qk(model, ids), am.mean_qk(model, ids)
+    assert one == same and hash(one) == hash(same) and one.digest == same.digest and len({one, same}) == 1
+    moved = one.query_sums.clone()
+    moved[0, 0, 0, 0] += 1e-9
+    others = [
+        replace(one, query_sums=moved),
+        replace(one, key_sums=one.key_sums * 2),
+        replace(one, query_counts=one.query_counts + 1),
+        replace(one, key_counts=one.key_counts + 1),
+        replace(one, texts=one.texts[:-1]),
+        replace(one, by="position"),
+        replace(one, layers=(1, 0)),
+        replace(one, stack="encoder"),
+        am.mean_qk(am.load(models.fresh("llama", seed=1)), ids),
+    ]
+    assert len({one, *others}) == len(others) + 1 and one != "means"
+
+
+@pytest.mark.parametrize("by", ["head", "position"])
+def test_saved_and_loaded(by: Any, tmp_path: Path) -> None:
+    model, ids = models.hooked("gemma2"), models.token_ids("gemma2", 4, 6)
+    means = am.mean_qk(model, ids, by=by, layers=[1])
+    loaded = am.MeanQK.load(means.save(tmp_path / "means.safetensors"))
+    assert loaded == means and loaded.provenance.to_dict() == means.provenance.to_dict() and repr(loaded) == repr(means)
+    one, other = (
+        (am.decompose_scores(model, ids[:1], layers=[1], centre=each).terms["query_key"] for each in (means, loaded))
+        if by == "head"
+        else (torch.zeros(1), torch.zeros(1))
+    )
+    assert torch.equal(one, other)
+    frame = means.to_frame()
+    assert len(frame) == 6 * (6 if by == "position" else 1) and ("position" in frame) == (by == "position")
+    last = frame.iloc[-1]
+    assert last.mean_query_norm == pytest.approx(float(means.mean_query[0, -1, 5].norm()))
+    assert last.mean_key_norm == pytest.approx(float(means.mean_key[0, -1, 1].norm()))
+    assert last.queries == int(means.query_counts[-1])
+
+
+def test_means_that_are_no_means_are_not_loaded(tmp_path: Path) -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama")
+    means = am.mean_qk(model, ids)
+    wrong = replace(means, layers=(0, 5))
+    with pytest.raises(am.InputError):
+        am.MeanQK.load(wrong.save(tmp_path / "means.safetensors"))
+    with pytest.raises(am.InputError):
+        am.MeanQK.load(am.decompose_scores(model, ids).save(tmp_path / "split.safetensors"))
+
+
+def test_an_intervention_with_means_is_a_value(tmp_path: Path) -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama")
+    means, other = am.mean_qk(model, ids), am.mean_qk(model, ids[:2])
+    one, same = (Intervention.scale("position", 0.5, [(1, 2)], centre=am.mean_qk(model, ids)) for _ in range(2))
+    assert one == same and hash(one) == hash(same) and one.digest == same.digest
+    for different in (
+        Intervention.scale("position", 0.5, [(1, 2)]),
+        Intervention.scale("position", 0.5, [(1, 2)], centre=other),
+    ):
+        assert one != different and one.digest != different.digest
+    assert str(one) == f"position in the scores of L1H2, split at {means!r}, is multiplied by 0.5"
+    loaded = Intervention.load(one.save(tmp_path / "scale.safetensors"))
+    assert loaded == one and loaded.digest == one.digest and loaded.centre == means
+    assert loaded.centre is not None and loaded.centre.provenance.to_dict() == means.provenance.to_dict()
+    with model.intervene(one):
+        changed = model.run(ids, points=["pattern"])["pattern"]
+    with model.intervene(loaded):
+        assert torch.equal(model.run(ids, points=["pattern"])["pattern"], changed)
+
+
+# -- interventions -------------------------------------------------------------------------------------------
+
+
+def planted(name: str) -> am.HookedModel:
+    """A model whose head 1 of layer 0 attends to the previous token by its biases alone: b_K a step ahead of b_Q."""
+    model = models.randomised(
+        models.like_llama("Qwen2", d_head=None, heads=3, kv_heads=3, hidden=48, layers=1)
+        if name == "qwen2"
+        else models.gpt_neox(heads=3, d_head=16, layers=1, share=1.0),
+        dtype=F64,
+    )
+    key = torch.zeros(16, dtype=F64)
+    key[:8] = 5.0
+    # R_i b_Q · R_j b_K = |b|² Σ_p cos(ω_p (i − j − 1)): the largest where j = i − 1.
+    query = key @ reference.rotation(-1, 16, 10_000.0, F64)
+    with torch.no_grad():
+        attention = models.blocks_of(model)[0]
+        if name == "qwen2":
+            q, k = attention.self_attn.q_proj, attention.self_attn.k_proj
+            weights, biases = (q.weight[16:32], k.weight[16:32]), (q.bias[16:32], k.bias[16:32])
+        else:
+            fused = attention.attention.query_key_value
+            weight, bias = fused.weight.view(3, 3, 16, 48), fused.bias.view(3, 3, 16)
+            weights, biases = (weight[1, 0], weight[1, 1]), (bias[1, 0], bias[1, 1])
+        for value in weights:
+            value.mul_(0.1)
+        for value, given in zip(biases, (query, key), strict=True):
+            value.copy_(given)
+    return am.load(model)
+
+
+def attention_to_previous(model: am.HookedModel, ids: Tensor, *changes: Intervention) -> float:
+    with model.intervene(*changes):
+        pattern = model.run(ids, points=["pattern"])["pattern", 0][:, 1]
+    return float(pattern.diagonal(offset=-1, dim1=1, dim2=2)[:, 3:].mean())
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt_neox"])
+def test_a_planted_head_loses_the_previous_token_without_position_alone(name: str) -> None:
+    model, heads = planted(name), [(0, 1)]
+    corpus = torch.randint(3, 47, (12, 11), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(3, 47, (3, 11), generator=torch.Generator().manual_seed(2))
+    means = am.mean_qk(model, corpus)
+    before = attention_to_previous(model, ids)
+    without = {
+        term: attention_to_previous(model, ids, Intervention.scale(term, 0.0, heads, centre=means))
+        for term in ("position", "query_key", "key_bias", "query_bias")
+    }
+    assert before > 0.8
+    assert without["position"] < 0.3 and without["query_key"] > 0.75
+    shares = am.decompose_scores(model, ids, centre="mean").variance_shares
+    assert float(shares["position"][0, 1]) > 0.8
+
+
+CASES = ("llama", "gpt_neox", "gptj", "gemma2", "gpt_oss_yarn", "bloom", "gpt2", "qwen3_bias")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_scaled_term_is_scaled_inside_the_softmax(name: str) -> None:
+    dtype = F32 if name == "gpt_oss_yarn" else F64
+    model, inputs = models.hooked(name, dtype), models.padded("gptj", "right")
+    given = {"input_ids": models.token_ids("gptj", 5, 6, seed=6), "attention_mask": torch.ones(5, 6, dtype=torch.long)}
+    means, native = am.mean_qk(model, given), am.decompose_scores(model, inputs)
+    clean = model.run(inputs, points=["scores"])["scores", 0].double()
+    split = centred.split_of(name, model, inputs, 0)
+    own = native.terms["position"][:, 0] if "position" in native.terms else None
+    q_mean, k_mean = (
+        mean[0, 0].to(dtype).expand_as(value)
+        for mean, value in ((means.mean_query, split.q), (means.mean_key, split.k))
+    )
+    terms = centred.naive_terms(split, q_mean, k_mean, own)
+    seen = native.visible[:, 0].expand_as(clean)
+    cap = getattr(models.plain(name).config, "attn_logit_softcapping", None)
+    for term, factor in (("position", 0.0), ("query_key", -0.5), ("key_bias", 2.0), ("query_bias", 0.0)):
+        chosen = [0, model.n_heads - 1]
+        by = torch.zeros(model.n_heads).double()
+        by[chosen] = factor - 1
+        raw = sum(value.double() for value in terms.values()) + by[:, None, None] * terms[term].double()
+        score = cap * torch.tanh(raw / cap) if cap else raw
+        score = score.masked_fill(~seen, -torch.inf)
+        if native.sink is not None:
+            sink = native.sink[0].double()[None, :, None, None].expand(*score.shape[:3], 1)
+            score = torch.cat((score, sink), dim=-1)
+        expected = score.softmax(dim=-1)[..., :7].nan_to_num(0.0)
+        change = Intervention.scale(term, factor, [(0, head) for head in chosen], centre=means)
+        with model.intervene(change):
+            pattern = model.run(inputs, points=["pattern"])["pattern", 0].double()
+        rows = native.real[:, None, :, None].expand_as(pattern)
+        close(pattern[rows], expected[rows], 1e-6 if dtype == F32 else 1e-7)
+
+
+def test_several_splits_act_together_and_in_some_texts() -> None:
+    model, ids = models.hooked("llama_bias", F64), models.token_ids("llama_bias", 2, 7)
+    means = am.mean_qk(model, models.token_ids("llama_bias", 4, 7, seed=5))
+    split, native = am.decompose_scores(model, ids, centre=means), am.decompose_scores(model, ids)
+    total = sum(value[:, 0] for name, value in native.terms.items() if name != "mask")
+    changed = total - split.terms["position"][:, 0] + native.terms["key_bias"][:, 0]
+    expected = changed.masked_fill(~native.visible[:, 0].expand_as(changed), -torch.inf).softmax(dim=-1)
+    with model.intervene(
+        Intervention.scale("position", 0.0, [(0, head) for head in range(4)], centre=means),
+        Intervention.scale("key_bias", 2.0, [(0, head) for head in range(4)]),
+    ):
+        close(model.run(ids, points=["pattern"])["pattern", 0], expected, 1e-7)
+
+
+@pytest.mark.parametrize("by", ["head", "position"])
+def test_later_tokens_do_not_change_earlier_ones(by: Any) -> None:
+    model, ids = models.hooked("llama", F64), models.token_ids("llama", 54, 6)
+    means = am.mean_qk(model, ids, by=by)
+    # The first text is among the means, its changed version is not.
+    text, other = ids[:1], ids[:1].clone()
+    other[0, 4:] = (other[0, 4:] + 5) % 40 + 3
+    for term in ("position", "query_key", "key_bias", "query_bias"):
+        with model.intervene(Intervention.scale(term, 0.0, centre=means)):
+            one, two = (model.run(each, points=["resid_post", "logits"]) for each in (text, other))
+        for point, layer in (("resid_post", 0), ("resid_post", 1)):
+            assert torch.equal(one[point, layer][:, :4], two[point, layer][:, :4])
+        assert not torch.equal(one["resid_post", 1][:, 4:], two["resid_post", 1][:, 4:])
+
+
+def test_a_head_found_in_the_stream_loses_its_previous_token() -> None:
+    model, heads = centred.in_the_stream(), [(0, 1)]
+    corpus = torch.randint(3, 53, (60, 8), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(3, 53, (3, 8), generator=torch.Generator().manual_seed(4))
+    means = am.mean_qk(model, corpus, by="position")
+    assert attention_to_previous(model, ids) > 0.8
+    assert attention_to_previous(model, ids, Intervention.scale("position", 0.0, heads, centre=means)) < 0.3
+    assert attention_to_previous(model, ids, Intervention.scale("query_key", 0.0, heads, centre=means)) > 0.75
+    with (
+        pytest.raises(am.InputError, match="texts of up to 8 tokens; got one of 9"),
+        model.intervene(Intervention.scale("position", 0.0, heads, centre=means)),
+    ):
+        model.run(torch.randint(3, 53, (1, 9)))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_an_intervention_refuses() -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama", 3, 6)
+    means = am.mean_qk(model, ids)
+
+    def runs(centre: am.MeanQK, on: am.HookedModel = model, **options: Any) -> None:
+        with on.intervene(Intervention.scale("position", 0.0, centre=centre, **options)):
+            on.run(ids)
+
+    bad: list[tuple[Any, str]] = [
+        (lambda: Intervention.scale("position", centre="mean"), "`centre` must be fixed means.*later tokens"),
+        (lambda: Intervention.scale("position", centre="position"), "`centre` must be fixed means"),
+        (lambda: Intervention.scale("position", centre=means.query_sums), "`centre` must be fixed means"),
+        (lambda: replace(Intervention.zero([(0, 0)]), centre=means), "`centre` belongs to edits of scores"),
+        (lambda: runs(means, am.load(models.fresh("llama", seed=1))), "not of this model"),
+        (lambda: runs(means, models.hooked("gpt2")), "the means are of 6 heads of the stack ''"),
+        (lambda: runs(replace(means, query_sums=means.query_sums * torch.nan)), "must be finite; `query_sums`"),
+        (lambda: runs(am.mean_qk(model, ids, layers=[1])), r"of layers \[1\]; there are none for \[0\]"),
+        (lambda: runs(replace(means, query_counts=0 * means.query_counts)), "over no other token|no rows|no token"),
+        (
+            lambda: runs(am.mean_qk(model, ids, by="position")),
+            "needs 50 other texts at each; position 0 of text 0 has 3",
+        ),
+    ]
+    for call, said in bad:
+        with pytest.raises(am.InputError, match=said):
+            call()
+    model.run(ids)
+    runs(am.mean_qk(model, ids, layers=[1]), heads=[(1, 0)])
+    with (
+        pytest.raises(am.InputError, match="no such term; they have query_key, key_bias, query_bias, position"),
+        model.intervene(Intervention.scale("constant", 0.0, centre=means)),
+    ):
+        model.run(ids)
+
+
+def test_the_means_of_a_run_with_hooks_are_others() -> None:
+    model, ids = models.hooked("llama"), models.token_ids("llama")
+    clean = am.mean_qk(model, ids)
+    with model.hooks({("resid_pre", 1): lambda x: x * 2 + torch.arange(36.0)}):
+        changed = am.mean_qk(model, ids)
+    assert changed != clean and changed.provenance.edits
+    torch.testing.assert_close(changed.query_sums[0], clean.query_sums[0], rtol=0, atol=0)
