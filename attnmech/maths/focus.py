@@ -156,15 +156,19 @@ def uniform_attention(
 
 
 def received_by_distance(
-    attention: Attention, classes: Bool[Tensor, "batch class row"], rows: range
+    pattern: Float[Tensor, "batch head row key"],
+    classes: Bool[Tensor, "batch class row"],
+    rows: range,
+    length: int | None = None,
 ) -> Float[Tensor, "batch head class distance"]:
     """Σ p_ij over the pairs at each distance |i − j|, by the class of the row; distances from 0 to the last row.
+
+    With the `length` of the text, distances i − j from 1 − length to length − 1.
 
     The rows are laid out one after another, each preceded by as many zeros as the block has rows. Read with a stride
     one greater than their length, row r is shifted by r places, so that pairs at the same distance are in the same
     column: the sum over a block is a matrix product, as in `received_by_key`.
     """
-    pattern = attention.pattern
     batch, heads, count, keys = pattern.shape
     width = count + keys
     cells = batch * heads * count * width
@@ -176,6 +180,7 @@ def received_by_distance(
     shifted = laid.as_strided((batch * heads, count, width - 1), (count * width, width + 1, 1), 1)
     members = classes[:, None].expand(-1, heads, -1, -1).flatten(0, 1).to(pattern)
     sums = torch.bmm(members, shifted).view(batch, heads, -1, width - 1)
-    distance = (rows.start - torch.arange(1 - count, keys, device=pattern.device)).abs()
-    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, keys))
+    distance = rows.start - torch.arange(1 - count, keys, device=pattern.device)
+    distance = distance.abs() if length is None else distance + length - 1
+    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, keys) if length is None else 2 * length - 1)
     return folded.index_add_(-1, distance, sums)

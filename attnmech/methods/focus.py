@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import option, whole_number
-from ..batch import Batch
 from ..draw.focus import rank_lines_of
 from ..draw.focus_sections import focus_sections
 from ..draw.numbers import FOCUS_NUMBERS, FocusNumbers
@@ -44,9 +43,7 @@ from ..runs.row_means import (
     sums_by_text,
 )
 from ..runs.stream import Reducer, Run, Source, State, stream
-
-TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
-"""The types of key, in the order of the axis `type`."""
+from ..runs.token_types import TOKEN_TYPES, token_types
 
 FIGURES: Final = {"self_focus": "self_top", "first_focus": "first_top", "concentration": "concentration"}
 """Figures 4, 5 and 6, and the statistic that each shows."""
@@ -141,7 +138,7 @@ class FocusReducer(Reducer):
         received = received_by_key(block.attention, classes)
         state["received"][layer][..., : received.shape[-1]] += received
         if aligned:
-            far = received_by_distance(block.attention, classes, block.rows).double().sum(dim=0)
+            far = received_by_distance(block.pattern, classes, block.rows).double().sum(dim=0)
             state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
         if block.rows.stop == block.mask.queries:
             found = block.mask.once("uniform", lambda: _uniform(block.mask, state["classes"]))
@@ -182,32 +179,6 @@ class FocusReducer(Reducer):
     def finish(self, state: State, source: Source) -> "AttentionFocus":
         """The result."""
         return AttentionFocus.of(state, source, last=self.last)
-
-
-def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
-    """The index in `TOKEN_TYPES` of each token."""
-    types = [
-        [
-            TOKEN_TYPES.index("special" if token in batch.special else _type_of(text))
-            for token, text in zip(*row, strict=True)
-        ]
-        for row in zip(batch.ids.tolist(), batch.tokens, strict=True)
-    ]
-    found = torch.tensor(types, device=batch.ids.device)
-    return found.scatter(1, batch.begins[:, None], TOKEN_TYPES.index("first token"))
-
-
-def _type_of(token: str) -> str:
-    text = token.strip()
-    if text and all(character in ".!?…。！？" for character in text):
-        return "sentence end"
-    if text in (",", "，", "、", "،"):
-        return "comma"
-    if any(character.isalpha() for character in text):
-        return "word"
-    if any(character.isnumeric() for character in text):
-        return "number"
-    return "other mark" if text and not any(character.isspace() for character in text) else "other"
 
 
 def _uniform(mask: MaskRule, classes: Bool[Tensor, "batch class row"]) -> tuple[Tensor, Tensor]:

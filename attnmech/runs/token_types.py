@@ -1,0 +1,38 @@
+"""What type of token is it: a word, a number, a mark, a special token, the first of its text?"""
+
+from typing import Final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..batch import Batch
+
+TOKEN_TYPES: Final = ("first token", "special", "sentence end", "comma", "other mark", "number", "word", "other")
+"""The types of key, in the order of the axis `type`."""
+
+
+def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
+    """The index in `TOKEN_TYPES` of each token."""
+    types = [
+        [
+            TOKEN_TYPES.index("special" if token in batch.special else _type_of(text))
+            for token, text in zip(*row, strict=True)
+        ]
+        for row in zip(batch.ids.tolist(), batch.tokens, strict=True)
+    ]
+    found = torch.tensor(types, device=batch.ids.device)
+    return found.scatter(1, batch.begins[:, None], TOKEN_TYPES.index("first token"))
+
+
+def _type_of(token: str) -> str:
+    text = token.strip()
+    if text and all(character in ".!?…。！？" for character in text):
+        return "sentence end"
+    if text in (",", "，", "、", "،"):
+        return "comma"
+    if any(character.isalpha() for character in text):
+        return "word"
+    if any(character.isnumeric() for character in text):
+        return "number"
+    return "other mark" if text and not any(character.isspace() for character in text) else "other"

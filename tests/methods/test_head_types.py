@@ -1,0 +1,245 @@
+"""What kind of head is it? Scores against loops, heads planted by hand, and no claims of random weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.maths.head_types import CONTENT, KINDS, POSITIONAL
+from attnmech.runs.repeated import repeated_sequences
+
+CAUSAL = ["bloom", "llama", "gpt2"]
+
+
+@cache
+def hooked(name: str) -> am.HookedModel:
+    """Random models; that of learned positions has room for sequences of many lengths."""
+    return am.load(tiny.model_of("gpt2") if name == "gpt2" else models.fresh(name))
+
+
+def texts(count: int = 8, length: int = 20, vocabulary: int = 9, seed: int = 0) -> list[Tensor]:
+    """Token ids with many repetitions, of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 3 + vocabulary, (1, length - number), generator=generator) for number in range(count)]
+
+
+def is_target(kind: str, ids: list[int], query: int, key: int, causal: bool = True) -> bool:
+    if kind in ("previous", "next", "self") or kind.endswith("back"):
+        distance = {"previous": 1, "next": -1, "self": 0}.get(kind)
+        return query - key == (int(kind[0]) if distance is None else distance)
+    if kind == "first":
+        return key == 0
+    if kind == "duplicate":
+        return ids[key] == ids[query] and (key < query if causal else key != query)
+    if kind == "induction":
+        return causal and 0 < key < query and ids[key - 1] == ids[query]
+    return False
+
+
+def by_hand(model: am.HookedModel, given: list[Tensor], layer: int, head: int) -> dict[str, dict[str, Any]]:
+    """Mass, baseline, top and rows of every kind, text by text."""
+    causal = model.causal
+    patterns = [model.run(ids, points=["pattern"])["pattern", layer][0, head].double() for ids in given]
+    attended: dict[int, float] = {}
+    pairs: dict[int, int] = {}
+    for pattern in patterns:
+        for query in range(1, len(pattern)):
+            for key in range(query + 1 if causal else len(pattern)):
+                attended[query - key] = attended.get(query - key, 0.0) + float(pattern[query, key])
+                pairs[query - key] = pairs.get(query - key, 0) + 1
+    found: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        sums = {"mass": 0.0, "baseline": 0.0, "top": 0.0, "rows": 0}
+        for ids, pattern in zip((each[0].tolist() for each in given), patterns, strict=True):
+            for query in range(1, len(ids)):
+                keys = range(query + 1 if causal else len(ids))
+                there = [key for key in keys if is_target(kind, ids, query, key, causal)]
+                if not there:
+                    continue
+                row = pattern[query]
+                sums["rows"] += 1
+                sums["mass"] += sum(float(row[key]) for key in there)
+                sums["top"] += int(row.argmax()) in there
+                if kind in POSITIONAL:
+                    sums["baseline"] += len(there) / len(keys)
+                else:
+                    sums["baseline"] += sum(attended[query - key] / pairs[query - key] for key in there)
+        found[kind] = sums
+    return found
+
+
+@pytest.mark.parametrize("name", [*CAUSAL, "bert"])
+def test_scores_are_those_of_a_loop_over_the_pattern(name: str) -> None:
+    model, given = hooked(name), texts()
+    types = am.head_types(model, given)
+    for layer, head in ((0, 0), (1, 2)):
+        for kind, sums in by_hand(model, given, layer, head).items():
+            if not sums["rows"]:
+                assert bool(types.mass(kind).isnan().all())
+                continue
+            for measure in ("mass", "baseline", "top"):
+                value = float(getattr(types, measure)(kind)[layer, head])
+                assert value == pytest.approx(sums[measure] / sums["rows"], abs=2e-5), (kind, measure)
+
+
+def test_delimiters_are_told_by_the_tokenizer() -> None:
+    model = am.load()
+    given = ["Anna sang of shells. Tom lost it, and left.", "The keys, and the chest, are here. Anna sang."] * 3
+    types = am.head_types(model, given)
+    for kind, marks in (("sentence end", "."), ("comma", ",")):
+        mass, rows = 0.0, 0
+        for text in given:
+            acts = model.run(text, points=["pattern"])
+            pattern = acts["pattern", 0][0, 6].double()
+            for query in range(1, len(pattern)):
+                there = [key for key in range(1, query) if acts.tokens[0][key].strip() == marks]
+                rows += bool(there)
+                mass += sum(float(pattern[query, key]) for key in there)
+        assert float(types.mass(kind)[0, 6]) == pytest.approx(mass / rows, abs=1e-5)
+
+
+def planted(kind: str, ids: Tensor, shape: torch.Size) -> Tensor:
+    """A pattern that puts 0.9 on the first target, or all on the row's second half if there is none, spread evenly."""
+    pattern = torch.zeros(shape)
+    for text, row_ids in enumerate(ids.tolist()):
+        for query in range(shape[2]):
+            pattern[text, :, query, : query + 1] = 0.1 / (query + 1)
+            there = [key for key in range(query + 1) if is_target(kind, row_ids, query, key)]
+            if there:
+                pattern[text, :, query, there] += 0.9 / len(there)
+            else:
+                pattern[text, :, query, : query + 1] += 0.9 / (query + 1)
+    return pattern
+
+
+@contextmanager
+def with_planted(model: am.HookedModel, kind: str) -> Iterator[None]:
+    """One head of layer 1 attends as a head of that kind."""
+    real, ids = model.forward, []
+
+    def running(batch: Any, *arguments: Any, **options: Any) -> Any:
+        ids[:] = [batch.ids]
+        return real(batch, *arguments, **options)
+
+    def edited(pattern: Tensor) -> Tensor:
+        pattern = pattern.clone()
+        pattern[:, 1] = planted(kind, ids[0], pattern.shape)[:, 1].to(pattern)
+        return pattern
+
+    model.forward = running  # type: ignore[method-assign]
+    try:
+        with model.hooks({("pattern", 1): edited}):
+            yield
+    finally:
+        del model.forward
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("kind", ["previous", "self", "3 back", "first", "duplicate", "induction"])
+def test_a_planted_head_is_named_so_and_nothing_else(name: str, kind: str) -> None:
+    model = hooked(name)
+    with with_planted(model, kind):
+        types = am.head_types(model)
+    assert types.kinds_of(1, 1) == (kind,)
+    assert types.generated and "24 sequences" in types.lead
+
+
+def random_model(name: str, seed: int) -> Any:
+    return tiny.model_of("gpt2", seed=seed) if name == "gpt2" else models.fresh(name, seed=seed)
+
+
+def test_random_weights_have_no_content_kind() -> None:
+    """20 models of several families: nothing but kinds of position, and those by the position term alone."""
+    content, positional = 0, []
+    for seed in range(5):
+        for name in ("bloom", "llama", "gpt2", "gpt_neox"):
+            claims = am.head_types(am.load(random_model(name, seed))).claims
+            content += int(claims.kind.isin(CONTENT).sum())
+            positional += [bool(each) for each in claims.by_position_alone]
+    assert content == 0
+    assert all(positional)
+
+
+def test_the_demo_models_heads() -> None:
+    """Heads 4 to 7 of layer 2 continue what was said before; the position term explains what heads 0 and 1 do."""
+    types = am.head_types(am.load())
+    assert {head for head in range(8) if "induction" in types.kinds_of(2, head)} == {4, 5, 6, 7}
+    assert "previous" in types.kinds_of(1, 1)
+    assert "4 continue what was said before" in types.lead
+    assert types.plot().data
+
+
+def test_repeated_sequences_are_distinct_tokens_twice() -> None:
+    model = am.load()
+    found = list(repeated_sequences(model))
+    assert len(found) == 24
+    lengths = set()
+    for ids in found:
+        body = ids[0, 1:]
+        half = len(body) // 2
+        assert torch.equal(body[:half], body[half:]) and len(body[:half].unique()) == half
+        lengths.add(half)
+    assert len(lengths) > 15
+    assert not torch.equal(found[3], list(repeated_sequences(model, seed=1))[3])
+
+
+def test_shards_are_the_whole_and_the_order_does_not_matter(tmp_path: Path) -> None:
+    model, given = hooked("bloom"), texts(9)
+    whole = am.head_types(model, iter(given))
+    parts = [am.head_types(model, iter(given), shard=(part, 3)) for part in range(3)]
+    merged = parts[2].merged(parts[0], parts[1])
+    together = am.head_types(model, given)
+    for kind in KINDS:
+        for measure in ("mass", "baseline", "top", "position_alone"):
+            expected = getattr(whole, measure)(kind)
+            for each in (merged, together):
+                assert torch.allclose(getattr(each, measure)(kind), expected, atol=1e-6, equal_nan=True)
+        for end, other in zip(merged.simultaneous(kind), whole.simultaneous(kind), strict=True):
+            assert torch.allclose(end, other, atol=1e-6, equal_nan=True)
+    path = whole.save(tmp_path / "types.safetensors")
+    assert am.HeadTypes.load(path).claims.equals(whole.claims)
+    with pytest.raises(am.InputError, match="share documents"):
+        parts[0].merged(parts[0])
+    whole.to_html(tmp_path / "types.html")
+
+
+def test_position_alone_is_the_softmax_of_the_position_term() -> None:
+    model, given = hooked("bloom"), texts(5)
+    types = am.head_types(model, given)
+    for kind in ("previous", "self", "2 back"):
+        mass, rows = 0.0, 0
+        for ids in given:
+            term = am.decompose_scores(model, ids, centre="mean").terms["position"][0, 1, 2]
+            length = ids.shape[1]
+            for query in range(1, length):
+                row = torch.softmax(term.expand(length, length)[query, : query + 1].double(), dim=-1)
+                key = query - {"previous": 1, "self": 0, "2 back": 2}[kind]
+                if key >= 0:
+                    mass, rows = mass + float(row[key]), rows + 1
+        assert float(types.position_alone(kind)[1, 2]) == pytest.approx(mass / rows, abs=1e-5)
+    assert bool(types.position_alone("induction").isnan().all())
+
+
+def test_few_texts_claim_nothing() -> None:
+    types = am.head_types(hooked("bloom"), texts(4))
+    assert types.claims.empty and "needs 5 texts" in types.lead
+
+
+def test_bad_input() -> None:
+    with pytest.raises(am.InputError, match="cross-attention"):
+        am.head_types(hooked("t5"), stack="cross")
+    types = am.head_types(hooked("bloom"), texts(5))
+    with pytest.raises(am.InputError, match="kind"):
+        types.mass("prev")
+    with pytest.raises(am.InputError, match=r"one\.mass"):
+        types - types
+    with pytest.raises(am.InputError, match="give images"):
+        am.head_types(hooked("vit"))
