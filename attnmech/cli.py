@@ -1,4 +1,4 @@
-"""The command line: `attnmech report`, `focus`, `ablate`, `null` and `check`.
+"""The command line: `attnmech report`, `focus`, `heads`, `ablate`, `null` and `check`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -157,6 +157,40 @@ def focus(
     if found.truncated:
         console.print(f"{found.truncated} of {found.documents} texts were cut to the model's length.")
     outputs.print(console)
+
+
+@app.command()
+def heads(
+    model: ModelOption = None,
+    file: CorpusOption = None,
+    out: TableOption = Path("heads.csv"),
+    overwrite: OverwriteOption = False,
+    truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+) -> None:
+    """Says what kind of head each one is: previous token, induction, first token, …; writes a table and a page.
+
+    Without a file, on random tokens, each sequence twice. Over a corpus, a journal is kept beside the table: if
+    interrupted, run the same command again to resume.
+    """
+    with _outputs(None, file, out, overwrite) as outputs:
+        if file is None:
+            outputs.require_no_journal()
+        with _stages("importing torch and transformers", total=3) as step:
+            from .methods.head_types import head_types
+            from .model.load import load
+            from .runs.corpus import Corpus
+
+            step("loading and certifying the model")
+            corpus = None if file is None else Corpus(file)
+            hooked = load(model)
+            if corpus is None:
+                step("looking at the heads")
+                found = head_types(hooked)
+        if corpus is not None:
+            found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True)
+        outputs.write(found)
+    shown = found.claims[["layer", "head", "kind", "mass", "baseline", "low", "high"]].head(15)
+    _print_sweep(hooked, found, outputs, shown, "Kinds of heads, the strongest first")
 
 
 @app.command()

@@ -28,6 +28,7 @@ from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition, decompose_by_source
 from .methods.focus import AttentionFocus
+from .methods.head_types import HeadTypes, head_types
 from .methods.null_attention import INTERVENTIONS, NullAttention, null_attention
 from .methods.updates import ResidualUpdates
 from .model.certificate import Certificate
@@ -38,6 +39,7 @@ from .model.stack import Stack
 from .points import full_name
 from .results.mean_qk import MeanQK
 from .runs.effects import HeadEffects
+from .runs.repeated import TOKENS
 from .runs.stream import stream
 
 MAX_TOKENS: Final = 192
@@ -91,6 +93,8 @@ class Report:
     certificate: Certificate
     notes: tuple[str, ...]
     """What the page leaves out, and why."""
+    types: HeadTypes | None
+    """What kinds of heads the model has, on random tokens; None where it would take minutes."""
     measured: tuple["Measured", ...]
     """What was found by ablations, on the page's text and others of the demo model's language."""
     sources: SourceDecomposition | None
@@ -142,7 +146,8 @@ class Report:
     @property
     def findings(self) -> dict[str, str]:
         """What was found, a sentence for each question."""
-        found = {"Where heads look": self.focus.lead}
+        found = {} if self.types is None else {"Kinds of heads": self.types.lead}
+        found["Where heads look"] = self.focus.lead
         if self._why:
             found["Why they look there"] = self._why
         found["What they write"] = self.updates.lead
@@ -168,6 +173,7 @@ class Report:
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
         return [
             *self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other),
+            *([] if self.types is None else [self.types.section("am.head_types(model)")]),
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
             *self.focus.sections(calls["focus"], layers),
@@ -185,11 +191,17 @@ class Report:
         return [self.scores.position_kernel().section(call)]
 
     def _start(self, view: ScoreNumbers) -> tuple[int, int, int] | None:
-        """The head without which the loss changes most, and the row in which it looks hardest at another token."""
-        if self.effects is None:
+        """The head that is most clearly of a kind, or else without which the loss changes most; and its row that looks
+        hardest at another token.
+        """
+        kind = None if self.types is None else self.types.example
+        if kind is not None and kind[0] in view.layers:
+            layer, head = view.layers.index(kind[0]), kind[1]
+        elif self.effects is not None:
+            effect = self.effects.effect[list(view.layers)].abs().nan_to_num()
+            layer, head = divmod(int(effect.argmax()), effect.shape[1])
+        else:
             return None
-        effect = self.effects.effect[list(view.layers)].abs().nan_to_num()
-        layer, head = divmod(int(effect.argmax()), effect.shape[1])
         elsewhere = view.pattern[layer, head].copy()
         elsewhere[:, 0] = 0
         np.fill_diagonal(elsewhere, 0)
@@ -353,6 +365,7 @@ def report(
     focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
+    types = _types(model, shown, notes)
     measured = _measured(model, batch, notes)
     sources = _sources(model, batch, layers, notes)
     proven = not model.edited and model.certificate.weights == model.weights_hash
@@ -362,7 +375,19 @@ def report(
     special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
     pattern, expected = _last_pass(model, batch, shown, layers)
     return Report(
-        scores, native, focus, updates, certificate, tuple(notes), measured, sources, special, expected, calls, pattern
+        scores,
+        native,
+        focus,
+        updates,
+        certificate,
+        tuple(notes),
+        types,
+        measured,
+        sources,
+        special,
+        expected,
+        calls,
+        pattern,
     )
 
 
@@ -394,6 +419,21 @@ def _last_pass(
     real = batch.queries(stack.label).mask[0]
     pattern = torch.stack([ran[point, layer][0][:, real][:, :, real] for layer in layers])
     return pattern, ran.show("logits") if predicts else None
+
+
+def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | None:
+    """What kinds of heads there are, where that can be had in seconds."""
+    if model.grid is not None:
+        return None
+    weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
+    if weights * TOKENS > MAX_WORK:
+        notes.append("What kind of head each is is left out, since it would take minutes: see attnmech heads.")
+        return None
+    try:
+        return head_types(model, stack=stack.label or None)
+    except InputError as error:
+        notes.append(f"What kind of head each is is left out: {first_line(error)}")
+        return None
 
 
 def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:

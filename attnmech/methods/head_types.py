@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..arguments import option, shown
 from ..batch import Batch
+from ..draw.chart import Chart
 from ..draw.head_types import kinds_map
 from ..draw.section import Section
 from ..errors import InputError
@@ -412,6 +413,22 @@ class HeadTypes(PagedResult):
         ]
         several = "" if told else "none is of a kind that is claimed"
         return f"On {self._texts}, of {heads} heads {', '.join(told)}{several}."
+
+    @property
+    def example(self) -> tuple[int, int] | None:
+        """The layer and head of the largest claim, if there is one of a kind other than "self" and "first"."""
+        found = self.claims
+        moving = found[~found.kind.isin(("first", "self"))]
+        chosen = moving if len(moving) else found
+        return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
+
+    def section(self, call: str) -> Section:
+        """The atlas, for a page whose reader chooses a head."""
+        (made,) = self._sections()
+        chart = Chart(self.plot(), (), clicks={"layer": "customdata.0", "head": "customdata.1"})
+        return replace(
+            made, figures={"kinds": chart}, finding=self.lead, call=f"{call}.plot()", contents="Kinds of heads"
+        )
 
     def _sections(self) -> "Sequence[Section]":
         return [

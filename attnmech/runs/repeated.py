@@ -17,6 +17,10 @@ _SHORTEST, _LONGEST = 14, 60
 """The lengths of what is repeated; they differ, so that a copy stands at no fixed distance."""
 
 
+TOKENS: Final = COUNT * (_SHORTEST + _LONGEST + 1)
+"""How many tokens these are, together."""
+
+
 def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Tensor, "1 position"]]:
     """Sequences of distinct random tokens, each twice, after the token with which the model's texts begin.
 
