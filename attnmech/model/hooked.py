@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,6 +23,7 @@ from ..results import Provenance
 from .applied import Applied, check_values
 from .architectures import Architecture, submodule
 from .attention import IMPLEMENTATION
+from .bridges import Bridges
 from .centring import require_fitting, require_weights
 from .copies import copy_of, forget_lengths, use_attention
 from .images import ImageEncoder, PatchGrid
@@ -85,8 +85,7 @@ class HookedModel:
         self.tokenizer = tokenizer
         self._original = original
         self._in_force = InForce()
-        self._building, self._bridge_taken = Lock(), Lock()
-        self._spare_bridges: list[TransformerBridge] = []
+        self._bridges = Bridges(original, tokenizer)
         self._model = copy_of(original)
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
@@ -197,37 +196,13 @@ class HookedModel:
         for each in means:
             require_weights(each, weights)
 
-    @cached_property
+    @property
     def bridge(self) -> "TransformerBridge":
         """TransformerLens's `TransformerBridge` on a second copy, for everything else in its ecosystem.
 
         Its hooks are TransformerLens's own; the certificate says which of them mean what their names say.
         """
-        return self._build_bridge()
-
-    def _build_bridge(self) -> "TransformerBridge":
-        from .bridge import build_bridge
-
-        with self._building:
-            return build_bridge(self._original, self.tokenizer)
-
-    @contextmanager
-    def _own_bridge(self) -> Iterator["TransformerBridge"]:
-        """A bridge for one call: each holds its own key-value cache, so two threads need two."""
-        if self._bridge_taken.acquire(blocking=False):
-            try:
-                yield self.bridge
-            finally:
-                self._bridge_taken.release()
-            return
-        try:
-            spare = self._spare_bridges.pop()
-        except IndexError:
-            spare = self._build_bridge()
-        try:
-            yield spare
-        finally:
-            self._spare_bridges.append(spare)
+        return self._bridges.first
 
     def generate(self, inputs: Inputs, max_new_tokens: int = 20, *, bos: bool | None = None, **options: Any) -> Batch:
         """Continues a text; returns prompt and continuation as a batch, which `run` takes as it is.
@@ -260,7 +235,7 @@ class HookedModel:
             )
         from .bridge import continued
 
-        with self._own_bridge() as bridge:
+        with self._bridges.one() as bridge:
             return self.encode(continued(bridge, batch.ids, count, options))
 
     def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
