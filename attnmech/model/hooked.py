@@ -26,6 +26,7 @@ from .attention import IMPLEMENTATION
 from .bridges import Bridges
 from .centring import require_fitting, require_weights
 from .copies import copy_of, forget_lengths, use_attention
+from .embeddings import encoder_of, token_embedding, wire_further, wire_tokens
 from .images import ImageEncoder, PatchGrid
 from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
@@ -99,6 +100,7 @@ class HookedModel:
         self.device = weight.device
         self._directions = Directions(self.d_model, self.device)
         self._columns = [stack.column for stack in self.stacks.values()]
+        self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
         self.further_embeddings: tuple[str, ...] = ()
@@ -107,8 +109,12 @@ class HookedModel:
         if self.grid is not None:
             self.encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
-            self._read_tokens(bos)
-        self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
+            wire_tokens(self._model, self._in_force, is_point=self.points["embed"].absent is None)
+            self.further_embeddings = wire_further(self._model, plans, self._in_force)
+            self.n_vocab = len(self.embedding)
+            self.encoder = encoder_of(
+                self._model, self.architecture, tokenizer, bos, self.device, decoder="decoder" in self.stacks
+            )
 
     # -- what a user calls ---------------------------------------------------------------------------------
 
@@ -449,9 +455,7 @@ class HookedModel:
     @property
     def embedding(self) -> Float[Tensor, "vocab d_model"]:
         """The token embedding W_E."""
-        weight = self._model.get_input_embeddings().weight
-        assert isinstance(weight, torch.Tensor)
-        return weight
+        return token_embedding(self._model)
 
     @property
     def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
@@ -464,65 +468,6 @@ class HookedModel:
     def base(self) -> nn.Module:
         """The model without its head."""
         return self._model.base_model
-
-    # -- how it is built -----------------------------------------------------------------------------------
-
-    def _read_tokens(self, bos: bool | None) -> None:
-        for part in self._model.modules():
-            if isinstance(part, nn.Embedding) and part.weight is self.embedding:
-                part.register_forward_hook(self._at_embed)
-        self.further_embeddings = self._wire_further_embeddings()
-        self.n_vocab = len(self.embedding)
-        self._check_tokenizer()
-        limit = self.architecture.position_limit
-        start = None
-        if "decoder" in self.stacks:
-            start = next(
-                (
-                    token
-                    for token in (
-                        getattr(self.config, name, None) for name in ("decoder_start_token_id", "pad_token_id")
-                    )
-                    if token is not None
-                ),
-                0,
-            )
-        self.encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
-
-    def _wire_further_embeddings(self) -> tuple[str, ...]:
-        """Wires the embeddings of positions and token types to `in_force`, each under its own label."""
-        blocks = tuple(f"{stack.architecture.blocks}." for stack in self.stacks.values())
-
-        def visiting(label: str) -> Callable[..., Tensor]:
-            return lambda module, args, output: self._in_force.visit(label, None, output)
-
-        labels = []
-        for name, module in self.base.named_modules():
-            if isinstance(module, nn.Embedding) and module.weight is not self.embedding and not name.startswith(blocks):
-                label = "token-type embedding" if "type" in name else "position embedding"
-                module.register_forward_hook(visiting(label))
-                labels.append(label)
-        return tuple(labels)
-
-    def _further_inputs(self) -> dict[str, int | None]:
-        """What this model takes besides tokens and mask, each with the size of its table (None: any number works)."""
-        tables = {"position_ids": self.architecture.position_limit}
-        if hasattr(self.config, "type_vocab_size"):
-            tables["token_type_ids"] = self.config.type_vocab_size
-        taken = inspect.signature(self._model.forward).parameters
-        return {name: size for name, size in tables.items() if name in taken}
-
-    def _check_tokenizer(self) -> None:
-        if self.tokenizer is not None and len(self.tokenizer) > self.n_vocab:
-            raise InputError(
-                f"the tokenizer has {len(self.tokenizer)} tokens, but the model's embedding has {self.n_vocab} rows: "
-                "they do not belong together. Give the tokenizer that this model was trained with."
-            )
-
-    def _at_embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if self._in_force.under_way.gradients and not output.requires_grad:
-            output = output.detach().requires_grad_()
-        return output if self.points["embed"].absent else self._in_force.visit("embed", None, output)
 
     # -- one pass ------------------------------------------------------------------------------------------
 
