@@ -44,7 +44,7 @@ class Bridges:
             self._spare.append(spare)
 
     def _build(self) -> "TransformerBridge":
-        # TransformerLens takes seconds to import, and most uses never need it.
+        # Loading TransformerLens can wait until a bridge is asked for.
         from .bridge import build_bridge
 
         with self._building:
