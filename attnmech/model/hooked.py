@@ -1,12 +1,10 @@
 """A transformer with named activation points: run it, read any point, edit any point, leave no trace."""
 
 import hashlib
-import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,22 +15,25 @@ from transformers import PreTrainedModel
 from ..activations import Activations
 from ..arguments import listed, optional_flag, shown, whole_number
 from ..batch import Batch
-from ..errors import CertificateError, InputError, UnsupportedModelError, index_of
+from ..errors import CertificateError, InputError, index_of
 from ..interventions import HEAD_POINTS, Head, Heads, Intervention, checked_heads
 from ..points import PointKey, PointName
 from ..results import Provenance
 from .applied import Applied, check_values
 from .architectures import Architecture, submodule
 from .attention import IMPLEMENTATION
+from .bridges import Bridges
 from .centring import require_fitting, require_weights
 from .copies import copy_of, forget_lengths, use_attention
+from .embeddings import encoder_of, token_embedding, wire_further, wire_tokens
+from .gradients import Measure, run_with_gradients
 from .images import ImageEncoder, PatchGrid
 from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
 from .ledger import ledger_split_at
 from .observed import LayerObserver, RowObserver
+from .passes import CheckedPasses, call
 from .points import ModelPoints, check_size, points_of
-from .running import Balance, Directions
 from .stack import Stack
 from .weights import AttentionWeights, tensors_hash, weights_hash
 
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
     from .certificate import Certificate
-
-Measure = Callable[..., Tensor]
-"""`f(logits)` or `f(logits, batch)` -> one number, or one per sequence."""
-
 
 _NOT_THE_MODEL: Final = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 """Config entries that change when a model is saved and loaded, but not what it computes."""
@@ -85,8 +82,7 @@ class HookedModel:
         self.tokenizer = tokenizer
         self._original = original
         self._in_force = InForce()
-        self._building, self._bridge_taken = Lock(), Lock()
-        self._spare_bridges: list[TransformerBridge] = []
+        self._bridges = Bridges(original, tokenizer)
         self._model = copy_of(original)
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
@@ -98,8 +94,8 @@ class HookedModel:
         self.d_model, self.d_head = first.d_model, first.d_head
         weight = first.weights(first.layers[0]).W_Q
         self.device = weight.device
-        self._directions = Directions(self.d_model, self.device)
-        self._columns = [stack.column for stack in self.stacks.values()]
+        self._passes = CheckedPasses(self._model, self.stacks, self._in_force, self.device, lambda: self.refused)
+        self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
         self.n_vocab = 0
         self.further_embeddings: tuple[str, ...] = ()
@@ -108,8 +104,12 @@ class HookedModel:
         if self.grid is not None:
             self.encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
-            self._read_tokens(bos)
-        self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
+            wire_tokens(self._model, self._in_force, is_point=self.points["embed"].absent is None)
+            self.further_embeddings = wire_further(self._model, plans, self._in_force)
+            self.n_vocab = len(self.embedding)
+            self.encoder = encoder_of(
+                self._model, self.architecture, tokenizer, bos, self.device, decoder="decoder" in self.stacks
+            )
 
     # -- what a user calls ---------------------------------------------------------------------------------
 
@@ -146,9 +146,9 @@ class HookedModel:
         if gradients_of is None:
             wanted = Pass(batch, frozenset(keys))
             with torch.no_grad():
-                self._pass(batch, wanted)
-            return Activations(batch, wanted.values, unchecked=_unchecked(wanted))
-        return self._run_with_gradients(batch, keys, gradients_of)
+                self._passes.run(wanted)
+            return Activations(batch, wanted.values, unchecked=wanted.skipped)
+        return run_with_gradients(self._passes, batch, keys, gradients_of)
 
     @contextmanager
     def hooks(self, edits: Mapping[PointName, Edit]) -> Iterator["HookedModel"]:
@@ -197,37 +197,13 @@ class HookedModel:
         for each in means:
             require_weights(each, weights)
 
-    @cached_property
+    @property
     def bridge(self) -> "TransformerBridge":
         """TransformerLens's `TransformerBridge` on a second copy, for everything else in its ecosystem.
 
         Its hooks are TransformerLens's own; the certificate says which of them mean what their names say.
         """
-        return self._build_bridge()
-
-    def _build_bridge(self) -> "TransformerBridge":
-        from .bridge import build_bridge
-
-        with self._building:
-            return build_bridge(self._original, self.tokenizer)
-
-    @contextmanager
-    def _own_bridge(self) -> Iterator["TransformerBridge"]:
-        """A bridge for one call: each holds its own key-value cache, so two threads need two."""
-        if self._bridge_taken.acquire(blocking=False):
-            try:
-                yield self.bridge
-            finally:
-                self._bridge_taken.release()
-            return
-        try:
-            spare = self._spare_bridges.pop()
-        except IndexError:
-            spare = self._build_bridge()
-        try:
-            yield spare
-        finally:
-            self._spare_bridges.append(spare)
+        return self._bridges.first
 
     def generate(self, inputs: Inputs, max_new_tokens: int = 20, *, bos: bool | None = None, **options: Any) -> Batch:
         """Continues a text; returns prompt and continuation as a batch, which `run` takes as it is.
@@ -260,7 +236,7 @@ class HookedModel:
             )
         from .bridge import continued
 
-        with self._own_bridge() as bridge:
+        with self._bridges.one() as bridge:
             return self.encode(continued(bridge, batch.ids, count, options))
 
     def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
@@ -379,12 +355,12 @@ class HookedModel:
         watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
         wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
-            self._pass(batch, wanted)
+            self._passes.run(wanted)
         return wanted.values
 
     def output(self, batch: Batch) -> Any:
         """What transformers returns for a batch, computed by our attention."""
-        with torch.no_grad(), self._checked(Pass(batch)):
+        with torch.no_grad(), self._passes.checked(Pass(batch)):
             output = call(self._model, batch)
             if getattr(output, "logits", None) is not None:
                 output.logits = self._in_force.visit("logits", None, output.logits)
@@ -474,9 +450,7 @@ class HookedModel:
     @property
     def embedding(self) -> Float[Tensor, "vocab d_model"]:
         """The token embedding W_E."""
-        weight = self._model.get_input_embeddings().weight
-        assert isinstance(weight, torch.Tensor)
-        return weight
+        return token_embedding(self._model)
 
     @property
     def unembedding(self) -> Float[Tensor, "vocab d_model"] | None:
@@ -490,146 +464,15 @@ class HookedModel:
         """The model without its head."""
         return self._model.base_model
 
-    # -- how it is built -----------------------------------------------------------------------------------
-
-    def _read_tokens(self, bos: bool | None) -> None:
-        for part in self._model.modules():
-            if isinstance(part, nn.Embedding) and part.weight is self.embedding:
-                part.register_forward_hook(self._at_embed)
-        self.further_embeddings = self._wire_further_embeddings()
-        self.n_vocab = len(self.embedding)
-        self._check_tokenizer()
-        limit = self.architecture.position_limit
-        start = None
-        if "decoder" in self.stacks:
-            start = next(
-                (
-                    token
-                    for token in (
-                        getattr(self.config, name, None) for name in ("decoder_start_token_id", "pad_token_id")
-                    )
-                    if token is not None
-                ),
-                0,
-            )
-        self.encoder = Encoder(self.tokenizer, self.n_vocab, limit, self._further_inputs(), bos, self.device, start)
-
-    def _wire_further_embeddings(self) -> tuple[str, ...]:
-        """Wires the embeddings of positions and token types to `in_force`, each under its own label."""
-        blocks = tuple(f"{stack.architecture.blocks}." for stack in self.stacks.values())
-
-        def visiting(label: str) -> Callable[..., Tensor]:
-            return lambda module, args, output: self._in_force.visit(label, None, output)
-
-        labels = []
-        for name, module in self.base.named_modules():
-            if isinstance(module, nn.Embedding) and module.weight is not self.embedding and not name.startswith(blocks):
-                label = "token-type embedding" if "type" in name else "position embedding"
-                module.register_forward_hook(visiting(label))
-                labels.append(label)
-        return tuple(labels)
-
-    def _further_inputs(self) -> dict[str, int | None]:
-        """What this model takes besides tokens and mask, each with the size of its table (None: any number works)."""
-        tables = {"position_ids": self.architecture.position_limit}
-        if hasattr(self.config, "type_vocab_size"):
-            tables["token_type_ids"] = self.config.type_vocab_size
-        taken = inspect.signature(self._model.forward).parameters
-        return {name: size for name, size in tables.items() if name in taken}
-
-    def _check_tokenizer(self) -> None:
-        if self.tokenizer is not None and len(self.tokenizer) > self.n_vocab:
-            raise InputError(
-                f"the tokenizer has {len(self.tokenizer)} tokens, but the model's embedding has {self.n_vocab} rows: "
-                "they do not belong together. Give the tokenizer that this model was trained with."
-            )
-
-    def _at_embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if self._in_force.under_way.gradients and not output.requires_grad:
-            output = output.detach().requires_grad_()
-        return output if self.points["embed"].absent else self._in_force.visit("embed", None, output)
-
-    # -- one pass ------------------------------------------------------------------------------------------
-
-    def _pass(self, batch: Batch, wanted: Pass) -> Tensor | None:
-        with self._checked(wanted):
-            # With a large vocabulary, the logits may cost more than all layers.
-            needs_head = wanted.gradients or self._in_force.wants("logits", None)
-            output = call(self._model if needs_head else self._model.base_model, batch)
-            logits = getattr(output, "logits", None)
-            if logits is not None:
-                logits = self._in_force.visit("logits", None, logits)
-        missed = (wanted.captures | wanted.watch.points) - set(wanted.values) - wanted.reached
-        if missed:
-            name, layer = sorted(missed, key=str)[0]
-            raise UnsupportedModelError(
-                f"point {name!r} of layer {layer} was never reached: this model's attention or block does not go "
-                "through the modules of its family, so attnmech cannot vouch for it."
-            )
-        return logits
-
-    @contextmanager
-    def _checked(self, wanted: Pass) -> Iterator[None]:
-        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up."""
-        if self._in_force.checks:
-            wanted.balance = Balance(self._directions, self._columns, self.dtype, self.refused)
-        with self._in_force.recording(wanted):
-            yield
-        balance = wanted.balance
-        if balance is None or (found := balance.unbalanced(wanted.batch)) is None:
-            return
-        if found.identity == "heads":
-            stack = self.stacks[found.stack]
-            out = stack.module(found.layer, stack.architecture.out)
-            if self._directions.forget_changed((found.stack, found.layer), out):
-                balance.skip("heads", found.stack, found.layer, "the weights were just changed")
-                return
-        raise found.error(wanted.batch)
-
     def unchecked(self) -> AbstractContextManager[None]:
         """Without the running certificate: for `certify`, whose passes must show what a model does wrong."""
         return self._in_force.unchecked()
-
-    def _run_with_gradients(self, batch: Batch, keys: list[PointKey], measure: Measure) -> Activations:
-        wanted = Pass(batch, frozenset(keys), gradients=True)
-        with torch.enable_grad():
-            logits = self._pass(batch, wanted)
-            if logits is None:
-                raise InputError("gradients_of needs logits; this model was loaded without a head on top.")
-            value = _measured(measure, logits, batch)
-            values = [wanted.values[key] for key in keys]
-            gradients = torch.autograd.grad(value.sum(), values, allow_unused=True, materialize_grads=True)
-        return Activations(
-            batch,
-            {key: value.detach() for key, value in zip(keys, values, strict=True)},
-            Activations(batch, dict(zip(keys, gradients, strict=True))),
-            unchecked=_unchecked(wanted),
-        )
-
-
-def _unchecked(ran: Pass) -> tuple[str, ...]:
-    """The identities of the running certificate that a pass skipped."""
-    return () if ran.balance is None else tuple(ran.balance.skipped)
 
 
 def require_model(model: object) -> None:
     """Raises `InputError` for anything that `am.load` did not make, such as a name or a transformers model."""
     if not isinstance(model, HookedModel):
         raise InputError(f"the model must be what am.load returns; got {shown(model)}. Load it with am.load(...).")
-
-
-def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
-    """One forward pass of a transformers model on a batch, without a cache."""
-    if "pixel_values" in batch.extra:
-        return model(**batch.extra, **options, return_dict=True)
-    given: dict[str, Any] = {"input_ids": batch.ids, **batch.extra, **options}
-    if batch.padded:
-        given["attention_mask"] = batch.mask.long()
-    if batch.target is not None:
-        given["decoder_input_ids"] = batch.target.ids
-        if batch.target.padded:
-            given["decoder_attention_mask"] = batch.target.mask.long()
-    return model(**given, use_cache=False, return_dict=True)
 
 
 def _has_head(model: PreTrainedModel) -> bool:
@@ -642,30 +485,3 @@ def _shape_of(stack: Stack) -> str:
     kv = "" if stack.n_kv_heads == stack.n_heads else f" ({stack.n_kv_heads} kv heads)"
     kind = "layers with attention" if stack.architecture.hybrid else "layers"
     return f"{label}{stack.n_layers} {kind} × {stack.n_heads} heads{kv}"
-
-
-def _measured(measure: Measure, logits: Tensor, batch: Batch) -> Tensor:
-    given = (logits, batch) if _wants_batch(measure) else (logits,)
-    try:
-        inspect.signature(measure).bind(*given)
-    except TypeError as error:
-        raise InputError(f"gradients_of must be a function (logits) or (logits, batch): {error}.") from error
-    except ValueError:  # builtins may have no signature
-        pass
-    value = measure(*given)
-    if not isinstance(value, torch.Tensor) or value.ndim > 1 or not value.requires_grad or value.is_complex():
-        raise InputError(
-            "gradients_of must return a tensor computed from the logits, one number or one per sequence; got "
-            f"{shown(value)}."
-        )
-    return value
-
-
-def _wants_batch(measure: Measure) -> bool:
-    """Whether a function has a second required argument."""
-    try:
-        parameters = inspect.signature(measure).parameters.values()
-    except (TypeError, ValueError):  # builtins may have no signature
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(each.kind in positional and each.default is inspect.Parameter.empty for each in parameters) >= 2

@@ -93,6 +93,11 @@ class Pass:
         """Whether to keep this point's value, temporarily or permanently."""
         return key in self.captures or key in self.watch.points
 
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """What the running certificate could not check in it, and why."""
+        return () if self.balance is None else tuple(self.balance.skipped)
+
 
 @dataclass
 class _Block:

@@ -16,8 +16,9 @@ from ..errors import UnsupportedModelError
 from ..maths.precision import least_rounding, pass_tolerance, step_tolerance, table_tolerance
 from ..points import PointKey, split_stack
 from .certificate import Check, LensHook
-from .hooked import HookedModel, call
+from .hooked import HookedModel
 from .observed import RowBlock
+from .passes import call
 from .stack import Stack
 
 _LENGTH: Final = 24

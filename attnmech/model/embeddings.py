@@ -1,0 +1,91 @@
+"""What does a model embed: tokens, positions, token types, and in which range?"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import InputError
+from .architectures import Architecture
+from .in_force import InForce
+from .inputs import Encoder
+
+
+def token_embedding(model: PreTrainedModel) -> Tensor:
+    """The token embedding W_E."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool) -> None:
+    """Wires the token embedding to `in_force`: gradients start there, and it is the point `embed` if `is_point`."""
+    weight = token_embedding(model)
+
+    def visiting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if in_force.under_way.gradients and not output.requires_grad:
+            output = output.detach().requires_grad_()
+        return in_force.visit("embed", None, output) if is_point else output
+
+    for part in model.modules():
+        if isinstance(part, nn.Embedding) and part.weight is weight:
+            part.register_forward_hook(visiting)
+
+
+def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce) -> tuple[str, ...]:
+    """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels."""
+    weight = token_embedding(model)
+    blocks = tuple(f"{plan.blocks}." for plan in plans)
+
+    def visiting(label: str) -> Callable[..., Tensor]:
+        return lambda module, args, output: in_force.visit(label, None, output)
+
+    labels = []
+    for name, module in model.base_model.named_modules():
+        if isinstance(module, nn.Embedding) and module.weight is not weight and not name.startswith(blocks):
+            label = "token-type embedding" if "type" in name else "position embedding"
+            module.register_forward_hook(visiting(label))
+            labels.append(label)
+    return tuple(labels)
+
+
+def encoder_of(
+    model: PreTrainedModel,
+    plan: Architecture,
+    tokenizer: Any,
+    bos: bool | None,
+    device: torch.device,
+    *,
+    decoder: bool,
+) -> Encoder:
+    """What makes batches for this model, with the ranges of its tables; `decoder` says that it takes a target, too.
+
+    Raises `InputError` for a tokenizer with more tokens than the model has.
+    """
+    n_vocab = len(token_embedding(model))
+    if tokenizer is not None and len(tokenizer) > n_vocab:
+        raise InputError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has {n_vocab} rows: "
+            "they do not belong together. Give the tokenizer that this model was trained with."
+        )
+    further = _further_inputs(model, plan.position_limit)
+    start = _decoder_start(model.config) if decoder else None
+    return Encoder(tokenizer, n_vocab, plan.position_limit, further, bos, device, start)
+
+
+def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[str, int | None]:
+    """What this model takes besides tokens and mask, each with the size of its table (None: any number works)."""
+    tables = {"position_ids": position_limit}
+    if hasattr(model.config, "type_vocab_size"):
+        tables["token_type_ids"] = model.config.type_vocab_size
+    taken = inspect.signature(model.forward).parameters
+    return {name: size for name, size in tables.items() if name in taken}
+
+
+def _decoder_start(config: Any) -> int:
+    """The token that a decoder's input begins with."""
+    tokens = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+    return next((token for token in tokens if token is not None), 0)

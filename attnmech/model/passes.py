@@ -1,0 +1,85 @@
+"""How does one pass run, and is it checked?"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..batch import Batch
+from ..errors import UnsupportedModelError
+from .in_force import InForce, Pass
+from .running import Balance, Directions
+from .stack import Stack
+
+
+class CheckedPasses:
+    """The forward passes of one model, each checked by the running certificate."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stacks: Mapping[str, Stack],
+        in_force: InForce,
+        device: torch.device,
+        refused: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._model, self._stacks, self._in_force, self._refused = model, stacks, in_force, refused
+        self._directions = Directions(next(iter(stacks.values())).d_model, device)
+        self._columns = [stack.column for stack in stacks.values()]
+
+    def run(self, wanted: Pass) -> Tensor | None:
+        """Runs a pass, which keeps what it captures; returns the logits if they were computed.
+
+        Raises `UnsupportedModelError` if a point was never reached, and `ExactnessError` as `checked` does.
+        """
+        with self.checked(wanted):
+            # With a large vocabulary, the logits may cost more than all layers.
+            needs_head = wanted.gradients or self._in_force.wants("logits", None)
+            output = call(self._model if needs_head else self._model.base_model, wanted.batch)
+            logits = getattr(output, "logits", None)
+            if logits is not None:
+                logits = self._in_force.visit("logits", None, logits)
+        missed = (wanted.captures | wanted.watch.points) - set(wanted.values) - wanted.reached
+        if missed:
+            name, layer = sorted(missed, key=str)[0]
+            raise UnsupportedModelError(
+                f"point {name!r} of layer {layer} was never reached: this model's attention or block does not go "
+                "through the modules of its family, so attnmech cannot vouch for it."
+            )
+        return logits
+
+    @contextmanager
+    def checked(self, wanted: Pass) -> Iterator[None]:
+        """Makes `wanted` the current pass; raises `ExactnessError` if its values do not add up."""
+        if self._in_force.checks:
+            dtype = next(self._model.parameters()).dtype
+            wanted.balance = Balance(self._directions, self._columns, dtype, self._refused())
+        with self._in_force.recording(wanted):
+            yield
+        balance = wanted.balance
+        if balance is None or (found := balance.unbalanced(wanted.batch)) is None:
+            return
+        if found.identity == "heads":
+            stack = self._stacks[found.stack]
+            out = stack.module(found.layer, stack.architecture.out)
+            if self._directions.forget_changed((found.stack, found.layer), out):
+                balance.skip("heads", found.stack, found.layer, "the weights were just changed")
+                return
+        raise found.error(wanted.batch)
+
+
+def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
+    """One forward pass of a transformers model on a batch, without a cache."""
+    if "pixel_values" in batch.extra:
+        return model(**batch.extra, **options, return_dict=True)
+    given: dict[str, Any] = {"input_ids": batch.ids, **batch.extra, **options}
+    if batch.padded:
+        given["attention_mask"] = batch.mask.long()
+    if batch.target is not None:
+        given["decoder_input_ids"] = batch.target.ids
+        if batch.target.padded:
+            given["decoder_attention_mask"] = batch.target.mask.long()
+    return model(**given, use_cache=False, return_dict=True)
