@@ -1,6 +1,6 @@
 """Several results of one text on one page: what `attnmech report` shows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .axes import spread
@@ -23,6 +23,7 @@ from .draw.section import Section
 from .draw.text import bound, html_text, percent
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
+from .maths.head_types import targets
 from .maths.scores import names_along_row
 from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
@@ -171,9 +172,11 @@ class Report:
         focus, layers, calls = self.focus.numbers(), view.layers, self.calls
         other = None if self.native is None else self.native.numbers(pattern=self.pattern)
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
+        overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other)
         return [
-            *self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other),
+            overview,
             *([] if self.types is None else [self.types.section("am.head_types(model)")]),
+            *scores,
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
             *self.focus.sections(calls["focus"], layers),
@@ -191,12 +194,15 @@ class Report:
         return [self.scores.position_kernel().section(call)]
 
     def _start(self, view: ScoreNumbers) -> tuple[int, int, int] | None:
-        """The head that is most clearly of a kind, or else without which the loss changes most; and its row that looks
-        hardest at another token.
+        """The head that is most clearly of a kind, or else without which the loss changes most; and the row in which it
+        looks hardest at what such a head looks for, or else at another token.
         """
-        kind = None if self.types is None else self.types.example
-        if kind is not None and kind[0] in view.layers:
-            layer, head = view.layers.index(kind[0]), kind[1]
+        example = None if self.types is None else self.types.example
+        if self.types is not None and example is not None and example[0] in view.layers:
+            layer, head = view.layers.index(example[0]), example[1]
+            on_target = view.pattern[layer, head] * _targets(view.tokens, self.types.kinds_of(*example)[0])
+            if on_target.max() > 0:
+                return example[0], head, int(on_target.sum(axis=1).argmax())
         elif self.effects is not None:
             effect = self.effects.effect[list(view.layers)].abs().nan_to_num()
             layer, head = divmod(int(effect.argmax()), effect.shape[1])
@@ -293,6 +299,15 @@ def _expected(view: View) -> Section:
         figures={"expected-tokens": view},
         call='model.run(text).show("logits")',
     )
+
+
+def _targets(tokens: Sequence[str], kind: str) -> Bool[np.ndarray, "query key"]:
+    """The keys that a head of some kind would look at, in a text whose first token begins it."""
+    length = len(tokens)
+    _, ids = np.unique(np.array(tokens, dtype=object).astype(str), return_inverse=True)
+    first = torch.arange(length)[None] == 0
+    found = targets(torch.from_numpy(ids)[None], first, {}, range(length), length)
+    return found[kind][0].numpy() if kind in found else np.zeros((length, length), dtype=bool)
 
 
 def _numbered(section: Section, number: int) -> Section:
