@@ -24,3 +24,18 @@ def documents(count: int, seed: int = 0) -> list[str]:
     """
     rng = Random(seed)
     return [document(rng, sentences=4).text for _ in range(count)]
+
+
+def labelled(count: int, seed: int = 0) -> list[tuple[tuple[str, ...], int, int, str]]:
+    """Pairs of words that belong together, of `documents(count, seed)`: (words, query, key, relation).
+
+    >>> words, query, key, relation = labelled(3)[0]
+    >>> query > key, "".join(words) == documents(3)[0]
+    (True, True)
+    """
+    rng = Random(seed)
+    return [
+        (text.words, each.query, each.key, each.relation)
+        for text in (document(rng, sentences=4) for _ in range(count))
+        for each in text.relations
+    ]

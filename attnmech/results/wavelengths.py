@@ -110,7 +110,7 @@ def checked_edges(edges: Sequence[float]) -> tuple[float, ...]:
 def band_names(edges: Sequence[float]) -> tuple[str, ...]:
     """The bands between the edges, from short to long, and last that of dimensions that do not turn.
 
-    >>> band_names((8, 64))
+    >>> band_names((8.0, 64.0))
     ('under 8 tokens', '8 to 64 tokens', '64 tokens and more', 'not rotated')
     """
     if not edges:

@@ -342,7 +342,7 @@ def test_notes_say_where_scores_are_split() -> None:
     said = am.decompose_scores(model, ids, centre="mean").numbers().notes
     assert "over 4 of its tokens" in said[0] and "the split is rough" in said[0]
     said = am.decompose_scores(model, ids, centre=means).numbers().notes
-    assert f"fixed means over 4 texts ({means.digest[:8]})" in said[0] and "rough" not in said[0]
+    assert f"the means of 4 texts ({means.digest[:8]})" in said[0] and "rough" not in said[0]
 
 
 def test_contrasts_add_up_and_name_position() -> None:

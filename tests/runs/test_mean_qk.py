@@ -195,7 +195,7 @@ def test_an_intervention_with_means_is_a_value(tmp_path: Path) -> None:
         Intervention.scale("position", 0.5, [(1, 2)], centre=other),
     ):
         assert one != different and one.digest != different.digest
-    assert str(one) == f"position in the scores of L1H2, split at {means!r}, is multiplied by 0.5"
+    assert str(one) == f"position in the scores of L1H2, split at {means}, is multiplied by 0.5"
     loaded = Intervention.load(one.save(tmp_path / "scale.safetensors"))
     assert loaded == one and loaded.digest == one.digest and loaded.centre == means
     assert loaded.centre is not None and loaded.centre.provenance.to_dict() == means.provenance.to_dict()

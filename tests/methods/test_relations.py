@@ -1,0 +1,141 @@
+"""Which heads find labelled words? Accuracies against loops, planted heads, and labels that cannot be."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.text import labelled
+
+TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys to the cabinet are here.",
+         "He lost it, and left.", "She walked to the beach.", "Anna and Tom met."]  # fmt: skip
+
+
+def by_tokens(model: am.HookedModel, count: int = 3) -> list[tuple[str, int, int, str]]:
+    """Random labels of tokens, of two relations."""
+    rng, found = Random(0), []
+    for text in TEXTS:
+        length = model.encode(text).ids.shape[1]
+        for _ in range(count):
+            key = rng.randrange(1, length - 1)
+            found.append((text, rng.randrange(key + 1, length), key, rng.choice(["one", "other"])))
+    return found
+
+
+def test_accuracies_are_those_of_a_loop() -> None:
+    model = am.load()
+    labels = by_tokens(model)
+    found = am.relations(model, labels)
+    for name in ("one", "other"):
+        chosen = [label for label in labels if label[3] == name]
+        offsets = [query - key for _, query, key, _ in chosen]
+        best = max(offsets.count(offset) for offset in offsets)
+        assert found.baseline(name) == pytest.approx(best / len(chosen))
+        for layer, head in ((0, 2), (3, 5)):
+            right, mass = 0, 0.0
+            for text, query, key, _ in chosen:
+                row = model.run(text, points=["pattern"])["pattern", layer][0, head, query]
+                right += max(range(1, query), key=lambda place: float(row[place])) == key
+                mass += float(row[key])
+            assert float(found.accuracy(name)[layer, head]) == pytest.approx(right / len(chosen))
+            assert float(found.mass(name)[layer, head]) == pytest.approx(mass / len(chosen), abs=1e-5)
+
+
+def test_words_sum_what_they_get_and_average_what_they_give() -> None:
+    """The demo model reads unknown words in bytes."""
+    model = am.load()
+    words = ("Zxqv", " gave", " an", " old", " Qwzy", " to", " Clara", ".")
+    labels = [(words, 4, 0, "unknown"), (words, 6, 4, "unknown"), (words, 4, 3, "unknown")]
+    found = am.relations(model, labels)
+    acts = model.run("".join(words), points=["pattern"])
+    members: list[list[int]] = []
+    tokens, read = acts.tokens[0], 1
+    for word in words:
+        here = []
+        while len("".join(tokens[number] for number in here)) < len(word):
+            here.append(read)
+            read += 1
+        members.append(here)
+        assert "".join(tokens[number] for number in here) == word
+    assert max(map(len, members)) > 2
+    for layer, head in ((0, 1), (2, 6)):
+        pattern = acts["pattern", layer][0, head]
+        mass = 0.0
+        for _, query, key, _ in labels:
+            block = pattern[members[query]][:, members[key]]
+            mass += float(block.sum(dim=1).mean())
+        assert float(found.mass("unknown")[layer, head]) == pytest.approx(mass / 3, abs=1e-5)
+
+
+def test_a_planted_head_is_claimed_and_no_other() -> None:
+    """Head 1 of layer 1 looks at the labelled key, which stands at no fixed distance."""
+    model, rng = am.load(), Random(1)
+    texts = ["Anna sang of shells" + " and waves" * number + "." for number in range(3, 12)]
+    places: dict[int, dict[int, int]] = {}
+    labels = []
+    for text in texts:
+        length = model.encode(text).ids.shape[1]
+        places[length] = {query: rng.randrange(1, query) for query in range(3, length)}
+        labels += [(text, query, key, "planted") for query, key in places[length].items()]
+
+    def planted(pattern: Tensor) -> Tensor:
+        pattern = pattern.clone()
+        for query, key in places[pattern.shape[-1]].items():
+            pattern[:, 1, query] = 0.01 / pattern.shape[-1]
+            pattern[:, 1, query, key] = 0.99
+        return pattern
+
+    with model.hooks({("pattern", 1): planted}):
+        found = am.relations(model, labels)
+    assert found.claims[["layer", "head"]].to_numpy().tolist() == [[1, 1]]
+    assert float(found.accuracy("planted")[1, 1]) == 1
+
+
+def test_the_demo_models_relations(tmp_path: Path) -> None:
+    found = am.relations(am.load(), labelled(30))
+    best = found.claims.drop_duplicates("relation").set_index("relation")
+    assert best.loc["comma", "accuracy"] == 1 and (best.loc["comma", "layer"], best.loc["comma", "head"]) == (0, 6)
+    assert "comma by L0H6 (100\u00a0%" in found.lead
+    assert am.Relations.load(found.save(tmp_path / "relations.safetensors")).claims.equals(found.claims)
+    found.to_html(tmp_path / "relations.html")
+    assert found.plot("bracket").data
+
+
+def test_labels_at_random_are_found_by_no_head() -> None:
+    shuffled = [
+        (text, query, Random(number).randrange(query), name)
+        for number, (text, query, _, name) in enumerate(labelled(30))
+    ]
+    assert am.relations(am.load(), shuffled).claims.empty
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([("Anna sang.", 9, 1, "x")], "query 9 is outside the 4 tokens"),
+        ([("Anna sang.", 2, -1, "x")], "key -1 is outside"),
+        ([("Anna sang.", 1, 2, "x")], "cannot see the later key"),
+        ([("Anna sang.", 2, 2, "x")], "must differ"),
+        ([("Anna sang.", 2, 0, "x")], "special token"),
+        ([("Anna sang.", 2, 1)], "label 0 must be"),
+        ([("Anna sang.", "a", 1, "x")], "label 0 must be"),
+        ([("Anna sang.", 2, 1, 3)], "must be a name"),
+        ([((1, 2), 1, 0, "x")], "a string or a list of words"),
+        ([], "at least one"),
+        ([(("Anna", "", " sang"), 2, 0, "x")], "has no token of its own"),
+    ],
+)
+def test_labels_that_cannot_be(labels: Any, message: str) -> None:
+    with pytest.raises(am.InputError, match=message):
+        am.relations(am.load(), labels)
+
+
+def test_few_texts_or_pairs_claim_nothing() -> None:
+    model = am.load()
+    few = am.relations(model, by_tokens(model)[:9])
+    assert few.claims.empty and "too few texts" in few.lead
+    labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare")]
+    assert "rare" not in set(am.relations(model, labels).claims.relation)
