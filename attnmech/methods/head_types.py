@@ -24,7 +24,7 @@ from ..draw.section import Section
 from ..errors import InputError
 from ..maths.focus import received_by_distance
 from ..maths.head_types import CONTENT, KINDS, POSITIONAL, targets
-from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
+from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Top, softmax_of
 from ..model.centring import centred
@@ -118,7 +118,10 @@ class HeadTypesReducer(Reducer):
             "mass": (len(KINDS), layers, heads, texts),
             "top": (len(KINDS), layers, heads, texts),
             "alone": (len(POSITIONAL), layers, heads, texts),
+            "rest_with": (len(CONTENT), layers, heads, texts),
+            "rest_without": (len(CONTENT), layers, heads, texts),
             "count": (len(KINDS), layers, texts),
+            "count_without": (len(CONTENT), layers, texts),
             "uniform": (len(POSITIONAL), layers, texts),
             "at_distance": (len(CONTENT), layers, distances, texts),
             "attended": (layers, heads, distances),
@@ -137,6 +140,13 @@ class HeadTypesReducer(Reducer):
         state["mass"][:, layer] += _summed(block.pattern, on_target)
         top = block.attention.top
         state["top"][:, layer] += _summed(_one_hot(top, block.pattern.shape[-1], block.pattern), on_target)
+        at_first = _at_first(block, batch)
+        state["rest_with"][:, layer] += einsum(at_first, found.there, "text head row, kind text row -> kind head text")
+        without = rows & ~found.there.bool()
+        state["rest_without"][:, layer] += einsum(
+            at_first, without.double(), "text head row, kind text row -> kind head text"
+        )
+        state["count_without"][:, layer] += without.sum(dim=-1)
         state["count"][:, layer] += found.count
         state["uniform"][:, layer] += found.uniform
         state["at_distance"][:, layer] += found.at_distance
@@ -171,7 +181,9 @@ class HeadTypesReducer(Reducer):
         )
 
 
-_BY_TEXT: Final = ("mass", "top", "alone", "count", "uniform", "at_distance")
+_BY_TEXT: Final = (
+    "mass", "top", "alone", "count", "uniform", "at_distance", "rest_with", "rest_without", "count_without",
+)  # fmt: skip
 """The entries of a state whose last axis is texts, or groups of them."""
 
 
@@ -180,6 +192,8 @@ class _Targets:
     """What the tokens and the mask say of a block's rows: the same for all heads and layers with that mask."""
 
     by_kind: Bool[Tensor, "kind batch row key"]
+    there: Float[Tensor, "content batch row"]
+    """Whether a row has a target of each kind that depends on tokens."""
     count: Float[Tensor, "kind batch"]
     """How many rows have a target."""
     uniform: Float[Tensor, "positional batch"]
@@ -206,6 +220,7 @@ class _Targets:
         pairs = received_by_distance(seen[:, None].float(), everywhere, block.rows, length)
         return cls(
             by_kind,
+            by_kind[len(POSITIONAL) :].any(dim=-1).double(),
             by_kind.any(dim=-1).sum(dim=-1).double(),
             (by_kind[: len(POSITIONAL)].sum(dim=-1) * share).sum(dim=-1),
             at_distance.permute(1, 2, 0),
@@ -219,6 +234,12 @@ def _summed(
     """Σ p_ij over the targets of each kind, by head and text."""
     found = einsum(pattern, on_target, "batch head row key, kind batch row key -> kind head batch")
     return found.double()
+
+
+def _at_first(block: RowBlock, batch: Batch) -> Float[Tensor, "batch head row"]:
+    """What each row gives the first token of its text."""
+    place = batch.begins[:, None, None, None].expand(*block.pattern.shape[:3], 1)
+    return block.pattern.gather(-1, place)[..., 0].double()
 
 
 def _one_hot(top: Top, keys: int, like: Tensor) -> Float[Tensor, "batch head row key"]:
@@ -365,6 +386,36 @@ class HeadTypes(PagedResult):
         ]
         frame = pd.DataFrame(found, columns=_COLUMNS)
         return frame.sort_values("mass", ascending=False, ignore_index=True)
+
+    @cached_property
+    def resting(self) -> pd.DataFrame:
+        """For each claimed kind that depends on tokens: does the head rest on the first token where it finds no target?
+
+        Its mean mass on the first token on rows with and without a target, and the difference, without − with, paired
+        by text, with an interval that holds for all claims together; NaN where every row has one.
+        """
+        here = self.claims[self.claims.kind.isin(CONTENT)][["layer", "head", "kind"]].reset_index(drop=True)
+        places = [
+            (CONTENT.index(kind), self.layers.index(layer), head)
+            for kind, layer, head in zip(here.kind, here.layer, here["head"], strict=True)
+        ]
+        if not places:
+            return here.assign(with_target=[], without_target=[], difference=[], low=[], high=[])
+        kinds, layers, heads = (list(each) for each in zip(*places, strict=True))
+        counts = {"with": self.state["count"][len(POSITIONAL) :], "without": self.state["count_without"]}
+        by_text = {
+            name: TextMeans.of_ratio(self.state[f"rest_{name}"][kinds, layers, heads], count[kinds, layers])
+            for name, count in counts.items()
+        }
+        change = difference(by_text["without"], by_text["with"])
+        low, high = change.simultaneous()
+        return here.assign(
+            with_target=by_text["with"].mean.tolist(),
+            without_target=by_text["without"].mean.tolist(),
+            difference=change.mean.tolist(),
+            low=low.tolist(),
+            high=high.tolist(),
+        )
 
     def kinds_of(self, layer: int, head: int) -> tuple[str, ...]:
         """The kinds claimed of a head, the largest mass first."""

@@ -243,3 +243,24 @@ def test_bad_input() -> None:
         types - types
     with pytest.raises(am.InputError, match="give images"):
         am.head_types(hooked("vit"))
+
+
+def test_a_head_rests_where_it_finds_no_target() -> None:
+    """The demo model's induction heads, against loops: mass on the first token with and without an earlier copy."""
+    model = am.load()
+    given = list(repeated_sequences(model))
+    types = am.head_types(model, iter(given))
+    assert set(types.resting.kind) == {"induction"}
+    for row in types.resting.to_dict("records"):
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for ids in given:
+            pattern = model.run(ids, points=["pattern"])["pattern", row["layer"]][0, row["head"]]
+            tokens = ids[0].tolist()
+            for query in range(1, len(tokens)):
+                there = any(is_target("induction", tokens, query, key) for key in range(query))
+                found[there].append(float(pattern[query, 0]))
+        means = {there: sum(masses) / len(masses) for there, masses in found.items()}
+        assert row["with_target"] == pytest.approx(means[True], abs=1e-5)
+        assert row["without_target"] == pytest.approx(means[False], abs=1e-5)
+        assert row["difference"] == pytest.approx(means[False] - means[True], abs=1e-2)
+        assert row["low"] > 0
