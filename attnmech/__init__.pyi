@@ -35,6 +35,8 @@ from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
 from .methods.relations import Relations as Relations
 from .methods.relations import relations as relations
+from .methods.trajectory import Trajectory as Trajectory
+from .methods.trajectory import trajectory as trajectory
 from .methods.updates import ResidualUpdates as ResidualUpdates
 from .methods.updates import residual_updates as residual_updates
 from .methods.variance_shares import VarianceShares as VarianceShares
