@@ -1,5 +1,6 @@
 """What the rotation of queries and keys contributes: bands of wavelength, position kernels, single dimensions."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -31,7 +32,7 @@ def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: 
     arrays = {name: np.asarray(share, np.float64) for name, share in shares.items()}
     known = np.concatenate([np.abs(share[np.isfinite(share)]) for share in arrays.values()])
     reach = float(known.max()) if known.size and known.max() > 0 else 1.0
-    titles = [name.replace(" tokens", "<br>tokens") for name in arrays]
+    titles = [_in_two_lines(name) for name in arrays]
     figure = Figure(make_subplots(1, len(arrays), shared_yaxes=True, horizontal_spacing=0.02, subplot_titles=titles))
     for column, (name, share) in enumerate(arrays.items(), start=1):
         hover = [
@@ -55,9 +56,9 @@ def band_maps(shares: Mapping[str, Float[np.ndarray, "layer head"]], *, layers: 
         figure.add_trace(cells, row=1, col=column)
     bar = {"title": {"text": label, "side": "right"}, "thickness": 12}
     scale = {"cmin": -reach, "cmax": reach, "colorscale": SIGNED_COLOURS, "colorbar": bar}
-    figure.update_layout(
-        template=FIGURE_STYLE, height=max(260, 150 + 18 * len(layers)), coloraxis=scale, margin={"t": 50}
-    )
+    said = {"text": "The bands of a head add up to 1; they may cancel each other.", "font": {"size": 13}, "y": 0.99}
+    height = max(280, 170 + 18 * len(layers))
+    figure.update_layout(template=FIGURE_STYLE, height=height, coloraxis=scale, margin={"t": 80}, title=said)
     figure.update_annotations(font={"size": 12, "color": NEUTRAL})
     figure.update_xaxes(title="head", showgrid=False)
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
@@ -165,6 +166,15 @@ def dimension_bars(
     figure.update_yaxes(zeroline=True, zerolinecolor=NEUTRAL)
     figure.update_yaxes(title="score", row=3)
     return figure
+
+
+def _in_two_lines(name: str) -> str:
+    """The name of a band, where it has room for half a line.
+
+    >>> _in_two_lines("under 8 tokens"), _in_two_lines("64 tokens and more")
+    ('under 8<br>tokens', '64 tokens<br>and more')
+    """
+    return re.sub(" (and more|tokens)$", r"<br>\1", name)
 
 
 def _turn(wavelength: float) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech import Intervention
+from attnmech.runs.sweep import sweep
 
 LENGTHS = [5, 9, 2, 14, 7, 11, 3, 16, 8, 6, 12, 1]
 
@@ -383,3 +384,26 @@ def test_the_means_of_a_run_with_hooks_are_others() -> None:
         changed = am.mean_qk(model, ids)
     assert changed != clean and changed.provenance.edits
     torch.testing.assert_close(changed.query_sums[0], clean.query_sums[0], rtol=0, atol=0)
+
+
+def test_a_sweep_over_heads_is_what_each_intervention_gives_alone() -> None:
+    """Terms by heads: the effect on the loss of dropping each centred term in each head."""
+    model = models.hooked("llama")
+    ids = models.token_ids("llama", batch=2, length=9)
+    means = am.mean_qk(model, iter(models.token_ids("llama", batch=5, length=8, seed=4).split(1)))
+    changes = [
+        (am.Intervention.scale(term, 0.0, [(layer, head)], centre=means),)
+        for term in ("position", "query_key")
+        for layer, head in ((0, 1), (1, 3))
+    ]
+    swept = sweep(model, ids, changes)
+    for number, (change,) in enumerate(changes):
+        with model.intervene(change):
+            logits = model.run(ids, points=["logits"]).logits
+        for text in range(2):
+            loss = torch.nn.functional.cross_entropy(logits[text, :-1], ids[text, 1:])
+            assert float(swept.after[number, text]) == pytest.approx(float(loss), abs=1e-5)
+    assert float((swept.after - swept.before).abs().min()) > 1e-6
+    other = am.load(models.fresh("llama", seed=5))
+    with pytest.raises(am.InputError, match="not of this model"):
+        sweep(other, ids, changes)
