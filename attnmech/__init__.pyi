@@ -33,6 +33,8 @@ from .methods.patching import PositionEffects as PositionEffects
 from .methods.patching import patch as patch
 from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
+from .methods.redundancy import Redundancy as Redundancy
+from .methods.redundancy import redundancy as redundancy
 from .methods.updates import ResidualUpdates as ResidualUpdates
 from .methods.updates import residual_updates as residual_updates
 from .methods.variance_shares import VarianceShares as VarianceShares
