@@ -436,7 +436,7 @@ class Redundancy(PagedResult):
         found = float(means.nan_to_num(torch.inf).min())
         return (
             f"; of two layers, L{self.layers[one]}H{head} and L{self.layers[other]}H{other_head} ({found:.3f}, on "
-            f"{self.rows} sampled rows of each text)"
+            f"at most {self.rows} sampled rows of each text)"
         )
 
     def _sections(self) -> "Sequence[Section]":

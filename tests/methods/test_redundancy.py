@@ -255,6 +255,9 @@ def test_sampled_rows_depend_on_the_seed_and_are_rows_of_the_text() -> None:
         ordinary[row, ids.shape[1] :] = False
     chosen = module._sampled(ordinary, torch.arange(3), 4, 0)
     assert bool((chosen >= 1).all()) and all(len(set(row.tolist())) == 4 for row in chosen)
+    assert chosen[0].tolist() != chosen[1].tolist()
+    alone = module._sampled(ordinary[1:2].expand(1, -1), torch.tensor([1]), 4, 0)
+    assert torch.equal(alone, chosen[1:2])
     expected = np.mean(
         [apart(text[0][1, row], text[1][2, row]) for text, rows in zip(patterns, chosen, strict=True) for row in rows]
     )
@@ -369,6 +372,18 @@ def test_texts_of_one_token_compare_nothing() -> None:
     assert "no row sees two keys" in alike.lead
     with pytest.raises(am.InputError, match="Give longer texts"):
         alike.clusters(0.1)
+
+
+def test_rows_that_see_one_key_do_not_count() -> None:
+    """In a layer whose window is one token, every head sees that token alone."""
+    model = am.load(models.randomised(models.gemma2(sliding_window=1)))
+    alike = am.redundancy(model, texts())
+    narrow, wide = (float(each) for each in alike.state["counts"].sum(dim=-1))
+    assert (narrow, wide) == (0.0, sum(ids.shape[1] - 1 for ids in texts()))
+    assert bool(alike.within[0].isnan().all() and alike.divergence[0, :, 1].isnan().all())
+    assert bool(alike.effective_heads[0].isnan()) and not bool(alike.effective_heads[1].isnan())
+    assert set(alike.nearest.layer) == {1} and "of two layers" not in alike.lead
+    assert alike.plot("within", layer=0).data and alike.clusters(1.0, layer=1)
 
 
 def test_cross_attention() -> None:
