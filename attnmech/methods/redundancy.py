@@ -419,11 +419,11 @@ class Redundancy(PagedResult):
         row, pair = divmod(int(pairs.nan_to_num(torch.inf).argmin()), pairs.shape[1])
         one, other = self._pairs[:, pair].tolist()
         low, high = (float(end[self.layers[row], one, other]) for end in self.simultaneous())
-        span = f", {low:.3f} to {high:.3f} with all {pairs.numel()} pairs at once" if not math.isnan(low) else ""
+        span = f", {low:.3g} to {high:.3g} with all {pairs.numel()} pairs at once" if not math.isnan(low) else ""
         layer = self.layers[row]
         return (
             f"; the two heads of one layer that attend most alike are L{layer}H{one} and L{layer}H{other} "
-            f"({float(pairs[row, pair]):.3f} nats of at most 0.693{span})"
+            f"({float(pairs[row, pair]):.3g} nats of at most 0.693{span})"
         )
 
     @property
@@ -435,7 +435,7 @@ class Redundancy(PagedResult):
         one, head, other, other_head = np.unravel_index(int(means.nan_to_num(torch.inf).argmin()), means.shape)
         found = float(means.nan_to_num(torch.inf).min())
         return (
-            f"; of two layers, L{self.layers[one]}H{head} and L{self.layers[other]}H{other_head} ({found:.3f}, on "
+            f"; of two layers, L{self.layers[one]}H{head} and L{self.layers[other]}H{other_head} ({found:.3g}, on "
             f"at most {self.rows} sampled rows of each text)"
         )
 

@@ -231,6 +231,7 @@ def test_batches_shards_and_order_change_nothing(tmp_path: Path) -> None:
     one, other = am.redundancy(model, given), am.redundancy(model, given[::-1])
     assert torch.allclose(one.divergence, other.divergence, atol=1e-6)
     assert torch.allclose(torch.stack(one.interval()), torch.stack(other.interval()), atol=1e-5)
+    same(whole, am.redundancy(model, iter(given), rows=5, journal=tmp_path / "alike.journal"))
     path = whole.save(tmp_path / "alike.safetensors")
     loaded = am.Redundancy.load(path)
     same(whole, loaded)
