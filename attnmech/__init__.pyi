@@ -33,6 +33,8 @@ from .methods.patching import PositionEffects as PositionEffects
 from .methods.patching import patch as patch
 from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
+from .methods.redundancy import Redundancy as Redundancy
+from .methods.redundancy import redundancy as redundancy
 from .methods.relations import Relations as Relations
 from .methods.relations import relations as relations
 from .methods.trajectory import Trajectory as Trajectory

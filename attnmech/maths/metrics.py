@@ -47,14 +47,3 @@ def accuracy(
     else:
         others = logits.scatter(1, answer[:, None], -torch.inf).amax(dim=1, keepdim=True)
     return (right > others)[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def jensen_shannon(one: Float[Tensor, "*places key"], other: Float[Tensor, "*places key"]) -> Float[Tensor, "*places"]:
-    """½ KL(p ‖ m) + ½ KL(q ‖ m) with m = (p + q) / 2, in nats; at most ln 2.
-
-    >>> jensen_shannon(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).exp()
-    tensor(2.)
-    """
-    middle = (one + other) / 2
-    parts = (torch.xlogy(each, each) - torch.xlogy(each, middle) for each in (one, other))
-    return sum(parts, torch.zeros((), dtype=one.dtype, device=one.device)).sum(dim=-1).clamp_min(0) / 2

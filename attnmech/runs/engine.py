@@ -12,7 +12,7 @@ from torch import Tensor
 from ..batch import Batch
 from ..errors import InputError
 from ..interventions import HEAD_POINTS, Intervention
-from ..maths.metrics import jensen_shannon
+from ..maths.divergence import jensen_shannon
 from ..model.applied import Applied
 from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel
