@@ -57,7 +57,7 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def test_all_of_them_are_tested() -> None:
-    assert NAMES == ["ablation", "attention_focus", "quickstart"]
+    assert NAMES == ["ablation", "attention_focus", "head_types", "quickstart"]
 
 
 @pytest.mark.parametrize("name", NAMES)
