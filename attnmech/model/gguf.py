@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError, first_line
 from .plan import architectures_of
-from .stored import check_complete
+from .stored import READING, check_complete
 
 _FORMAT: Final = 1
 """Raised whenever a copy's files change."""
@@ -201,14 +201,15 @@ def _unsupported(path: Path, reason: str) -> UnsupportedModelError:
 def _model(path: Path, config: PreTrainedConfig, file: dict[str, Any]) -> PreTrainedModel:
     reader: Any = AutoModelForCausalLM
     try:
-        model, report = reader.from_pretrained(
-            **file,
-            config=config,
-            dtype=torch.float32,
-            # Otherwise weights stay packed where there are kernels for that.
-            quantization_config=transformers.GgufConfig(dequantize=True),
-            output_loading_info=True,
-        )
+        with READING:
+            model, report = reader.from_pretrained(
+                **file,
+                config=config,
+                dtype=torch.float32,
+                # Otherwise weights stay packed where there are kernels for that.
+                quantization_config=transformers.GgufConfig(dequantize=True),
+                output_loading_info=True,
+            )
     except Exception as error:
         raise WeightsError(f"{path}: its weights cannot be read: {first_line(error)}") from error
     check_complete(str(path), type(model).__name__, report["missing_keys"])

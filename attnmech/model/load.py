@@ -25,7 +25,7 @@ from .gguf import dequantised, is_gguf
 from .hooked import HookedModel
 from .plan import architectures_of, described, require_transformers
 from .probe import Passes
-from .stored import SHARDED, WHOLE, check_complete, check_stored
+from .stored import READING, SHARDED, WHOLE, check_complete, check_stored
 from .weights import check_finite, check_real
 
 _WEIGHTS: Final = (WHOLE, SHARDED)
@@ -215,7 +215,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     with _quiet():
         check_stored(folder, kind, config)
     try:
-        with _quiet():
+        with READING, _quiet():
             model, report = kind.from_pretrained(
                 str(folder),
                 config=config,

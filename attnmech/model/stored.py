@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,11 @@ from transformers import PreTrainedModel
 
 from ..errors import WeightsError, first_line
 from .architectures import ARCHITECTURES
+
+READING: Final = RLock()
+"""Held while transformers reads weights. Meanwhile it keeps all models of the process from tying theirs; of two
+readings that overlap, the second would leave it so for good.
+"""
 
 WHOLE: Final = "model.safetensors"
 SHARDED: Final = "model.safetensors.index.json"

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from threading import Barrier, Event
+from time import sleep
 from typing import Any
 
 import pytest
 import torch
 from models import fresh, hooked, token_ids
+from transformers import BloomForCausalLM, PreTrainedModel
 
 import attnmech as am
 
@@ -45,6 +47,34 @@ def work_on(model: am.HookedModel, number: int) -> list[Callable[[], list[torch.
         lambda: [am.decompose_by_source(model, text, layers=[2]).residual.nan_to_num()],
         lambda: [model.generate(text.split()[0], 4).ids],
     ]
+
+
+def test_threads_that_load_do_not_read_weights_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While transformers reads weights, no model ties its own: overlapping readings would leave that so."""
+    reading, most = [], []
+    real, tie = BloomForCausalLM.from_pretrained.__func__, PreTrainedModel.tie_weights
+    start = Barrier(2)
+
+    def slow(kind: type[BloomForCausalLM], *arguments: Any, **options: Any) -> Any:
+        reading.append(1)
+        most.append(len(reading))
+        sleep(0.2)
+        try:
+            return real(kind, *arguments, **options)
+        finally:
+            reading.pop()
+
+    monkeypatch.setattr(BloomForCausalLM, "from_pretrained", classmethod(slow))
+
+    def load(_: int) -> torch.Tensor:
+        start.wait()
+        return am.load().run(TEXTS[0], points=["logits"]).logits
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(load, range(2))
+    assert torch.equal(one, other)
+    assert most == [1, 1]
+    assert PreTrainedModel.tie_weights is tie
 
 
 def test_threads_get_what_they_get_alone() -> None:
