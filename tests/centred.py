@@ -17,6 +17,8 @@ import attnmech as am
 
 F32, F64 = torch.float32, torch.float64
 
+LENGTHS: Final = [5, 9, 2, 14, 7, 11, 3, 16, 8, 6, 12, 4]
+
 Turns = Callable[[int, int], Tensor | None]
 """From layer and position to the matrix R so that x R is x rotated; None where a layer does not rotate."""
 
@@ -212,3 +214,9 @@ def in_the_stream() -> am.HookedModel:
             if place:
                 fused[16 + place, 0, 1, place - 1] += 2.5
     return am.load(model)
+
+
+def documents(lengths: list[int] = LENGTHS, seed: int = 3) -> list[Tensor]:
+    """Random token ids that every small model knows."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 43, (length,), generator=generator) for length in lengths]

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +28,14 @@ def unchecked() -> Iterator[None]:
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a few documents, so that a small corpus has many."""
+    from attnmech.runs import corpus, stream
+
+    monkeypatch.setattr(stream, "batches", partial(corpus.batches, tokens_per_batch=40, window=4))
 
 
 @pytest.fixture(autouse=True)

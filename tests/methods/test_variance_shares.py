@@ -1,7 +1,6 @@
 """Shares of variance against a loop over rows and keys; corpora, shards and journals end at the same numbers."""
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,11 @@ import naive
 import numpy as np
 import pytest
 import torch
-from centred import F32, F64
+from centred import F32, F64, documents
 from scipy.stats import spearmanr
-from torch import Tensor
 
 import attnmech as am
 from attnmech.methods.variance_shares import ALL_TERMS
-
-LENGTHS = [5, 9, 2, 14, 7, 11, 3, 16, 8, 6, 12, 4]
-
-
-@pytest.fixture
-def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few documents, so that a small corpus has many."""
-    from attnmech.runs import corpus, stream
-
-    monkeypatch.setattr(stream, "batches", partial(corpus.batches, tokens_per_batch=40, window=4))
-
-
-def documents(lengths: list[int] = LENGTHS, seed: int = 3) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, 43, (length,), generator=generator) for length in lengths]
 
 
 def sums_by_hand(

@@ -1,7 +1,6 @@
 """Mean queries and keys against loops over captured ones; shards, files, equality; what interventions do with them."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +9,14 @@ import models
 import pytest
 import reference
 import torch
-from centred import F32, F64, close
+from centred import F32, F64, LENGTHS, close, documents
 from torch import Tensor
 
 import attnmech as am
 from attnmech import Intervention
 from attnmech.runs.sweep import sweep
 
-LENGTHS = [5, 9, 2, 14, 7, 11, 3, 16, 8, 6, 12, 1]
-
-
-@pytest.fixture
-def many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few documents, so that a small corpus has many."""
-    from attnmech.runs import corpus, stream
-
-    monkeypatch.setattr(stream, "batches", partial(corpus.batches, tokens_per_batch=40, window=4))
-
-
-def documents(lengths: list[int] = LENGTHS, seed: int = 3) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, 43, (length,), generator=generator) for length in lengths]
-
+WITH_ONE_TOKEN = [*LENGTHS[:-1], 1]
 
 # -- what they are -------------------------------------------------------------------------------------------
 
@@ -40,7 +25,7 @@ def documents(lengths: list[int] = LENGTHS, seed: int = 3) -> list[Tensor]:
 @pytest.mark.parametrize("by", ["head", "position"])
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt2", "qwen3_bias"])
 def test_means_are_those_of_captured_queries_and_keys(name: str, by: Any) -> None:
-    model, texts = models.hooked(name, F64), documents()
+    model, texts = models.hooked(name, F64), documents(WITH_ONE_TOKEN)
     found = am.mean_qk(model, iter(texts), by=by)
     places = 16 if by == "position" else 1
     for layer in range(model.n_layers):
@@ -64,7 +49,7 @@ def test_means_are_those_of_captured_queries_and_keys(name: str, by: Any) -> Non
 @pytest.mark.usefixtures("many_batches")
 @pytest.mark.parametrize("by", ["head", "position"])
 def test_shards_merge_into_the_whole(by: Any) -> None:
-    model, texts = models.hooked("llama", F64), documents()
+    model, texts = models.hooked("llama", F64), documents(WITH_ONE_TOKEN)
     whole = am.mean_qk(model, iter(texts), by=by)
     parts = [am.mean_qk(model, iter(texts), by=by, shard=(number, 3)) for number in range(3)]
     for order in ([0, 1, 2], [2, 0, 1]):
@@ -103,7 +88,7 @@ def test_means_with_and_without_bos_are_not_merged(tmp_path: Path) -> None:
 def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.runs import stream
 
-    model, texts, journal = models.hooked("llama"), documents(), tmp_path / "journal"
+    model, texts, journal = models.hooked("llama"), documents(WITH_ONE_TOKEN), tmp_path / "journal"
     whole, real, calls = am.mean_qk(model, iter(texts), by="position"), stream._Total.add, []
 
     def stopping(self: Any, *arguments: Any) -> None:
