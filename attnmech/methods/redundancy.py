@@ -6,7 +6,7 @@ whose patterns are kept until the batch ends.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Any, ClassVar, Final
@@ -21,21 +21,20 @@ from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-unt
 from scipy.spatial.distance import squareform  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..arguments import finite_number, member, option, shown, whole_number
+from ..arguments import finite_number, member, option, whole_number
 from ..draw.redundancy import divergence_map, heads_in_plane
 from ..draw.section import Section
 from ..errors import InputError
-from ..fields import check_entries, check_layers
 from ..maths.divergence import among_heads, between_heads, effective_number, placed
 from ..maths.intervals import LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.observed import RowBlock
-from ..results import PagedResult, Provenance, by_layer
+from ..results import by_layer
 from ..runs.groups import by_group, joined
-from ..runs.layers import count_layers
 from ..runs.row_means import ROW_CLASSES, row_classes
 from ..runs.stream import Reducer, Run, Source, State, stream
+from ..runs.summed import Summed
 
 KEPT_BYTES: Final = 200_000_000
 """The most memory that the patterns of the sampled rows of a batch may take."""
@@ -155,15 +154,7 @@ class RedundancyReducer(Reducer):
 
     def finish(self, state: State, source: Source) -> "Redundancy":
         """The result."""
-        return Redundancy(
-            layers=source.layers,
-            n_layers=count_layers(source.model, source.stack),
-            documents=source.documents,
-            truncated=source.truncated,
-            rows=self.rows,
-            state=state,
-            provenance=source.provenance,
-        )
+        return Redundancy.of(state, source, rows=self.rows)
 
 
 _BY_TEXT: Final = ("within", "counts")
@@ -206,7 +197,7 @@ def _with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
 
 
 @dataclass(frozen=True, repr=False)
-class Redundancy(PagedResult):
+class Redundancy(Summed):
     """How much the patterns of any two heads differ: Jensen-Shannon divergence in nats, mean over rows, at most ln 2.
 
     Two heads of the same layer are compared on every row that counts; heads of different layers on sampled rows.
@@ -224,58 +215,17 @@ class Redundancy(PagedResult):
     }
     """The types of the entries of `state`."""
 
-    layers: tuple[int, ...]
-    """The layers measured."""
-    n_layers: int
-    """The model's number of layers: the length of the axes `layer`, which are NaN at layers not measured."""
-    documents: int
-    """How many texts there were."""
-    truncated: int
-    """How many of them were cut to the model's length."""
     rows: int
     """How many rows of each text were compared between layers, at most."""
-    state: Mapping[str, Tensor]
-    """The sums from which everything is computed."""
-    provenance: Provenance
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that are known from elsewhere."""
         return {"layer": len(self.layers), "pair": math.comb(self._heads, 2)}
 
-    def _check(self) -> None:
-        super()._check()
-        check_layers(self.layers, self.n_layers)
-        for name in self.STATE:
-            self.state[name]
-        check_entries("state", self.state, self.STATE, self.axis_lengths)
-
-    def merged(self, *others: "Redundancy") -> "Redundancy":
-        """The result over several shards of a corpus, as if they had been one run; `InputError` for anything else."""
-        parts = (self, *others)
-        for each in parts:
-            if not isinstance(each, Redundancy) or each._kind != self._kind:
-                raise InputError(
-                    "only redundancies of the same model, layers, options and hooks are merged; got "
-                    f"{shown(each)}."
-                )  # fmt: skip
-        provenance = Provenance.of_shards([each.provenance for each in parts])
-        state, reducer = dict(self.state), RedundancyReducer()
-        for each in others:
-            state = reducer.merge(state, dict(each.state))
-        return replace(
-            self,
-            documents=sum(each.documents for each in parts),
-            truncated=sum(each.truncated for each in parts),
-            state=state,
-            provenance=provenance,
-        )
-
     @property
-    def _kind(self) -> tuple[object, ...]:
-        origin = self.provenance
-        options = {name: str(value) for name, value in origin.options.items() if name not in ("shard", "corpus")}
-        return self.layers, self.rows, origin.weights, origin.edits, tuple(sorted(options.items()))
+    def _reducer(self) -> Reducer:
+        return RedundancyReducer()
 
     # -- how different heads are ------------------------------------------------------------------------------
 

@@ -238,7 +238,7 @@ def test_batches_shards_and_order_change_nothing(tmp_path: Path) -> None:
     assert loaded.to_frame().equals(whole.to_frame()) and loaded.lead == whole.lead
     with pytest.raises(am.InputError, match="share documents"):
         parts[0].merged(parts[0])
-    with pytest.raises(am.InputError, match="are merged"):
+    with pytest.raises(am.InputError, match="is merged only with"):
         parts[0].merged(am.redundancy(model, iter(given), rows=4, shard=(1, 3)))
     with pytest.raises(am.InputError, match=r"one\.divergence"):
         whole - whole

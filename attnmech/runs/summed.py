@@ -1,0 +1,97 @@
+"""What do results have in common whose numbers follow from sums over a corpus? They are checked, and merged."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from ..arguments import shown
+from ..errors import InputError
+from ..fields import check_entries, check_layers
+from ..results import PagedResult, Provenance
+from .layers import count_layers
+from .stream import Reducer, Source, State
+
+
+@dataclass(frozen=True, repr=False)
+class Summed(PagedResult):
+    """A result whose numbers follow from the state of a reducer."""
+
+    STATE: ClassVar[Mapping[str, Any]]
+    """The types of the entries of `state`."""
+
+    layers: tuple[int, ...]
+    """The layers measured."""
+    n_layers: int
+    """The model's number of layers: the length of the axes `layer`, which are NaN at layers not measured."""
+    documents: int
+    """How many texts there were."""
+    truncated: int
+    """How many of them were cut to the model's length."""
+    state: Mapping[str, Tensor]
+    """The sums from which everything is computed."""
+    provenance: Provenance
+
+    @classmethod
+    def of(cls, state: State, source: Source, **more: Any) -> Self:
+        """The result for a state."""
+        return cls(
+            layers=source.layers,
+            n_layers=count_layers(source.model, source.stack),
+            documents=source.documents,
+            truncated=source.truncated,
+            state=state,
+            provenance=source.provenance,
+            **more,
+        )
+
+    @property
+    @abstractmethod
+    def _reducer(self) -> Reducer:
+        """One whose `merge` joins two states."""
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes of `state` that are known from elsewhere."""
+        return {"layer": len(self.layers)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, self.n_layers)
+        for name in self.STATE:
+            self.state[name]
+        check_entries("state", self.state, self.STATE, self.axis_lengths)
+
+    def merged(self, *others: Self) -> Self:
+        """The result over several shards of a corpus, as if they had been one run.
+
+        Raises `InputError` for shards that share documents or come from two corpora, and for results with another
+        model, other layers, options or hooks.
+        """
+        parts = (self, *others)
+        for each in parts:
+            if type(each) is not type(self) or each._kind != self._kind:
+                raise InputError(
+                    f"a {type(self).__name__} is merged only with others of the same model, layers, options and hooks; "
+                    f"got {shown(each)}."
+                )
+        provenance = Provenance.of_shards([each.provenance for each in parts])
+        state = dict(self.state)
+        for each in others:
+            state = self._reducer.merge(state, dict(each.state))
+        return replace(
+            self,
+            documents=sum(each.documents for each in parts),
+            truncated=sum(each.truncated for each in parts),
+            state=state,
+            provenance=provenance,
+        )
+
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        """What two results must share to be merged."""
+        origin = self.provenance
+        options = {name: str(value) for name, value in origin.options.items() if name not in ("shard", "corpus")}
+        return self.layers, origin.weights, origin.edits, tuple(sorted(options.items()))
