@@ -135,7 +135,7 @@ class HeadTypesReducer(Reducer):
         """Adds a block of rows."""
         batch, layer, length = block.batch.queries(block.stack), block.index, block.mask.queries
         rows = state["rows"][:, block.rows.start : block.rows.stop]
-        found = block.mask.once(("kinds", block.rows), lambda: _Targets.of(batch, block, rows, run.model.causal))
+        found = block.mask.once(("kinds", block.rows), lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal))
         on_target = found.by_kind.to(block.pattern)
         state["mass"][:, layer] += _summed(block.pattern, on_target)
         top = block.attention.top

@@ -264,3 +264,20 @@ def test_a_head_rests_where_it_finds_no_target() -> None:
         assert row["without_target"] == pytest.approx(means[False], abs=1e-5)
         assert row["difference"] == pytest.approx(means[False] - means[True], abs=1e-2)
         assert row["low"] > 0
+
+
+def test_an_encoder_with_a_decoder_looks_both_ways() -> None:
+    """T5's encoder: duplicates stand on either side, and there is no induction; its decoder has both as causal."""
+    model, given = hooked("t5"), texts(6)
+    types = am.head_types(model, given, stack="encoder")
+    assert bool(types.mass("induction").isnan().all())
+    mass, rows = 0.0, 0
+    for ids in given:
+        pattern, tokens = model.run(ids, points=["encoder.pattern"])["encoder.pattern", 1][0, 1], ids[0].tolist()
+        for query in range(1, len(tokens)):
+            there = [key for key in range(len(tokens)) if is_target("duplicate", tokens, query, key, causal=False)]
+            rows += bool(there)
+            mass += sum(float(pattern[query, key]) for key in there)
+    assert float(types.mass("duplicate")[1, 1]) == pytest.approx(mass / rows, abs=1e-5)
+    decoded = [{"input_ids": given[0], "decoder_input_ids": ids} for ids in given]
+    assert bool(am.head_types(model, iter(decoded), stack="decoder").mass("induction").isfinite().all())
