@@ -33,6 +33,7 @@ from ..model.inputs import Inputs
 from ..model.ledger import ledger_of_block
 from ..model.observed import RowBlock
 from ..results import PagedResult, Provenance, by_layer
+from ..runs.ablations import checked_seed
 from ..runs.groups import by_group, joined
 from ..runs.layers import count_layers
 from ..runs.repeated import repeated_sequences
@@ -87,13 +88,21 @@ def head_types(
         Mass, baseline and claims of every head; `claims` as a table, `plot` as a map, `to_html` as a page.
 
     Raises:
-        InputError: for cross-attention, whose queries and keys are different tokens.
+        InputError: for cross-attention, whose queries and keys are different tokens; for a decoder beside an encoder
+            without `inputs`.
 
     """
     require_model(model)
-    if model.stack(stack).label == "cross":
+    label = model.stack(stack).label
+    if label == "cross":
         raise InputError("in cross-attention queries and keys are different tokens, so a head has none of these kinds.")
     generated = inputs is None
+    if generated and label == "decoder":
+        raise InputError(
+            "random tokens are generated for the encoder alone; give `inputs` with what the decoder reads: "
+            'iter([{"input_ids": ..., "decoder_input_ids": ...}, ...]).'
+        )
+    seed = checked_seed(seed)
     given = repeated_sequences(model, seed=seed) if inputs is None else inputs
     result: HeadTypes
     reducer = HeadTypesReducer(generated)

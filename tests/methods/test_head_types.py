@@ -236,6 +236,10 @@ def test_few_texts_claim_nothing() -> None:
 def test_bad_input() -> None:
     with pytest.raises(am.InputError, match="cross-attention"):
         am.head_types(hooked("t5"), stack="cross")
+    with pytest.raises(am.InputError, match="what the decoder reads"):
+        am.head_types(hooked("t5"), stack="decoder")
+    with pytest.raises(am.InputError, match="seed"):
+        am.head_types(hooked("bloom"), seed=-1)
     types = am.head_types(hooked("bloom"), texts(5))
     with pytest.raises(am.InputError, match="kind"):
         types.mass("prev")
