@@ -264,7 +264,7 @@ def _by_position_alone(block: RowBlock, run: Run) -> Float[Tensor, "batch head r
         stacks, attn_in = run.model.stacks, block["attn_in"]
         everywhere = block.visible.new_ones(1).expand(len(block.q), 1, block.mask.queries, block.k.shape[2])
         native = ledger_of_block(stacks, block, attn_in, everywhere)
-        parts[block.layer] = centred(native, run.stack, block, block.batch, "mean")
+        parts[block.layer] = centred(native, run.stack, block, block.batch, "mean", empty=True)
     width = block.scores.shape[-1]
     term = parts[block.layer].term("position", slice(block.rows.start, block.rows.stop))
     term = term[..., :width].expand(*block.scores.shape[:3], -1)

@@ -285,3 +285,17 @@ def test_an_encoder_with_a_decoder_looks_both_ways() -> None:
     assert float(types.mass("duplicate")[1, 1]) == pytest.approx(mass / rows, abs=1e-5)
     decoded = [{"input_ids": given[0], "decoder_input_ids": ids} for ids in given]
     assert bool(am.head_types(model, iter(decoded), stack="decoder").mass("induction").isfinite().all())
+
+
+def test_texts_of_one_token_count_for_nothing() -> None:
+    """They have no row but their first: alone they give no number, in a corpus they change none."""
+    model, given = hooked("bloom"), texts(6)
+    alone = am.head_types(model, torch.tensor([[5]]))
+    assert all(bool(alone.mass(kind).isnan().all()) for kind in KINDS)
+    assert alone.claims.empty and alone.plot().data and len(alone.to_frame()) == 6
+    expected = am.head_types(model, iter(given))
+    found = am.head_types(model, iter([*given, torch.tensor([[5]])]))
+    for kind in KINDS:
+        for measure in ("mass", "baseline", "top", "position_alone"):
+            one, other = getattr(found, measure)(kind), getattr(expected, measure)(kind)
+            assert torch.allclose(one, other, atol=1e-6, equal_nan=True)
