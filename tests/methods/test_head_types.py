@@ -299,3 +299,15 @@ def test_texts_of_one_token_count_for_nothing() -> None:
         for measure in ("mass", "baseline", "top", "position_alone"):
             one, other = getattr(found, measure)(kind), getattr(expected, measure)(kind)
             assert torch.allclose(one, other, atol=1e-6, equal_nan=True)
+
+
+def test_rows_that_cannot_see_the_first_token_do_not_rest_on_it() -> None:
+    """Behind a sliding window of three tokens: only rows 1 and 2 can give the first token anything."""
+    model = am.load(models.fresh("gemma2"))
+    given = [torch.cat((torch.arange(3 + number, 6 + number).repeat_interleave(2),) * 2)[None] for number in range(6)]
+    types = am.head_types(model, given, layers=[0])
+    kind = CONTENT.index("duplicate")
+    assert types.state["count_with"][kind].sum() == types.state["count_without"][kind].sum() == 6
+    for name, query in (("with", 1), ("without", 2)):
+        expected = sum(float(model.run(ids, points=["pattern"])["pattern", 0][0, 1, query, 0]) for ids in given)
+        assert float(types.state[f"rest_{name}"][kind, 0, 1].sum()) == pytest.approx(expected, abs=1e-5)
