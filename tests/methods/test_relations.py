@@ -139,3 +139,17 @@ def test_few_texts_or_pairs_claim_nothing() -> None:
     assert few.claims.empty and "too few texts" in few.lead
     labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare")]
     assert "rare" not in set(am.relations(model, labels).claims.relation)
+
+
+def test_a_head_that_prefers_no_key_finds_none() -> None:
+    """Equal attention everywhere: the labelled key is not above the others, wherever it stands."""
+    model = am.load()
+    labels = [(text, query, key, "any") for text in TEXTS for query, key in ((3, 1), (3, 2))]
+
+    def even(pattern: Tensor) -> Tensor:
+        seen = (pattern > 0).to(pattern)
+        return seen / seen.sum(dim=-1, keepdim=True)
+
+    with model.hooks({("pattern", 1): even}):
+        found = am.relations(model, labels)
+    assert bool((found.accuracy("any")[1] == 0).all())
