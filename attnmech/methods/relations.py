@@ -132,7 +132,7 @@ class _Read:
     batch: Batch
     pattern: Float[Tensor, "layer head query key"]
     counted: Bool[Tensor, " key"]
-    """Which keys can be looked at: all but special tokens."""
+    """Which keys can be looked at: all but special tokens, and words of nothing else."""
     causal: bool
 
     @classmethod
@@ -146,7 +146,8 @@ class _Read:
             return cls(batch, pattern, ~batch.is_special[0].cpu(), model.causal)
         member = words_of(model, batch, text)
         mean = member / member.sum(dim=-1, keepdim=True)
-        return cls(batch, mean @ pattern @ member.T, torch.ones(len(text), dtype=torch.bool), model.causal)
+        ordinary = (member > 0) & ~batch.is_special[0].cpu()
+        return cls(batch, mean @ pattern @ member.T, ordinary.any(dim=-1), model.causal)
 
     def check(self, text: str | tuple[str, ...], query: int, key: int) -> None:
         """Raises `InputError` for a label that this text cannot have."""

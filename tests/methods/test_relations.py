@@ -4,7 +4,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import models
 import pytest
+import torch
 from torch import Tensor
 
 import attnmech as am
@@ -153,3 +155,20 @@ def test_a_head_that_prefers_no_key_finds_none() -> None:
     with model.hooks({("pattern", 1): even}):
         found = am.relations(model, labels)
     assert bool((found.accuracy("any")[1] == 0).all())
+
+
+def test_special_tokens_that_are_words_are_not_looked_at() -> None:
+    """A head that looks hardest at a mark within the text finds the next best word; a label there is refused."""
+    model = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
+    words = (models.WORDS[4], " [PAD]", *(f" {word}" for word in models.WORDS[5:9]))
+
+    def planted(pattern: Tensor) -> Tensor:
+        pattern = torch.zeros_like(pattern)
+        pattern[..., 2], pattern[..., 1] = 0.7, 0.3
+        return pattern
+
+    with model.hooks({("pattern", 1): planted}):
+        found = am.relations(model, [(words, 4, 0, "name")])
+    assert bool((found.accuracy("name")[1] == 1).all())
+    with pytest.raises(am.InputError, match="key 1 of .* is a special token"):
+        am.relations(model, [(words, 4, 1, "name")])
