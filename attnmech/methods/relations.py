@@ -63,14 +63,16 @@ def relations(
         Accuracies, baselines and claims, by relation, layer and head.
 
     Raises:
-        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself, and for
-            words in a model without a tokenizer that knows where its tokens stand.
+        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for
+            words in a model without a tokenizer that knows where its tokens stand; for an encoder with a decoder.
 
     Source: Clark et al. 2019, "What Does BERT Look At?"
 
     """
     require_model(model)
-    chosen = tuple(model.points.check_layers(layers, ""))
+    if len(model.stacks) > 1:
+        raise InputError("relations are measured in models with one stack; this one has an encoder and a decoder.")
+    chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
     model.points.resolve(["pattern"], chosen, model.refused)
     texts = _by_text(listed("labelled", labelled, "a list of (text, query, key, relation)"))
     names = tuple(dict.fromkeys(name for pairs in texts.values() for _, _, name in pairs))
@@ -115,7 +117,8 @@ def _by_text(labelled: Sequence[Any]) -> dict[str | tuple[str, ...], list[tuple[
             places = integer(query), integer(key)
         except (TypeError, ValueError):
             raise InputError(f"label {number} must be (text, query, key, relation); got {shown(label)}.") from None
-        if not isinstance(text, str) and not all(isinstance(word, str) for word in text):
+        words = isinstance(text, Sequence) and all(isinstance(word, str) for word in text)
+        if not words:
             raise InputError(f"the text of label {number} must be a string or a list of words; got {shown(text)}.")
         if not isinstance(name, str):
             raise InputError(f"the relation of label {number} must be a name; got {shown(name)}.")

@@ -126,6 +126,7 @@ def test_labels_at_random_are_found_by_no_head() -> None:
         ([("Anna sang.", "a", 1, "x")], "label 0 must be"),
         ([("Anna sang.", 2, 1, 3)], "must be a name"),
         ([((1, 2), 1, 0, "x")], "a string or a list of words"),
+        ([(5, 1, 0, "x")], "a string or a list of words"),
         ([], "at least one"),
         ([(("Anna", "", " sang"), 2, 0, "x")], "has no token of its own"),
     ],
@@ -172,3 +173,10 @@ def test_special_tokens_that_are_words_are_not_looked_at() -> None:
     assert bool((found.accuracy("name")[1] == 1).all())
     with pytest.raises(am.InputError, match="key 1 of .* is a special token"):
         am.relations(model, [(words, 4, 1, "name")])
+
+
+def test_layers_given_twice_count_once_and_two_stacks_are_refused() -> None:
+    found = am.relations(am.load(), by_tokens(am.load()), layers=[1, 1])
+    assert found.layers == (1,) and len(found.to_frame()) == 2 * 8
+    with pytest.raises(am.InputError, match="an encoder and a decoder"):
+        am.relations(models.hooked("t5"), by_tokens(am.load()))
