@@ -278,23 +278,21 @@ class Relations(PagedResult):
 
     @property
     def lead(self) -> str:
-        texts = self.pairs.shape[1]
-        told = f"{int(self.pairs.sum())} labelled pairs of {len(self.names)} relations in {texts} texts"
+        pairs, named, texts = int(self.pairs.sum()), len(self.names), self.pairs.shape[1]
+        told = f"{_counted(pairs, 'labelled pair')} of {_counted(named, 'relation')} in {_counted(texts, 'text')}"
         if texts < LEAST_TEXTS:
             return f"{told}: too few texts for a claim, which needs {LEAST_TEXTS} or more."
         best = self.claims.drop_duplicates("relation")
-        if best.empty:
-            return f"{told}: no head clears the best fixed offset."
         each = [
             f"{row['relation']} by L{row['layer']}H{row['head']} ({percent(row['accuracy'], 0)}, best offset "
             f"{percent(row['baseline'], 0)})"
             for row in best.to_dict("records")
         ]
-        few = [
-            name for name, count in zip(self.names, self.pairs.sum(dim=-1).tolist(), strict=True) if count < LEAST_PAIRS
-        ]
-        short = f" Too few pairs for a claim: {', '.join(few)}." if few else ""
-        return f"{told}. Found: {'; '.join(each)}.{short}"
+        enough = (self.pairs.sum(dim=-1) >= LEAST_PAIRS) & ((self.pairs > 0).sum(dim=-1) >= LEAST_TEXTS)
+        few = [name for name, there in zip(self.names, enough.tolist(), strict=True) if not there]
+        short = f" Too few pairs or texts for a claim: {', '.join(few)}." if few else ""
+        found = f". Found: {'; '.join(each)}." if each else ": no head clears the best fixed offset."
+        return f"{told}{found if each or bool(enough.any()) else '.'}{short}"
 
     @property
     def _title(self) -> str:
@@ -305,7 +303,7 @@ class Relations(PagedResult):
             Section(
                 f"{name[:1].upper()}{name[1:]}",
                 "Each cell is one head: how much more often its highest key is the labelled one than the best fixed "
-                f"offset is right, here {int(self.offsets[place])} back. Pale where that is not clear among all.",
+                f"offset is right, here {_direction(int(self.offsets[place]))}. Pale where that is not clear among all.",
                 {f"relation-{place}": self.plot(name)},
                 f'found.plot("{name}")',
             )
@@ -322,6 +320,15 @@ class Relations(PagedResult):
 
     def _by_layer(self, values: Float[Tensor, "measured head"]) -> Float[Tensor, "layer head"]:
         return by_layer(values, self.layers, self.n_layers)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _direction(offset: int) -> str:
+    """Where a key stands, seen from its query."""
+    return f"{abs(offset)} {'back' if offset > 0 else 'ahead'}"
 
 
 _COLUMNS: Final = ["layer", "head", "relation", "accuracy", "baseline", "offset", "low", "high", "pairs"]

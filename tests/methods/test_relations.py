@@ -180,3 +180,17 @@ def test_layers_given_twice_count_once_and_two_stacks_are_refused() -> None:
     assert found.layers == (1,) and len(found.to_frame()) == 2 * 8
     with pytest.raises(am.InputError, match="an encoder and a decoder"):
         am.relations(models.hooked("t5"), by_tokens(am.load()))
+
+
+def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
+    """Of two relations, one has too few pairs, and of another all pairs are in one text."""
+    model = am.load()
+    labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare"), *[(TEXTS[1], 5, key, "bunched") for key in (1, 2, 3, 4, 1)]]
+    found = am.relations(model, labels)
+    told = f"{len(labels)} labelled pairs of 4 relations in 6 texts"
+    assert found.lead.startswith(told)
+    assert found.lead.endswith("Too few pairs or texts for a claim: rare, bunched.")
+    one = am.relations(model, labels[:1])
+    assert one.lead.startswith("1 labelled pair of 1 relation in 1 text: ")
+    few = am.relations(model, [(text, 3, 1, f"of text {place}") for place, text in enumerate(TEXTS)])
+    assert few.lead.startswith("6 labelled pairs of 6 relations in 6 texts. Too few pairs or texts")
