@@ -41,9 +41,9 @@ def relations(
     """How often each head looks hardest at the word that a label says, relation by relation.
 
     accuracy = share of pairs whose labelled key gets more of the query's attention than any other, the query itself and
-    special tokens left out. Its baseline is the best fixed offset: the distance at which most labelled keys of the relation stand. A
-    relation is claimed of a head where the simultaneous 95 % interval of accuracy − baseline over texts, for all heads
-    and relations together, is above 0, and the accuracy is at least 0.5.
+    special tokens left out. Its baseline is the best fixed offset: the distance at which most labelled keys of the
+    relation stand. A relation is claimed of a head where the simultaneous 95 % interval of accuracy − baseline over
+    texts, for all heads and relations together, is above 0, and the accuracy is at least 0.5.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import labelled
@@ -303,7 +303,8 @@ class Relations(PagedResult):
             Section(
                 f"{name[:1].upper()}{name[1:]}",
                 "Each cell is one head: how much more often its highest key is the labelled one than the best fixed "
-                f"offset is right, here {_direction(int(self.offsets[place]))}. Pale where that is not clear among all.",
+                f"offset is right, here {_direction(int(self.offsets[place]))}. Pale where that is not clear among "
+                "all.",
                 {f"relation-{place}": self.plot(name)},
                 f'found.plot("{name}")',
             )
