@@ -44,6 +44,9 @@ from ..runs.token_types import TOKEN_TYPES, token_types
 TRIVIAL_MASS: Final = 0.3
 """A kind is claimed only where the mean mass on its targets is at least this, …"""
 
+RESTING: Final = ("first", "self")
+"""The kinds of a head that looks at nothing in particular: an example is of one of these only if there is no other."""
+
 SUFFICES: Final = 0.75
 """The position term alone explains a kind where it would put at least this share of the mass there."""
 
@@ -145,7 +148,9 @@ class HeadTypesReducer(Reducer):
         """Adds a block of rows."""
         batch, layer, length = block.batch.queries(block.stack), block.index, block.mask.queries
         rows = state["rows"][:, block.rows.start : block.rows.stop]
-        found = block.mask.once(("kinds", block.rows), lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal))
+        found = block.mask.once(
+            ("kinds", block.rows), lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal)
+        )
         on_target = found.by_kind.to(block.pattern)
         state["mass"][:, layer] += _summed(block.pattern, on_target)
         top = block.attention.top
@@ -483,7 +488,7 @@ class HeadTypes(PagedResult):
     def example(self) -> tuple[int, int] | None:
         """The layer and head of the largest claim, if there is one of a kind other than "self" and "first"."""
         found = self.claims
-        moving = found[~found.kind.isin(("first", "self"))]
+        moving = found[~found.kind.isin(RESTING)]
         chosen = moving if len(moving) else found
         return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
 
