@@ -29,7 +29,7 @@ from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition, decompose_by_source
 from .methods.focus import AttentionFocus
-from .methods.head_types import HeadTypes, head_types
+from .methods.head_types import RESTING, HeadTypes, head_types
 from .methods.null_attention import INTERVENTIONS, NullAttention, null_attention
 from .methods.updates import ResidualUpdates
 from .model.certificate import Certificate
@@ -200,7 +200,12 @@ class Report:
         example = None if self.types is None else self.types.example
         if self.types is not None and example is not None and example[0] in view.layers:
             layer, head = view.layers.index(example[0]), example[1]
-            on_target = view.pattern[layer, head] * _targets(view.tokens, self.types.kinds_of(*example)[0])
+            kinds = self.types.kinds_of(*example)
+            # The kind for which the head was chosen: what it rests on is a place to start at only if there is no other.
+            kind = next((each for each in kinds if each not in RESTING), kinds[0])
+            causal = not np.triu(view.pattern, 1).any()
+            on_target = view.pattern[layer, head] * _targets(view.tokens, kind, causal=causal)
+            on_target[0] = 0
             if on_target.max() > 0:
                 return example[0], head, int(on_target.sum(axis=1).argmax())
         elif self.effects is not None:
@@ -301,12 +306,12 @@ def _expected(view: View) -> Section:
     )
 
 
-def _targets(tokens: Sequence[str], kind: str) -> Bool[np.ndarray, "query key"]:
+def _targets(tokens: Sequence[str], kind: str, *, causal: bool = True) -> Bool[np.ndarray, "query key"]:
     """The keys that a head of some kind would look at, in a text whose first token begins it."""
     length = len(tokens)
     _, ids = np.unique(np.array(tokens, dtype=object).astype(str), return_inverse=True)
     first = torch.arange(length)[None] == 0
-    found = targets(torch.from_numpy(ids)[None], first, {}, range(length), length)
+    found = targets(torch.from_numpy(ids)[None], first, {}, range(length), length, causal=causal)
     return found[kind][0].numpy() if kind in found else np.zeros((length, length), dtype=bool)
 
 

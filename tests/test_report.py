@@ -69,20 +69,22 @@ def test_the_lead_says_what_the_numbers_support(demo: am.HookedModel) -> None:
 
 
 @pytest.mark.parametrize("text", ["Anna sang.", PARAGRAPH])
-def test_the_page_begins_at_the_head_that_matters_most(
+def test_the_page_begins_at_the_head_that_is_most_clearly_of_a_kind(
     demo: am.HookedModel, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "OTHER_TEXTS", 0)
     report = am.report(demo, text)
-    assert report.effects is not None
+    assert report.types is not None
     found = re.search(r'"start":\s*(\{[^}]*\})', report.to_html())
     assert found
     start = json.loads(found[1])
-    strongest = report.effects.strongest(1).iloc[0]
-    assert (start["layer"], start["head"]) == (strongest.layer, strongest["head"])
+    strongest = report.types.claims.query("kind not in ('first', 'self')").iloc[0]
+    assert (start["layer"], start["head"], strongest.kind) == (strongest.layer, strongest["head"], "induction")
     pattern = report.scores.numbers().pattern[start["layer"], start["head"]]
-    weights = [(pattern[i, j], i) for i in range(len(pattern)) for j in range(1, len(pattern)) if i != j]
-    assert start["query"] == max(weights)[1]
+    tokens, count = report.scores.numbers().tokens, len(pattern)
+    found_at = [sum(pattern[i, j] for j in range(1, i) if tokens[j - 1] == tokens[i]) for i in range(count)]
+    weights = [(pattern[i, j], i) for i in range(count) for j in range(1, count) if i != j]
+    assert start["query"] == (int(np.argmax(found_at)) if max(found_at) > 0 else max(weights)[1])
 
 
 def test_a_sum_without_residual_is_exact(demo: am.HookedModel) -> None:
@@ -345,3 +347,17 @@ def test_hostile_names_and_tokens_are_text() -> None:
     model.name = hostile
     page = am.report(model, torch.tensor([[3, 4, 3]])).to_html()
     assert hostile not in page
+
+
+@pytest.mark.parametrize("kinds", [("first", "previous"), ("previous",)])
+def test_the_page_begins_in_a_row_of_the_kind_that_the_head_was_chosen_for(
+    kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that also rests on the first token is shown where it does what it was chosen for; never in row 0."""
+    report = reported("Anna sang.")
+    assert report.types is not None
+    monkeypatch.setattr(am.HeadTypes, "example", (1, 1))
+    monkeypatch.setattr(am.HeadTypes, "kinds_of", lambda *_: kinds)
+    view = report.scores.numbers()
+    before = np.diagonal(view.pattern[1, 1], -1)
+    assert report._start(view) == (1, 1, 1 + int(before.argmax()))

@@ -13,7 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from ..arguments import option, shown
@@ -33,6 +33,7 @@ from ..model.inputs import Inputs
 from ..model.ledger import ledger_of_block
 from ..model.observed import RowBlock
 from ..results import PagedResult, Provenance, by_layer
+from ..runs.ablations import checked_seed
 from ..runs.groups import by_group, joined
 from ..runs.layers import count_layers
 from ..runs.repeated import repeated_sequences
@@ -42,6 +43,9 @@ from ..runs.token_types import TOKEN_TYPES, token_types
 
 TRIVIAL_MASS: Final = 0.3
 """A kind is claimed only where the mean mass on its targets is at least this, …"""
+
+RESTING: Final = ("first", "self")
+"""The kinds of a head that looks at nothing in particular: an example is of one of these only if there is no other."""
 
 SUFFICES: Final = 0.75
 """The position term alone explains a kind where it would put at least this share of the mass there."""
@@ -87,13 +91,21 @@ def head_types(
         Mass, baseline and claims of every head; `claims` as a table, `plot` as a map, `to_html` as a page.
 
     Raises:
-        InputError: for cross-attention, whose queries and keys are different tokens.
+        InputError: for cross-attention, whose queries and keys are different tokens; for a decoder beside an encoder
+            without `inputs`.
 
     """
     require_model(model)
-    if model.stack(stack).label == "cross":
+    label = model.stack(stack).label
+    if label == "cross":
         raise InputError("in cross-attention queries and keys are different tokens, so a head has none of these kinds.")
     generated = inputs is None
+    if generated and label == "decoder":
+        raise InputError(
+            "random tokens are generated for the encoder alone; give `inputs` with what the decoder reads: "
+            'iter([{"input_ids": ..., "decoder_input_ids": ...}, ...]).'
+        )
+    seed = checked_seed(seed)
     given = repeated_sequences(model, seed=seed) if inputs is None else inputs
     result: HeadTypes
     reducer = HeadTypesReducer(generated)
@@ -121,6 +133,7 @@ class HeadTypesReducer(Reducer):
             "rest_with": (len(CONTENT), layers, heads, texts),
             "rest_without": (len(CONTENT), layers, heads, texts),
             "count": (len(KINDS), layers, texts),
+            "count_with": (len(CONTENT), layers, texts),
             "count_without": (len(CONTENT), layers, texts),
             "uniform": (len(POSITIONAL), layers, texts),
             "at_distance": (len(CONTENT), layers, distances, texts),
@@ -135,18 +148,21 @@ class HeadTypesReducer(Reducer):
         """Adds a block of rows."""
         batch, layer, length = block.batch.queries(block.stack), block.index, block.mask.queries
         rows = state["rows"][:, block.rows.start : block.rows.stop]
-        found = block.mask.once(("kinds", block.rows), lambda: _Targets.of(batch, block, rows, run.model.causal))
+        found = block.mask.once(
+            ("kinds", block.rows), lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal)
+        )
         on_target = found.by_kind.to(block.pattern)
         state["mass"][:, layer] += _summed(block.pattern, on_target)
         top = block.attention.top
         state["top"][:, layer] += _summed(_one_hot(top, block.pattern.shape[-1], block.pattern), on_target)
-        at_first = _at_first(block, batch)
-        state["rest_with"][:, layer] += einsum(at_first, found.there, "text head row, kind text row -> kind head text")
-        without = rows & ~found.there.bool()
-        state["rest_without"][:, layer] += einsum(
-            at_first, without.double(), "text head row, kind text row -> kind head text"
-        )
-        state["count_without"][:, layer] += without.sum(dim=-1)
+        at_first = _at_first(block.pattern, batch)
+        # Behind a sliding window there is no first token to rest on.
+        reach = rows & _at_first(block.visible, batch)[:, 0].bool()
+        for name, chosen in (("with", reach & found.there), ("without", reach & ~found.there)):
+            state[f"rest_{name}"][:, layer] += einsum(
+                at_first, chosen.double(), "text head row, kind text row -> kind head text"
+            )
+            state[f"count_{name}"][:, layer] += chosen.sum(dim=-1)
         state["count"][:, layer] += found.count
         state["uniform"][:, layer] += found.uniform
         state["at_distance"][:, layer] += found.at_distance
@@ -182,7 +198,8 @@ class HeadTypesReducer(Reducer):
 
 
 _BY_TEXT: Final = (
-    "mass", "top", "alone", "count", "uniform", "at_distance", "rest_with", "rest_without", "count_without",
+    "mass", "top", "alone", "count", "uniform", "at_distance", "rest_with", "rest_without", "count_with",
+    "count_without",
 )  # fmt: skip
 """The entries of a state whose last axis is texts, or groups of them."""
 
@@ -192,7 +209,7 @@ class _Targets:
     """What the tokens and the mask say of a block's rows: the same for all heads and layers with that mask."""
 
     by_kind: Bool[Tensor, "kind batch row key"]
-    there: Float[Tensor, "content batch row"]
+    there: Bool[Tensor, "content batch row"]
     """Whether a row has a target of each kind that depends on tokens."""
     count: Float[Tensor, "kind batch"]
     """How many rows have a target."""
@@ -220,7 +237,7 @@ class _Targets:
         pairs = received_by_distance(seen[:, None].float(), everywhere, block.rows, length)
         return cls(
             by_kind,
-            by_kind[len(POSITIONAL) :].any(dim=-1).double(),
+            by_kind[len(POSITIONAL) :].any(dim=-1),
             by_kind.any(dim=-1).sum(dim=-1).double(),
             (by_kind[: len(POSITIONAL)].sum(dim=-1) * share).sum(dim=-1),
             at_distance.permute(1, 2, 0),
@@ -236,10 +253,10 @@ def _summed(
     return found.double()
 
 
-def _at_first(block: RowBlock, batch: Batch) -> Float[Tensor, "batch head row"]:
-    """What each row gives the first token of its text."""
-    place = batch.begins[:, None, None, None].expand(*block.pattern.shape[:3], 1)
-    return block.pattern.gather(-1, place)[..., 0].double()
+def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Float[Tensor, "batch head row"]:
+    """What each row gives the first token of its text, or whether it sees it."""
+    place = batch.begins[:, None, None, None].expand(*of_keys.shape[:3], 1)
+    return of_keys.gather(-1, place)[..., 0].double()
 
 
 def _one_hot(top: Top, keys: int, like: Tensor) -> Float[Tensor, "batch head row key"]:
@@ -255,7 +272,7 @@ def _by_position_alone(block: RowBlock, run: Run) -> Float[Tensor, "batch head r
         stacks, attn_in = run.model.stacks, block["attn_in"]
         everywhere = block.visible.new_ones(1).expand(len(block.q), 1, block.mask.queries, block.k.shape[2])
         native = ledger_of_block(stacks, block, attn_in, everywhere)
-        parts[block.layer] = centred(native, run.stack, block, block.batch, "mean")
+        parts[block.layer] = centred(native, run.stack, block, block.batch, "mean", empty=True)
     width = block.scores.shape[-1]
     term = parts[block.layer].term("position", slice(block.rows.start, block.rows.stop))
     term = term[..., :width].expand(*block.scores.shape[:3], -1)
@@ -391,8 +408,9 @@ class HeadTypes(PagedResult):
     def resting(self) -> pd.DataFrame:
         """For each claimed kind that depends on tokens: does the head rest on the first token where it finds no target?
 
-        Its mean mass on the first token on rows with and without a target, and the difference, without − with, paired
-        by text, with an interval that holds for all claims together; NaN where every row has one.
+        Its mean mass on the first token on rows with and without a target, of those that see the first token, and the
+        difference, without − with, paired by text, with an interval that holds for all claims together; NaN where every
+        row has one.
         """
         here = self.claims[self.claims.kind.isin(CONTENT)][["layer", "head", "kind"]].reset_index(drop=True)
         places = [
@@ -402,10 +420,11 @@ class HeadTypes(PagedResult):
         if not places:
             return here.assign(with_target=[], without_target=[], difference=[], low=[], high=[])
         kinds, layers, heads = (list(each) for each in zip(*places, strict=True))
-        counts = {"with": self.state["count"][len(POSITIONAL) :], "without": self.state["count_without"]}
         by_text = {
-            name: TextMeans.of_ratio(self.state[f"rest_{name}"][kinds, layers, heads], count[kinds, layers])
-            for name, count in counts.items()
+            name: TextMeans.of_ratio(
+                self.state[f"rest_{name}"][kinds, layers, heads], self.state[f"count_{name}"][kinds, layers]
+            )
+            for name in ("with", "without")
         }
         change = difference(by_text["without"], by_text["with"])
         low, high = change.simultaneous()
@@ -469,7 +488,7 @@ class HeadTypes(PagedResult):
     def example(self) -> tuple[int, int] | None:
         """The layer and head of the largest claim, if there is one of a kind other than "self" and "first"."""
         found = self.claims
-        moving = found[~found.kind.isin(("first", "self"))]
+        moving = found[~found.kind.isin(RESTING)]
         chosen = moving if len(moving) else found
         return (int(chosen.layer.iloc[0]), int(chosen["head"].iloc[0])) if len(chosen) else None
 

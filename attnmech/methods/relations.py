@@ -40,10 +40,10 @@ def relations(
 ) -> "Relations":
     """How often each head looks hardest at the word that a label says, relation by relation.
 
-    accuracy = share of pairs whose labelled key gets most of the query's attention, the query itself and special tokens
-    left out. Its baseline is the best fixed offset: the distance at which most labelled keys of the relation stand. A
-    relation is claimed of a head where the simultaneous 95 % interval of accuracy − baseline over texts, for all heads
-    and relations together, is above 0, and the accuracy is at least 0.5.
+    accuracy = share of pairs whose labelled key gets more of the query's attention than any other, the query itself and
+    special tokens left out. Its baseline is the best fixed offset: the distance at which most labelled keys of the
+    relation stand. A relation is claimed of a head where the simultaneous 95 % interval of accuracy − baseline over
+    texts, for all heads and relations together, is above 0, and the accuracy is at least 0.5.
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import labelled
@@ -63,14 +63,16 @@ def relations(
         Accuracies, baselines and claims, by relation, layer and head.
 
     Raises:
-        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself, and for
-            words in a model without a tokenizer that knows where its tokens stand.
+        InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for
+            words in a model without a tokenizer that knows where its tokens stand; for an encoder with a decoder.
 
     Source: Clark et al. 2019, "What Does BERT Look At?"
 
     """
     require_model(model)
-    chosen = tuple(model.points.check_layers(layers, ""))
+    if len(model.stacks) > 1:
+        raise InputError("relations are measured in models with one stack; this one has an encoder and a decoder.")
+    chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
     model.points.resolve(["pattern"], chosen, model.refused)
     texts = _by_text(listed("labelled", labelled, "a list of (text, query, key, relation)"))
     names = tuple(dict.fromkeys(name for pairs in texts.values() for _, _, name in pairs))
@@ -85,9 +87,9 @@ def relations(
         for query, key, name in found:
             read.check(text, query, key)
             place = names.index(name)
-            row = read.pattern[:, :, query].masked_fill(~read.counted, -1.0)
-            row[..., query] = -1.0
-            correct[place, :, :, number] += row.argmax(dim=-1) == key
+            others = read.pattern[:, :, query].masked_fill(~read.counted, -1.0)
+            others[..., [query, key]] = -1.0
+            correct[place, :, :, number] += read.pattern[:, :, query, key] > others.amax(dim=-1)
             mass[place, :, :, number] += read.pattern[:, :, query, key].double()
             pairs[place, number] += 1
             offsets[place].append((number, query - key))
@@ -115,7 +117,8 @@ def _by_text(labelled: Sequence[Any]) -> dict[str | tuple[str, ...], list[tuple[
             places = integer(query), integer(key)
         except (TypeError, ValueError):
             raise InputError(f"label {number} must be (text, query, key, relation); got {shown(label)}.") from None
-        if not isinstance(text, str) and not all(isinstance(word, str) for word in text):
+        words = isinstance(text, Sequence) and all(isinstance(word, str) for word in text)
+        if not words:
             raise InputError(f"the text of label {number} must be a string or a list of words; got {shown(text)}.")
         if not isinstance(name, str):
             raise InputError(f"the relation of label {number} must be a name; got {shown(name)}.")
@@ -132,7 +135,7 @@ class _Read:
     batch: Batch
     pattern: Float[Tensor, "layer head query key"]
     counted: Bool[Tensor, " key"]
-    """Which keys can be looked at: all but special tokens."""
+    """Which keys can be looked at: all but special tokens, and words of nothing else."""
     causal: bool
 
     @classmethod
@@ -146,7 +149,8 @@ class _Read:
             return cls(batch, pattern, ~batch.is_special[0].cpu(), model.causal)
         member = words_of(model, batch, text)
         mean = member / member.sum(dim=-1, keepdim=True)
-        return cls(batch, mean @ pattern @ member.T, torch.ones(len(text), dtype=torch.bool), model.causal)
+        ordinary = (member > 0) & ~batch.is_special[0].cpu()
+        return cls(batch, mean @ pattern @ member.T, ordinary.any(dim=-1), model.causal)
 
     def check(self, text: str | tuple[str, ...], query: int, key: int) -> None:
         """Raises `InputError` for a label that this text cannot have."""
@@ -274,23 +278,21 @@ class Relations(PagedResult):
 
     @property
     def lead(self) -> str:
-        texts = self.pairs.shape[1]
-        told = f"{int(self.pairs.sum())} labelled pairs of {len(self.names)} relations in {texts} texts"
+        pairs, named, texts = int(self.pairs.sum()), len(self.names), self.pairs.shape[1]
+        told = f"{_counted(pairs, 'labelled pair')} of {_counted(named, 'relation')} in {_counted(texts, 'text')}"
         if texts < LEAST_TEXTS:
             return f"{told}: too few texts for a claim, which needs {LEAST_TEXTS} or more."
         best = self.claims.drop_duplicates("relation")
-        if best.empty:
-            return f"{told}: no head clears the best fixed offset."
         each = [
             f"{row['relation']} by L{row['layer']}H{row['head']} ({percent(row['accuracy'], 0)}, best offset "
             f"{percent(row['baseline'], 0)})"
             for row in best.to_dict("records")
         ]
-        few = [
-            name for name, count in zip(self.names, self.pairs.sum(dim=-1).tolist(), strict=True) if count < LEAST_PAIRS
-        ]
-        short = f" Too few pairs for a claim: {', '.join(few)}." if few else ""
-        return f"{told}. Found: {'; '.join(each)}.{short}"
+        enough = (self.pairs.sum(dim=-1) >= LEAST_PAIRS) & ((self.pairs > 0).sum(dim=-1) >= LEAST_TEXTS)
+        few = [name for name, there in zip(self.names, enough.tolist(), strict=True) if not there]
+        short = f" Too few pairs or texts for a claim: {', '.join(few)}." if few else ""
+        found = f". Found: {'; '.join(each)}." if each else ": no head clears the best fixed offset."
+        return f"{told}{found if each or bool(enough.any()) else '.'}{short}"
 
     @property
     def _title(self) -> str:
@@ -301,7 +303,8 @@ class Relations(PagedResult):
             Section(
                 f"{name[:1].upper()}{name[1:]}",
                 "Each cell is one head: how much more often its highest key is the labelled one than the best fixed "
-                f"offset is right, here {int(self.offsets[place])} back. Pale where that is not clear among all.",
+                f"offset is right, here {_direction(int(self.offsets[place]))}. Pale where that is not clear among "
+                "all.",
                 {f"relation-{place}": self.plot(name)},
                 f'found.plot("{name}")',
             )
@@ -318,6 +321,15 @@ class Relations(PagedResult):
 
     def _by_layer(self, values: Float[Tensor, "measured head"]) -> Float[Tensor, "layer head"]:
         return by_layer(values, self.layers, self.n_layers)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _direction(offset: int) -> str:
+    """Where a key stands, seen from its query."""
+    return f"{abs(offset)} {'back' if offset > 0 else 'ahead'}"
 
 
 _COLUMNS: Final = ["layer", "head", "relation", "accuracy", "baseline", "offset", "low", "high", "pairs"]

@@ -1,6 +1,6 @@
 """How does a result change from checkpoint to checkpoint of a training run?"""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..arguments import option, shown
 from ..draw.section import Section
 from ..draw.trajectory import lines_by_step
-from ..errors import InputError
+from ..errors import AttnmechError, InputError
 from ..model.hooked import HookedModel
 from ..model.load import load
 from ..results import PagedResult, Provenance, Result
@@ -32,7 +32,8 @@ def trajectory(
 
     Args:
         checkpoints: folders, hub names, or models, each loaded when its turn comes and then forgotten; or pairs of a
-            name and one of these. A folder is named by its last part.
+            name and one of these. A folder is named by its last part, and by its number too if that is another's name.
+            Of an iterator, no more than one model is held at a time.
         method: what to measure of each: a function from the model to a result with one row per head, such as
             `am.head_types` or `lambda model: am.attention_focus(model, texts)`.
         progress: shows a bar on stderr.
@@ -41,42 +42,65 @@ def trajectory(
         Every number of the results' tables, `[step row column]`, with the tables of the heads of all steps as one.
 
     Raises:
-        InputError: for a checkpoint that cannot be loaded or measured (which one), and for results with other heads
-            than the first's.
+        AttnmechError: for a checkpoint that cannot be loaded or measured: what `am.load` or the method raises, with the
+            checkpoint's name.
+        InputError: for results with other heads than the first's.
 
     """
     if not callable(method):
         raise InputError(f"`method` must be a function from a model to a result; got {shown(method)}.")
-    given = list(checkpoints) if isinstance(checkpoints, Iterable) and not isinstance(checkpoints, str | Path) else []
-    if not given:
+    if not isinstance(checkpoints, Iterable) or isinstance(checkpoints, str | Path):
         raise InputError(f"`checkpoints` must be a list of folders or models; got {shown(checkpoints)}.")
     names: list[str] = []
     tables: list[pd.DataFrame] = []
     origins: list[Provenance] = []
-    with progress_of("checkpoints", len(given), show=progress) as bar:
-        for number, each in enumerate(given):
-            name, checkpoint = each if isinstance(each, tuple) else (_name_of(each, number), each)
-            try:
-                model = checkpoint if isinstance(checkpoint, HookedModel) else load(checkpoint)
-                result = method(model)
-            except InputError as error:
-                raise InputError(f"checkpoint {number}, {name}: {error}") from error
-            if not isinstance(result, Result):
-                raise InputError(f"`method` must return a result of attnmech; got {shown(result)}.")
-            names.append(str(name))
-            tables.append(_numbers(result.to_frame(), str(name), tables))
+    total = len(checkpoints) if isinstance(checkpoints, Sized) else None
+    with progress_of("checkpoints", total, show=progress) as bar:
+        for each in checkpoints:  # without `enumerate`, which would keep the last
+            number = len(names)
+            name, checkpoint = _named(each, number)
+            name = f"{name}, {number}" if name in names else name
+            result = _measured(checkpoint, method, f"checkpoint {number}, {name}")
+            del each, checkpoint
+            names.append(name)
+            tables.append(_numbers(result.to_frame(), name, tables))
             origins.append(result.provenance)
             bar.advance(1)
+    if not names:
+        raise InputError("`checkpoints` must be a list of folders or models; got none.")
     first = tables[0]
+    # A column may lack where nothing was measured: a kind without a target, an interval of too few texts.
+    columns = list(dict.fromkeys(str(column) for table in tables for column in table.columns))
+    tables = [table.reindex(columns=columns) for table in tables]
     return Trajectory(
         steps=tuple(names),
         layers=tuple(first.index.get_level_values("layer")),
         heads=tuple(first.index.get_level_values("head")),
-        columns=tuple(map(str, first.columns)),
+        columns=tuple(columns),
         values=torch.stack([torch.from_numpy(table.to_numpy(dtype="float64", copy=True)) for table in tables]),
         weights=tuple(each.weights for each in origins),
         provenance=origins[-1],
     )
+
+
+def _named(each: Any, number: int) -> tuple[str, Any]:
+    """The name of a checkpoint, and the checkpoint."""
+    if not isinstance(each, tuple):
+        return _name_of(each, number), each
+    if len(each) != 2:
+        raise InputError(f"checkpoint {number} must be a folder, a model, or (name, one of these); got {shown(each)}.")
+    return str(each[0]), each[1]
+
+
+def _measured(checkpoint: Any, method: Callable[[HookedModel], Result], named: str) -> Result:
+    """The result of one checkpoint, whose model is not kept; an error says which checkpoint it was."""
+    try:
+        result = method(checkpoint if isinstance(checkpoint, HookedModel) else load(checkpoint))
+    except AttnmechError as error:
+        raise type(error)(f"{named}: {error}") from error
+    if not isinstance(result, Result):
+        raise InputError(f"`method` must return a result of attnmech; got {shown(result)}.")
+    return result
 
 
 def _name_of(checkpoint: Any, number: int) -> str:
@@ -86,16 +110,13 @@ def _name_of(checkpoint: Any, number: int) -> str:
 
 
 def _numbers(frame: pd.DataFrame, name: str, earlier: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The numeric columns of a result's table, by layer and head; `InputError` unless they are those of the first."""
+    """The numeric columns of a result's table, by layer and head; `InputError` unless heads are those of the first."""
     by_head = {"layer", "head"} <= set(frame.columns)
     if not by_head or bool(frame.duplicated(["layer", "head"]).any()):
         raise InputError("`method` must return a result with one row per head, such as am.head_types.")
     found = frame.set_index(["layer", "head"]).select_dtypes("number")
     if earlier and not found.index.equals(earlier[0].index):
         raise InputError(f"checkpoint {name} has other layers or heads than the first.")
-    if earlier:
-        # A column may lack where nothing was measured: a kind without a target, an interval of too few texts.
-        found = found.reindex(columns=earlier[0].columns)
     return found
 
 
@@ -141,10 +162,10 @@ class Trajectory(PagedResult):
     @property
     def lead(self) -> str:
         """What was measured of how many checkpoints."""
-        return (
-            f"{len(self.columns)} numbers of {len(self.layers)} heads at {len(self.steps)} checkpoints, "
-            f"{self.steps[0]} to {self.steps[-1]}."
-        )
+        told = f"{len(self.columns)} numbers of {len(self.layers)} heads at"
+        if len(self.steps) == 1:
+            return f"{told} one checkpoint, {self.steps[0]}."
+        return f"{told} {len(self.steps)} checkpoints, {self.steps[0]} to {self.steps[-1]}."
 
     @property
     def _title(self) -> str:

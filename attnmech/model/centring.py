@@ -95,17 +95,19 @@ def centred(
     centre: Centre,
     *,
     own_out: bool = True,
+    empty: bool = False,
 ) -> ScoreParts:
     """The terms of a layer's scores, with its queries and keys split at reference means.
 
-    With `own_out`, a text that is part of fixed means is taken out of them.
+    With `own_out`, a text that is part of fixed means is taken out of them. With `empty`, a text without a token that
+    its own mean could be over is split at 0, for callers that use no row of it.
     """
     rotation = stack.rotation(block.layer, block.notes)
     queries, keys = batch.queries(stack.label), batch.keys(stack.label)
     return parts.centred_at(
-        _split_at(_Role("query", block.layer, queries, batch, own_out), parts.query, rotation, 1, centre),
+        _split_at(_Role("query", block.layer, queries, batch, own_out, empty), parts.query, rotation, 1, centre),
         _split_at(
-            _Role("key", block.layer, keys, batch, own_out),
+            _Role("key", block.layer, keys, batch, own_out, empty),
             parts.key,
             rotation,
             stack.n_heads // stack.n_kv_heads,
@@ -147,6 +149,8 @@ class _Role:
     given: Batch
     """Everything that the model was given: what a text is known by."""
     own_out: bool
+    empty: bool
+    """Whether a text may have no token that counts."""
 
 
 def _split_at(
@@ -182,12 +186,12 @@ def _reference(
         _require_texts(others, role.batch)
         return (sums.sum(dim=0) - sums) / others.clamp_min(1)[:, :, None, None]
     for text, count in enumerate(counts[:, 0].tolist()):
-        if not count:
+        if not count and not role.empty:
             raise InputError(
                 f'text {text} has no token but its first and special ones, so centre="mean" has nothing to take a '
                 "mean over. Leave it out, or give fixed means: centre=am.mean_qk(model, corpus)."
             )
-    return sums / counts[:, :, None, None]
+    return sums / counts.clamp_min(1)[:, :, None, None]
 
 
 def _without(

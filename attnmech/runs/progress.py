@@ -54,7 +54,7 @@ def _length(inputs: Any) -> int | None:
 class Steps:
     """Call `advance` with how much is done."""
 
-    def __init__(self, bar: Progress, description: str, total: int) -> None:
+    def __init__(self, bar: Progress, description: str, total: int | None) -> None:
         self._bar = bar
         self._task = bar.add_task(description, total=total)
 
@@ -64,8 +64,8 @@ class Steps:
 
 
 @contextmanager
-def steps(description: str, total: int, *, show: bool) -> Iterator[Steps]:
-    """A bar over a known number of steps, for the duration of the block; without `show` nothing is drawn."""
+def steps(description: str, total: int | None, *, show: bool) -> Iterator[Steps]:
+    """A bar over steps, of a known number or not, for the duration of the block; without `show` nothing is drawn."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

@@ -13,7 +13,8 @@ from ..model.hooked import HookedModel
 
 
 def words_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Tensor, "word position"]:
-    """1 where a token belongs to a word of the batch's only text, which the words make up; 0 for special tokens.
+    """1 where a token belongs to a word of the batch's only text, which the words make up; 0 for tokens that the
+    tokenizer adds.
 
     A token belongs to the word in which its first character that is no space stands. Raises `InputError` for a word
     without a token, and for a tokenizer that does not say where its tokens stand.

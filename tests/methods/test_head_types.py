@@ -236,6 +236,10 @@ def test_few_texts_claim_nothing() -> None:
 def test_bad_input() -> None:
     with pytest.raises(am.InputError, match="cross-attention"):
         am.head_types(hooked("t5"), stack="cross")
+    with pytest.raises(am.InputError, match="what the decoder reads"):
+        am.head_types(hooked("t5"), stack="decoder")
+    with pytest.raises(am.InputError, match="seed"):
+        am.head_types(hooked("bloom"), seed=-1)
     types = am.head_types(hooked("bloom"), texts(5))
     with pytest.raises(am.InputError, match="kind"):
         types.mass("prev")
@@ -264,3 +268,46 @@ def test_a_head_rests_where_it_finds_no_target() -> None:
         assert row["without_target"] == pytest.approx(means[False], abs=1e-5)
         assert row["difference"] == pytest.approx(means[False] - means[True], abs=1e-2)
         assert row["low"] > 0
+
+
+def test_an_encoder_with_a_decoder_looks_both_ways() -> None:
+    """T5's encoder: duplicates stand on either side, and there is no induction; its decoder has both as causal."""
+    model, given = hooked("t5"), texts(6)
+    types = am.head_types(model, given, stack="encoder")
+    assert bool(types.mass("induction").isnan().all())
+    mass, rows = 0.0, 0
+    for ids in given:
+        pattern, tokens = model.run(ids, points=["encoder.pattern"])["encoder.pattern", 1][0, 1], ids[0].tolist()
+        for query in range(1, len(tokens)):
+            there = [key for key in range(len(tokens)) if is_target("duplicate", tokens, query, key, causal=False)]
+            rows += bool(there)
+            mass += sum(float(pattern[query, key]) for key in there)
+    assert float(types.mass("duplicate")[1, 1]) == pytest.approx(mass / rows, abs=1e-5)
+    decoded = [{"input_ids": given[0], "decoder_input_ids": ids} for ids in given]
+    assert bool(am.head_types(model, iter(decoded), stack="decoder").mass("induction").isfinite().all())
+
+
+def test_texts_of_one_token_count_for_nothing() -> None:
+    """They have no row but their first: alone they give no number, in a corpus they change none."""
+    model, given = hooked("bloom"), texts(6)
+    alone = am.head_types(model, torch.tensor([[5]]))
+    assert all(bool(alone.mass(kind).isnan().all()) for kind in KINDS)
+    assert alone.claims.empty and alone.plot().data and len(alone.to_frame()) == 6
+    expected = am.head_types(model, iter(given))
+    found = am.head_types(model, iter([*given, torch.tensor([[5]])]))
+    for kind in KINDS:
+        for measure in ("mass", "baseline", "top", "position_alone"):
+            one, other = getattr(found, measure)(kind), getattr(expected, measure)(kind)
+            assert torch.allclose(one, other, atol=1e-6, equal_nan=True)
+
+
+def test_rows_that_cannot_see_the_first_token_do_not_rest_on_it() -> None:
+    """Behind a sliding window of three tokens: only rows 1 and 2 can give the first token anything."""
+    model = am.load(models.fresh("gemma2"))
+    given = [torch.cat((torch.arange(3 + number, 6 + number).repeat_interleave(2),) * 2)[None] for number in range(6)]
+    types = am.head_types(model, given, layers=[0])
+    kind = CONTENT.index("duplicate")
+    assert types.state["count_with"][kind].sum() == types.state["count_without"][kind].sum() == 6
+    for name, query in (("with", 1), ("without", 2)):
+        expected = sum(float(model.run(ids, points=["pattern"])["pattern", 0][0, 1, query, 0]) for ids in given)
+        assert float(types.state[f"rest_{name}"][kind, 0, 1].sum()) == pytest.approx(expected, abs=1e-5)

@@ -4,7 +4,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import models
 import pytest
+import torch
 from torch import Tensor
 
 import attnmech as am
@@ -124,6 +126,7 @@ def test_labels_at_random_are_found_by_no_head() -> None:
         ([("Anna sang.", "a", 1, "x")], "label 0 must be"),
         ([("Anna sang.", 2, 1, 3)], "must be a name"),
         ([((1, 2), 1, 0, "x")], "a string or a list of words"),
+        ([(5, 1, 0, "x")], "a string or a list of words"),
         ([], "at least one"),
         ([(("Anna", "", " sang"), 2, 0, "x")], "has no token of its own"),
     ],
@@ -139,3 +142,55 @@ def test_few_texts_or_pairs_claim_nothing() -> None:
     assert few.claims.empty and "too few texts" in few.lead
     labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare")]
     assert "rare" not in set(am.relations(model, labels).claims.relation)
+
+
+def test_a_head_that_prefers_no_key_finds_none() -> None:
+    """Equal attention everywhere: the labelled key is not above the others, wherever it stands."""
+    model = am.load()
+    labels = [(text, query, key, "any") for text in TEXTS for query, key in ((3, 1), (3, 2))]
+
+    def even(pattern: Tensor) -> Tensor:
+        seen = (pattern > 0).to(pattern)
+        return seen / seen.sum(dim=-1, keepdim=True)
+
+    with model.hooks({("pattern", 1): even}):
+        found = am.relations(model, labels)
+    assert bool((found.accuracy("any")[1] == 0).all())
+
+
+def test_special_tokens_that_are_words_are_not_looked_at() -> None:
+    """A head that looks hardest at a mark within the text finds the next best word; a label there is refused."""
+    model = am.load(models.fresh("llama"), tokenizer=models.tokenizer(adds_bos=True))
+    words = (models.WORDS[4], " [PAD]", *(f" {word}" for word in models.WORDS[5:9]))
+
+    def planted(pattern: Tensor) -> Tensor:
+        pattern = torch.zeros_like(pattern)
+        pattern[..., 2], pattern[..., 1] = 0.7, 0.3
+        return pattern
+
+    with model.hooks({("pattern", 1): planted}):
+        found = am.relations(model, [(words, 4, 0, "name")])
+    assert bool((found.accuracy("name")[1] == 1).all())
+    with pytest.raises(am.InputError, match="is a special token, which is left out"):
+        am.relations(model, [(words, 4, 1, "name")])
+
+
+def test_layers_given_twice_count_once_and_two_stacks_are_refused() -> None:
+    found = am.relations(am.load(), by_tokens(am.load()), layers=[1, 1])
+    assert found.layers == (1,) and len(found.to_frame()) == 2 * 8
+    with pytest.raises(am.InputError, match="an encoder and a decoder"):
+        am.relations(models.hooked("t5"), by_tokens(am.load()))
+
+
+def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
+    """Of two relations, one has too few pairs, and of another all pairs are in one text."""
+    model = am.load()
+    labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare"), *[(TEXTS[1], 5, key, "bunched") for key in (1, 2, 3, 4, 1)]]
+    found = am.relations(model, labels)
+    told = f"{len(labels)} labelled pairs of 4 relations in 6 texts"
+    assert found.lead.startswith(told)
+    assert found.lead.endswith("Too few pairs or texts for a claim: rare, bunched.")
+    one = am.relations(model, labels[:1])
+    assert one.lead.startswith("1 labelled pair of 1 relation in 1 text: ")
+    few = am.relations(model, [(text, 3, 1, f"of text {place}") for place, text in enumerate(TEXTS)])
+    assert few.lead.startswith("6 labelled pairs of 6 relations in 6 texts. Too few pairs or texts")

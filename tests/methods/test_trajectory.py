@@ -1,10 +1,14 @@
 """Numbers checkpoint by checkpoint are those of each checkpoint alone."""
 
+import gc
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import models
 import numpy as np
 import pytest
+import torch
 
 import attnmech as am
 
@@ -59,3 +63,42 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         am.trajectory([models.fresh("bloom")], lambda model: 3)  # type: ignore[arg-type,return-value]
     with pytest.raises(am.InputError, match="one row per head"):
         am.trajectory([models.fresh("bloom")], lambda model: am.mean_qk(model, ids, by="position"))
+
+
+def test_an_iterator_holds_one_model_at_a_time() -> None:
+    ids, alive = models.token_ids("bloom"), []
+
+    def checkpoints() -> Iterator[am.HookedModel]:
+        for seed in range(3):
+            gc.collect()
+            assert not [each for each in alive if each() is not None]
+            model = am.load(models.fresh("bloom", seed=seed))
+            alive.append(weakref.ref(model))
+            yield model
+            del model
+
+    run = am.trajectory(checkpoints(), lambda model: am.attention_focus(model, ids))
+    assert len(run.steps) == 3
+
+
+def test_a_column_that_the_first_step_lacks_is_kept() -> None:
+    """The first checkpoint is measured on a text without repetition, the other with: NaN at first, numbers then."""
+    ids = iter([torch.arange(3, 12)[None], torch.arange(3, 12).repeat(2)[None]])
+    run = am.trajectory([models.fresh("bloom"), models.fresh("bloom")], lambda model: am.head_types(model, next(ids)))
+    assert bool(run.of("induction")[0].isnan().all()) and bool(run.of("induction")[1].isfinite().all())
+
+
+def test_names_that_two_checkpoints_share_are_told_apart(tmp_path: Path) -> None:
+    ids, folders = models.token_ids("bloom"), [tmp_path / step / "model" for step in ("0", "1")]
+    for folder in folders:
+        models.fresh("bloom").save_pretrained(folder)
+    run = am.trajectory(folders, lambda model: am.attention_focus(model, ids))
+    assert run.steps == ("model", "model, 1")
+    assert "at one checkpoint, model." in am.trajectory(folders[:1], lambda model: am.attention_focus(model, ids)).lead
+
+
+def test_an_error_says_which_checkpoint() -> None:
+    with pytest.raises(am.ModelNotFoundError, match="checkpoint 0, nowhere: "):
+        am.trajectory(["/nowhere"], am.head_types)
+    with pytest.raises(am.InputError, match="checkpoint 0 must be"):
+        am.trajectory([("a",)], am.head_types)
