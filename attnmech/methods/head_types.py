@@ -7,16 +7,16 @@ heads and kinds together, and it is not trivial.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..arguments import option, shown
+from ..arguments import option
 from ..batch import Batch
 from ..draw.chart import Chart
 from ..draw.head_types import kinds_map
@@ -32,13 +32,13 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.ledger import ledger_of_block
 from ..model.observed import RowBlock
-from ..results import PagedResult, Provenance, by_layer
+from ..results import by_layer
 from ..runs.ablations import checked_seed
 from ..runs.groups import by_group, joined
-from ..runs.layers import count_layers
 from ..runs.repeated import repeated_sequences
 from ..runs.row_means import ROW_CLASSES, row_classes
 from ..runs.stream import Reducer, Run, Source, State, stream
+from ..runs.summed import Summed
 from ..runs.token_types import TOKEN_TYPES, token_types
 
 TRIVIAL_MASS: Final = 0.3
@@ -149,7 +149,8 @@ class HeadTypesReducer(Reducer):
         batch, layer, length = block.batch.queries(block.stack), block.index, block.mask.queries
         rows = state["rows"][:, block.rows.start : block.rows.stop]
         found = block.mask.once(
-            ("kinds", block.rows), lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal)
+            ("kinds", self.generated, block.rows),
+            lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal, delimiters=not self.generated),
         )
         on_target = found.by_kind.to(block.pattern)
         state["mass"][:, layer] += _summed(block.pattern, on_target)
@@ -186,15 +187,7 @@ class HeadTypesReducer(Reducer):
 
     def finish(self, state: State, source: Source) -> "HeadTypes":
         """The result."""
-        return HeadTypes(
-            layers=source.layers,
-            n_layers=count_layers(source.model, source.stack),
-            documents=source.documents,
-            truncated=source.truncated,
-            generated=self.generated,
-            state=state,
-            provenance=source.provenance,
-        )
+        return HeadTypes.of(state, source, generated=self.generated)
 
 
 _BY_TEXT: Final = (
@@ -221,11 +214,13 @@ class _Targets:
     """How many keys rows see at each distance."""
 
     @classmethod
-    def of(cls, batch: Batch, block: RowBlock, rows: Bool[Tensor, "batch row"], causal: bool) -> "_Targets":
-        """Those of the rows that count."""
+    def of(
+        cls, batch: Batch, block: RowBlock, rows: Bool[Tensor, "batch row"], causal: bool, *, delimiters: bool
+    ) -> "_Targets":
+        """Those of the rows that count; a full stop among random tokens ends no sentence."""
         keys, length = block.scores.shape[-1], block.mask.queries
         types = token_types(batch)
-        marks = {name: types == TOKEN_TYPES.index(name) for name in ("sentence end", "comma", "special")}
+        marks = {name: delimiters & (types == TOKEN_TYPES.index(name)) for name in ("sentence end", "comma", "special")}
         found = targets(batch.ids, batch.first, marks, block.rows, keys, causal=causal)
         seen = block.visible[:, 0] & rows[..., None]
         by_kind = torch.stack([found[name].expand_as(seen) & seen for name in KINDS])
@@ -293,7 +288,7 @@ def _widened(state: State, distances: int) -> State:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadTypes(PagedResult):
+class HeadTypes(Summed):
     """How much of each head's attention goes to the targets of every kind, and which kinds are claimed.
 
     Masses are from 0 to 1; NaN where no row has a target of that kind.
@@ -301,44 +296,36 @@ class HeadTypes(PagedResult):
 
     SUBTRACT = 'subtract what you compare: one.mass("induction") - other.mass("induction")'
 
-    layers: tuple[int, ...]
-    """The layers measured."""
-    n_layers: int
-    """The model's number of layers."""
-    documents: int
-    """How many texts there were."""
-    truncated: int
-    """How many of them were cut to the model's length."""
+    STATE: ClassVar[Mapping[str, Any]] = {
+        "mass": Float[Tensor, "kind layer head group"],
+        "top": Float[Tensor, "kind layer head group"],
+        "alone": Float[Tensor, "positional layer head group"],
+        "rest_with": Float[Tensor, "content layer head group"],
+        "rest_without": Float[Tensor, "content layer head group"],
+        "count": Float[Tensor, "kind layer group"],
+        "count_with": Float[Tensor, "content layer group"],
+        "count_without": Float[Tensor, "content layer group"],
+        "uniform": Float[Tensor, "positional layer group"],
+        "at_distance": Float[Tensor, "content layer distance group"],
+        "attended": Float[Tensor, "layer head distance"],
+        "pairs": Float[Tensor, "layer distance"],
+        "groups": Int[Tensor, " group"],
+        "modulus": Int[Tensor, " 1"],
+    }
+    """The types of the entries of `state`."""
+
     generated: bool
     """Whether the texts are repeated random tokens."""
-    state: Mapping[str, Tensor]
-    """The sums from which everything is computed."""
-    provenance: Provenance
-
-    def merged(self, *others: "HeadTypes") -> "HeadTypes":
-        """The result over several shards of a corpus, as if they had been one run; `InputError` for anything else."""
-        parts = (self, *others)
-        for each in parts:
-            if not isinstance(each, HeadTypes) or each._kind != self._kind:
-                raise InputError(
-                    f"only head types of the same model, layers, options and hooks are merged; got {shown(each)}."
-                )
-        state, reducer = dict(self.state), HeadTypesReducer(self.generated)
-        for each in others:
-            state = reducer.merge(state, dict(each.state))
-        return replace(
-            self,
-            documents=sum(each.documents for each in parts),
-            truncated=sum(each.truncated for each in parts),
-            state=state,
-            provenance=Provenance.of_shards([each.provenance for each in parts]),
-        )
 
     @property
-    def _kind(self) -> tuple[object, ...]:
-        origin = self.provenance
-        options = {name: str(value) for name, value in origin.options.items() if name not in ("shard", "corpus")}
-        return self.layers, self.generated, origin.weights, origin.edits, tuple(sorted(options.items()))
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes of `state` that are known from elsewhere."""
+        kinds = {"kind": len(KINDS), "positional": len(POSITIONAL), "content": len(CONTENT)}
+        return {**super().axis_lengths, **kinds}
+
+    @property
+    def _reducer(self) -> Reducer:
+        return HeadTypesReducer(self.generated)
 
     def mass(self, kind: str) -> Float[Tensor, "layer head"]:
         """The mean mass on the targets of a kind, over the rows that have one."""

@@ -30,7 +30,9 @@ def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Ten
         raise InputError("repeated tokens are for models of text; give images as `inputs`.")
     begin = _first_token(model)
     limit = model.architecture.position_limit or 2 * _LONGEST + 1
-    ordinary = torch.tensor([token for token in range(model.n_vocab) if token not in model.encoder.special])
+    # Some models count positions from the padding on (RoBERTa).
+    left_out = {*model.encoder.special, getattr(model.config, "pad_token_id", None)}
+    ordinary = torch.tensor([token for token in range(model.n_vocab) if token not in left_out])
     longest = min(_LONGEST, (limit - len(begin)) // 2, len(ordinary))
     if longest < 4:
         raise InputError(

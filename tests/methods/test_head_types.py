@@ -10,6 +10,8 @@ import models
 import pytest
 import tiny
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attnmech as am
@@ -311,3 +313,18 @@ def test_rows_that_cannot_see_the_first_token_do_not_rest_on_it() -> None:
     for name, query in (("with", 1), ("without", 2)):
         expected = sum(float(model.run(ids, points=["pattern"])["pattern", 0][0, 1, query, 0]) for ids in given)
         assert float(types.state[f"rest_{name}"][kind, 0, 1].sum()) == pytest.approx(expected, abs=1e-5)
+
+
+def test_random_tokens_have_no_delimiters_and_no_padding(tmp_path: Path) -> None:
+    types = am.head_types(am.load())
+    for kind in ("sentence end", "comma", "special"):
+        assert bool(types.mass(kind).isnan().all())
+    roberta = hooked("roberta")
+    assert all(roberta.config.pad_token_id not in ids for ids in repeated_sequences(roberta))
+    path = types.save(tmp_path / "types.safetensors")
+    tensors = load_file(path)
+    tensors["state.pairs"] = tensors["state.pairs"][:, :-1].contiguous()
+    with safe_open(path, "pt") as file:
+        save_file(tensors, path, file.metadata())
+    with pytest.raises(am.InputError, match="valid HeadTypes"):
+        am.HeadTypes.load(path)
