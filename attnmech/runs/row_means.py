@@ -29,6 +29,7 @@ from .claims import about_largest, for_map, interval_note
 from .groups import by_group, joined
 from .layers import count_layers
 from .stream import Run, Source, State
+from .summed import over_shards
 
 ROW_CLASSES: Final = ("ordinary", "special", "first")
 """The classes of row: the first token of a text, another special token, or any other token."""
@@ -175,17 +176,7 @@ class RowMeans(TextResult):
                 raise InputError(
                     f"merged results must have the same model, layers, options and hooks; got {self!r} and {each!r}."
                 )
-        provenance = Provenance.of_shards([each.provenance for each in parts])
-        state = self.state
-        for each in others:
-            state = added(dict(state), dict(each.state))
-        return replace(
-            self,
-            documents=sum(each.documents for each in parts),
-            truncated=sum(each.truncated for each in parts),
-            state=state,
-            provenance=provenance,
-        )
+        return replace(self, **over_shards(parts, added))
 
     @property
     def _kind(self) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
 """What do results have in common whose numbers follow from sums over a corpus? They are checked, and merged."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -13,6 +14,17 @@ from ..fields import check_entries, check_layers
 from ..results import PagedResult, Provenance
 from .layers import count_layers
 from .stream import Reducer, Source, State
+
+
+def over_shards(parts: Sequence[Any], merge: Callable[[State, State], State]) -> dict[str, Any]:
+    """What a result over several shards has instead of one of its parts: texts, state and provenance."""
+    provenance = Provenance.of_shards([each.provenance for each in parts])
+    return {
+        "documents": sum(each.documents for each in parts),
+        "truncated": sum(each.truncated for each in parts),
+        "state": reduce(merge, [dict(each.state) for each in parts]),
+        "provenance": provenance,
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,17 +89,7 @@ class Summed(PagedResult):
                     f"a {type(self).__name__} is merged only with others of the same model, layers, options and hooks; "
                     f"got {shown(each)}."
                 )
-        provenance = Provenance.of_shards([each.provenance for each in parts])
-        state = dict(self.state)
-        for each in others:
-            state = self._reducer.merge(state, dict(each.state))
-        return replace(
-            self,
-            documents=sum(each.documents for each in parts),
-            truncated=sum(each.truncated for each in parts),
-            state=state,
-            provenance=provenance,
-        )
+        return replace(self, **over_shards(parts, self._reducer.merge))
 
     @property
     def _kind(self) -> tuple[object, ...]:
