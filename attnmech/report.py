@@ -346,7 +346,7 @@ def report(
     page says so.
 
     `centre` is where queries and keys are split, as in `am.decompose_scores`: by default at the text's own means where
-    the model rotates them, since its own terms then tell position and content not apart, and at its biases elsewhere.
+    the model rotates them, since its own terms then do not tell position from content, and at its biases elsewhere.
 
     Under hooks and interventions the page shows what the model then does. Raises `ExactnessError` under one that
     changes the scores themselves, since they are no longer the sum of their terms.
@@ -447,12 +447,12 @@ def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | No
         return None
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
     if weights * TOKENS > MAX_WORK:
-        notes.append("What kind of head each is is left out, since it would take minutes: see attnmech heads.")
+        notes.append("The kinds of heads are left out, since they would take minutes: see attnmech heads.")
         return None
     try:
         return head_types(model, stack=stack.label or None)
     except InputError as error:
-        notes.append(f"What kind of head each is is left out: {first_line(error)}")
+        notes.append(f"The kinds of heads are left out: {first_line(error)}")
         return None
 
 
@@ -514,6 +514,8 @@ def _calls(
         setup.append(f"texts = [text, *documents({OTHER_TEXTS})]")
     else:
         setup.append("texts = [text]")
+    if isinstance(centre, MeanQK):
+        setup.append("means = ...  # what this report was given")
     return {
         "setup": "\n".join(setup),
         "scores": f"am.decompose_scores{given[:-1]}{split})",

@@ -44,14 +44,14 @@ from ..runs.token_types import TOKEN_TYPES, token_types
 TRIVIAL_MASS: Final = 0.3
 """A kind is claimed only where the mean mass on its targets is at least this, …"""
 
+TRIVIAL_TOP: Final = 0.5
+"""… or where a target has the highest probability in at least this share of rows."""
+
 RESTING: Final = ("first", "self")
 """The kinds of a head that looks at nothing in particular: an example is of one of these only if there is no other."""
 
 SUFFICES: Final = 0.75
 """The position term alone explains a kind where it would put at least this share of the mass there."""
-
-TRIVIAL_TOP: Final = 0.5
-"""… or where a target has the highest probability in at least this share of rows."""
 
 
 def head_types(

@@ -43,7 +43,7 @@ class Reference:
         said = f"{said}: over {tokens} of its tokens, without the first and special ones"
         if tokens >= ROUGH:
             return f"{said}."
-        return f"{said}. With so few, the split is rough: shares of single heads have moved by up to 0.3."
+        return f"{said}. With so few, the split is rough: at 10 tokens, shares of single heads have moved by up to 0.3."
 
 
 class _ByTerm(Mapping[str, Tensor]):
