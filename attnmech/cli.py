@@ -167,7 +167,7 @@ def heads(
     overwrite: OverwriteOption = False,
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
 ) -> None:
-    """Says what kind of head each one is: previous token, induction, first token, …; writes a table and a page.
+    """Says what type of head each one is: previous token, induction, first token, …; writes a table and a page.
 
     Without a file, on random tokens, each sequence twice. Over a corpus, a journal is kept beside the table: if
     interrupted, run the same command again to resume.
@@ -189,7 +189,7 @@ def heads(
         if corpus is not None:
             found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True)
         outputs.write(found)
-    shown = found.claims[["layer", "head", "kind", "mass", "baseline", "low", "high"]].head(15)
+    shown = found.to_frame()[["layer", "head", "type", "score", "baseline", "score_low", "score_high"]].head(15)
     _print_sweep(hooked, found, outputs, shown, "Kinds of heads, the strongest first")
 
 

@@ -19,7 +19,7 @@ from .draw.embed import View
 from .draw.focus_sections import about_all_heads
 from .draw.numbers import ScoreNumbers, TableRow
 from .draw.page import render_page
-from .draw.section import Section
+from .draw.section import OfPattern, Section
 from .draw.text import bound, html_text, percent
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
@@ -95,7 +95,9 @@ class Report:
     notes: tuple[str, ...]
     """What the page leaves out, and why."""
     types: HeadTypes | None
-    """What kinds of heads the model has, on random tokens; None where it would take minutes."""
+    """What types of heads the model has, on random tokens; None where it would take minutes."""
+    on_text: str
+    """What heads do with this text's delimiters, described and not claimed."""
     measured: tuple["Measured", ...]
     """What was found by ablations, on the page's text and others of the demo model's language."""
     sources: SourceDecomposition | None
@@ -174,8 +176,8 @@ class Report:
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
         overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other)
         return [
-            overview,
-            *([] if self.types is None else [self.types.section("am.head_types(model)")]),
+            overview if self.types is None else self._with_types(overview, self.types),
+            *([] if self.types is None else [self._types(self.types)]),
             *scores,
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
@@ -183,6 +185,22 @@ class Report:
             *self.updates.sections(calls["updates"], layers),
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
         ]
+
+    def _with_types(self, overview: Section, types: HeadTypes) -> Section:
+        """The small maps, whose hover boxes say what type each head is of."""
+        heads = range(self.scores.residual.shape[1])
+        told = tuple(types.told(layer, head) for layer in self.scores.layers for head in heads)
+        return replace(overview, figures={name: OfPattern("model", told) for name in overview.figures})
+
+    def _types(self, types: HeadTypes) -> Section:
+        """The atlas, with the effects of ablations where there are any."""
+        effects = {}
+        if self.effects is not None:
+            effect = self.effects.effect
+            effects = {
+                (layer, head): float(effect[layer, head]) for layer, head in effect.isfinite().nonzero().tolist()
+            }
+        return types.section("am.head_types(model)", effects=effects, about_text=self.on_text)
 
     @property
     def _kernels(self) -> list[Section]:
@@ -200,7 +218,7 @@ class Report:
         example = None if self.types is None else self.types.example
         if self.types is not None and example is not None and example[0] in view.layers:
             layer, head = view.layers.index(example[0]), example[1]
-            kinds = self.types.kinds_of(*example)
+            kinds = self.types.types_of(*example)
             # The kind for which the head was chosen: what it rests on is a place to start at only if there is no other.
             kind = next((each for each in kinds if each not in RESTING), kinds[0])
             causal = not np.triu(view.pattern, 1).any()
@@ -386,6 +404,7 @@ def report(
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
     types = _types(model, shown, notes)
+    on_text = "" if types is None else head_types(model, batch, stack=stack).on_text()
     measured = _measured(model, batch, notes)
     sources = _sources(model, batch, layers, notes)
     proven = not model.edited and model.certificate.weights == model.weights_hash
@@ -402,6 +421,7 @@ def report(
         certificate,
         tuple(notes),
         types,
+        on_text,
         measured,
         sources,
         special,
@@ -442,7 +462,7 @@ def _last_pass(
 
 
 def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | None:
-    """What kinds of heads there are, where that can be had in seconds."""
+    """What types of heads there are, where that can be had in seconds."""
     if model.grid is not None:
         return None
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()

@@ -360,15 +360,15 @@ def test_heads_without_and_with_a_corpus(
     out = tmp_path / "heads.csv"
     assert run(monkeypatch, "heads", "--out", str(out)) == 0
     expected = am.head_types(am.load())
-    assert pd.read_csv(out).kinds.fillna("").tolist() == expected.to_frame().kinds.tolist()
+    assert pd.read_csv(out).types.fillna("").tolist() == expected.by_head().types.tolist()
     printed = " ".join(capsys.readouterr().out.split())
     assert expected.lead in printed and "induction" in printed
-    assert "All heads by kind" in out.with_suffix(".html").read_text("utf-8")
+    assert "All heads by type" in out.with_suffix(".html").read_text("utf-8")
 
     corpus, table = tmp_path / "texts.txt", tmp_path / "of_texts.csv"
     corpus.write_text("\n".join(TEXTS * 2), "utf-8")
     assert run(monkeypatch, "heads", "--file", str(corpus), "--out", str(table)) == 0
-    of_texts = am.head_types(am.load(), iter(TEXTS * 2)).to_frame()
+    of_texts = am.head_types(am.load(), iter(TEXTS * 2)).by_head()
     assert pd.read_csv(table)["first"].to_numpy() == pytest.approx(of_texts["first"].to_numpy(), abs=1e-4)
     assert run(monkeypatch, "heads", "--out", str(out)) == 2
     assert "exists; give --overwrite" in capsys.readouterr().err

@@ -78,8 +78,8 @@ def test_the_page_begins_at_the_head_that_is_most_clearly_of_a_kind(
     found = re.search(r'"start":\s*(\{[^}]*\})', report.to_html())
     assert found
     start = json.loads(found[1])
-    strongest = report.types.claims.query("kind not in ('first', 'self')").iloc[0]
-    assert (start["layer"], start["head"], strongest.kind) == (strongest.layer, strongest["head"], "induction")
+    strongest = report.types.to_frame().query("type not in ('first', 'self')").iloc[0]
+    assert (start["layer"], start["head"], strongest.type) == (strongest.layer, strongest["head"], "induction")
     pattern = report.scores.numbers().pattern[start["layer"], start["head"]]
     tokens, count = report.scores.numbers().tokens, len(pattern)
     found_at = [sum(pattern[i, j] for j in range(1, i) if tokens[j - 1] == tokens[i]) for i in range(count)]
@@ -357,7 +357,7 @@ def test_the_page_begins_in_a_row_of_the_kind_that_the_head_was_chosen_for(
     report = reported("Anna sang.")
     assert report.types is not None
     monkeypatch.setattr(am.HeadTypes, "example", (1, 1))
-    monkeypatch.setattr(am.HeadTypes, "kinds_of", lambda *_: kinds)
+    monkeypatch.setattr(am.HeadTypes, "types_of", lambda *_: kinds)
     view = report.scores.numbers()
     before = np.diagonal(view.pattern[1, 1], -1)
     assert report._start(view) == (1, 1, 1 + int(before.argmax()))

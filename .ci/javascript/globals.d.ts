@@ -44,6 +44,7 @@ interface Views {
   sentence(stage: Stage, data: SentenceData): Promise<Control & { weights(): number[][][]; lines(): Line[] }>;
   token_graph(stage: Stage, data: GraphData): Promise<Control & { weights(): number[][]; edges(): Line[] }>;
   model(stage: Stage, data: ModelData): Promise<Control>;
+  atlas(stage: Stage, data: AtlasData): void;
 }
 
 /** The element of a view. */
@@ -116,8 +117,29 @@ interface GraphData extends LinesData {
 }
 
 interface ModelData extends LayersData, Partial<Facts> {
+  /** What the hover box says of each head besides its name. */
+  told?: string[];
   /** Small maps alone, for which no facts are needed. */
   overview?: boolean;
+}
+
+/** attnmech/draw/atlas.py */
+interface AtlasData {
+  columns: string[];
+  rows: AtlasRow[];
+  types: string[];
+  /** The letter and the colour of each type. */
+  letters: Record<string, [string, string]>;
+}
+
+interface AtlasRow {
+  name: string;
+  types: string[];
+  nearest: string;
+  cells: string[];
+  /** What the columns are sorted by. */
+  values: (number | null)[];
+  example: { before: string[]; around: string[]; key_at: number; weight: string; distance: number } | null;
 }
 
 interface Facts {
@@ -150,6 +172,8 @@ interface PageData {
   figures: Record<string, PageFigure>;
   /** By the id of a place, the kind of view of the chosen head. */
   views: Record<string, "sentence" | "token_graph" | "model">;
+  /** By the id of a place with small maps, what the hover box says of each head. */
+  told: Record<string, string[]>;
   others: Record<string, { kind: string; data: object; scripts: string[] }>;
   texts: Record<string, Column>;
   arrays: Record<string, Packed | { plain: (number | null)[] } | { texts: string }>;

@@ -473,7 +473,7 @@
 
   views.model = async (stage, data) => {
     suitBackground(stage);
-    const { layers, heads, queries, overview, embedded } = data;
+    const { layers, heads, queries, overview, embedded, told } = data;
     const patterns = await patternsIn(data.pattern, heads);
     const facts = overview ? null : await factsOf(/** @type {LayersData & Facts} */ (data));
     const state = { query: queries.length - 1, ...data.chosen };
@@ -493,7 +493,8 @@
     }
 
     const root = make("div", { className: `attnmech-model ${overview ? "attnmech-model-alone" : ""}` });
-    const describe = facts ? facts.sentence : ({ layer, head }) => `L${layers[layer]}H${head}`;
+    const nameOf = ({ layer, head }) => `L${layers[layer]}H${head}${told ? `: ${told[layer * heads + head]}` : ""}`;
+    const describe = facts ? facts.sentence : nameOf;
     const small = smallMaps(stage, data, patterns, { pick, describe, follow: !overview });
     parts.push(small.choose);
     const redraws = [small.redraw];

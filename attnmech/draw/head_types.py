@@ -1,4 +1,4 @@
-"""All heads by kind: a letter and a colour for each."""
+"""All heads by type: a letter and a colour for each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,8 +9,9 @@ from jaxtyping import Float
 
 from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE
+from attnmech.draw.text import signed
 
-_OTHER: Final = ("K", "#8c8c8c")
+_OTHER: Final = "#8c8c8c"
 
 LETTERS: Final = {
     "previous": ("P", "#2b8cc4"),
@@ -23,32 +24,45 @@ LETTERS: Final = {
     "duplicate": ("D", "#cc79a7"),
     "induction": ("I", "#d55e00"),
 }
-"""The letter and the colour of each kind; those of a fixed offset have their number and grey."""
+"""The letter and the colour of each type; those of a fixed offset have their number and grey."""
 
 
-def kinds_map(
-    kinds: Sequence[Sequence[str]], masses: Mapping[str, Float[np.ndarray, "layer head"]], layers: Sequence[int]
+def letter_of(name: str) -> tuple[str, str]:
+    """The letter and the colour of a type.
+
+    >>> letter_of("induction"), letter_of("3 back")
+    (('I', '#d55e00'), ('3', '#8c8c8c'))
+    """
+    return LETTERS.get(name, (name.split(" ", maxsplit=1)[0][:1], _OTHER))
+
+
+def types_map(
+    types: Sequence[Sequence[str]],
+    masses: Mapping[str, Float[np.ndarray, "layer head"]],
+    layers: Sequence[int],
+    effects: Mapping[tuple[int, int], float],
 ) -> go.Figure:
-    """A map of layers × heads: the letter of each head's kind, and in its hover box the mass of every kind.
+    """A map of layers × heads: the letter of each head's type, and in its hover box its highest scores.
 
-    >>> figure = kinds_map([["induction", ""]], {"induction": np.array([[0.9, 0.0]])}, [3])
+    >>> figure = types_map([["induction", ""]], {"induction": np.array([[0.9, 0.0]])}, [3], {})
     >>> [(trace.name, trace.x.tolist(), trace.text) for trace in figure.data]
     [('none claimed', [1], ('',)), ('induction', [0], ('I',))]
 
     Args:
-        kinds: a row for each layer, with the kind of each head or "".
-        masses: the mass on the targets of each kind; NaN where there are none.
+        types: a row for each layer, with the type of each head or "".
+        masses: the score of each type; NaN where there is none.
         layers: the labels of the layers.
+        effects: what ablating a head does to the loss, in nats, by layer and head, where it is known.
 
     Returns:
-        One trace for each kind that some head has, and one for heads without a kind (the traces' `meta`).
+        One trace for each type that some head has, and one for heads without one (the traces' `meta`).
 
     """
-    names = ["", *[kind for kind in masses if any(kind in row for row in kinds)]]
+    names = ["", *[name for name in masses if any(name in row for row in types)]]
     figure = Figure()
     for name in names:
-        letter, colour = LETTERS.get(name, (name.split(" ")[0], _OTHER[1]))
-        at = [(row, head) for row, heads in enumerate(kinds) for head, kind in enumerate(heads) if kind == name]
+        letter, colour = letter_of(name)
+        at = [(row, head) for row, heads in enumerate(types) for head, kind in enumerate(heads) if kind == name]
         if not at:
             continue
         figure.add_scatter(
@@ -61,7 +75,7 @@ def kinds_map(
             name=name or "none claimed",
             meta=name,
             customdata=[[layers[row], head] for row, head in at],
-            hovertext=[_told(layers[row], (row, head), masses) for row, head in at],
+            hovertext=[_told(layers[row], (row, head), masses, effects) for row, head in at],
             hovertemplate="%{hovertext}<extra></extra>",
             showlegend=True,
         )
@@ -74,8 +88,15 @@ def kinds_map(
     return figure
 
 
-def _told(layer: int, place: tuple[int, int], masses: Mapping[str, Float[np.ndarray, "layer head"]]) -> str:
-    """A head's masses, the largest first."""
-    known = {kind: float(mass[place]) for kind, mass in masses.items() if np.isfinite(mass[place])}
-    listed = sorted(known, key=lambda kind: -known[kind])[:6]
-    return f"L{layer}H{place[1]}<br>" + "<br>".join(f"{kind} {known[kind]:.2f}" for kind in listed)
+def _told(
+    layer: int,
+    place: tuple[int, int],
+    masses: Mapping[str, Float[np.ndarray, "layer head"]],
+    effects: Mapping[tuple[int, int], float],
+) -> str:
+    """A head's scores, the highest first, and what ablating it does."""
+    known = {name: float(mass[place]) for name, mass in masses.items() if np.isfinite(mass[place])}
+    listed = sorted(known, key=lambda name: -known[name])[:6]
+    told = [f"L{layer}H{place[1]}", *(f"{name} {known[name]:.2f}" for name in listed)]
+    effect = effects.get((layer, place[1]))
+    return "<br>".join(told if effect is None else [*told, f"ablated: {signed(effect, '.3f')} nats of loss"])

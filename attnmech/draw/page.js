@@ -194,7 +194,8 @@ async function drawPattern(id) {
   const { layer, head } = state;
   const shown = { layers: choices.layer, heads, queries: tokens, keys: tokens, special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: false };
-  const control = await attnmech.views[page.views[id]](stage, { ...shown, ...options, pattern: patterns, rest });
+  const given = { ...shown, ...options, told: page.told[id], pattern: patterns, rest };
+  const control = await attnmech.views[page.views[id]](stage, given);
   stage.control = control;
   control.choose(choiceForViews());
   stage.addEventListener("attnmech-choose", ({ detail }) => choose(detail));

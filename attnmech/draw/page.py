@@ -147,6 +147,7 @@ def _data(
             if isinstance(figure, (Chart, go.Figure))
         },
         "views": {name: figure.kind for name, figure in drawn.items() if isinstance(figure, OfPattern)},
+        "told": {name: figure.told for name, figure in drawn.items() if isinstance(figure, OfPattern) and figure.told},
         "others": {
             name: {"kind": figure.kind, "data": figure.data, "scripts": [each.label for each in figure.libraries]}
             for name, figure in drawn.items()

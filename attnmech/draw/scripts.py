@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from attnmech.draw.text import json_for_script
 
-VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js")
+VIEWS = ("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js", "atlas.js")
 """What attnmech's own script consists of."""
 
 

@@ -1,7 +1,7 @@
-"""Which keys would a head of each kind look at (formulas §3)?
+"""Which keys would a head of each type look at (formulas §3)?
 
-A kind is a set of target keys for each row: the token before, an earlier copy of the row's token, the token that
-followed such a copy. A row without a target does not count for that kind.
+A type is a set of target keys for each row: the token before, an earlier copy of the row's token, the token that
+followed such a copy. A row without a target does not count for that type.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,15 @@ OFFSETS: Final = tuple(range(2, 9))
 """How far back heads of a fixed offset are looked for, besides the token itself, the one before and the one after."""
 
 POSITIONAL: Final = ("previous", "next", "self", *(f"{offset} back" for offset in OFFSETS), "first")
-"""The kinds whose targets depend on positions alone."""
+"""The types whose targets depend on positions alone."""
 
 CONTENT: Final = ("sentence end", "comma", "special", "duplicate", "induction")
-"""The kinds whose targets depend on which tokens stand there."""
+"""The types whose targets depend on which tokens stand there."""
 
-KINDS: Final = (*POSITIONAL, *CONTENT)
+TYPES: Final = (*POSITIONAL, *CONTENT)
+
+ANSWERED: Final = ("duplicate", "induction")
+"""The types whose targets answer with a token: the copy itself, and what followed it."""
 
 _DISTANCE: Final = {"previous": 1, "next": -1, "self": 0} | {f"{offset} back": offset for offset in OFFSETS}
 
@@ -34,7 +37,7 @@ def targets(
     *,
     causal: bool = True,
 ) -> dict[str, Bool[Tensor, "#batch row key"]]:
-    """The target keys of every kind, for the tokens `rows` of each text and its first `keys` tokens.
+    """The target keys of every type, for the tokens `rows` of each text and its first `keys` tokens.
 
         previous, next, self, k back   j = i − 1, i + 1, i, i − k
         first                          the text's first token, unless it is the row's own

@@ -63,7 +63,7 @@ def trajectory(
             result = _measured(checkpoint, method, f"checkpoint {number}, {name}")
             del each, checkpoint
             names.append(name)
-            tables.append(_numbers(result.to_frame(), name, tables))
+            tables.append(_numbers(result.by_head(), name, tables))
             origins.append(result.provenance)
             bar.advance(1)
     if not names:

@@ -50,6 +50,12 @@ class Unembedding:
         scaled = self.logit_scale * rows * self.gamma
         return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
 
+    def above_mean(self, answers: Int[Tensor, "*places"]) -> Float[Tensor, "*places d_model"]:
+        """The direction that reads how far a token's logit is above the mean over the vocabulary."""
+        mean = self.W_U.mean(dim=0, dtype=self.gamma.dtype)
+        scaled: Tensor = self.logit_scale * (self.W_U[answers].to(self.gamma.dtype) - mean) * self.gamma
+        return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
+
     def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
         """r, by which the final norm multiplies."""
         return reciprocal_rms(self._centred(stream), self.epsilon)

@@ -37,6 +37,10 @@ class Result(ABC):
     def to_frame(self) -> pd.DataFrame:
         """The numbers as a tidy table, one row per head."""
 
+    def by_head(self) -> pd.DataFrame:
+        """The numbers with one row per head: `to_frame`, unless its rows are something else."""
+        return self.to_frame()
+
     def save(self, path: str | Path) -> Path:
         """Writes the result to one safetensors file (tensors, and JSON in its header); never pickle."""
         everything, about = self._written()

@@ -27,7 +27,7 @@ def check_table(target: Path) -> None:
 def write_table_and_page(found: "PagedResult", table: Path, page: Path) -> None:
     """Writes a result's table, in the format given by its suffix, and its page."""
     check_table(table)
-    frame = found.to_frame()
+    frame = found.by_head()
     # Neither draft replaces its file before both are written.
     with writing(table) as rows, writing(page) as html:
         if table.suffix == ".csv":

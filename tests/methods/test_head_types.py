@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attnmech as am
-from attnmech.maths.head_types import CONTENT, KINDS, POSITIONAL
+from attnmech.maths.head_types import CONTENT, POSITIONAL, TYPES
+from attnmech.model.norms import epsilon_of
 from attnmech.runs.repeated import repeated_sequences
 
 CAUSAL = ["bloom", "llama", "gpt2"]
@@ -58,7 +59,7 @@ def by_hand(model: am.HookedModel, given: list[Tensor], layer: int, head: int) -
                 attended[query - key] = attended.get(query - key, 0.0) + float(pattern[query, key])
                 pairs[query - key] = pairs.get(query - key, 0) + 1
     found: dict[str, dict[str, Any]] = {}
-    for kind in KINDS:
+    for kind in TYPES:
         sums = {"mass": 0.0, "baseline": 0.0, "top": 0.0, "rows": 0}
         for ids, pattern in zip((each[0].tolist() for each in given), patterns, strict=True):
             for query in range(1, len(ids)):
@@ -85,10 +86,10 @@ def test_scores_are_those_of_a_loop_over_the_pattern(name: str) -> None:
     for layer, head in ((0, 0), (1, 2)):
         for kind, sums in by_hand(model, given, layer, head).items():
             if not sums["rows"]:
-                assert bool(types.mass(kind).isnan().all())
+                assert bool(types.scores[kind].isnan().all())
                 continue
-            for measure in ("mass", "baseline", "top"):
-                value = float(getattr(types, measure)(kind)[layer, head])
+            for measure, of in (("mass", "scores"), ("baseline", "baselines"), ("top", "tops")):
+                value = float(getattr(types, of)[kind][layer, head])
                 assert value == pytest.approx(sums[measure] / sums["rows"], abs=2e-5), (kind, measure)
 
 
@@ -105,7 +106,7 @@ def test_delimiters_are_told_by_the_tokenizer() -> None:
                 there = [key for key in range(1, query) if acts.tokens[0][key].strip() == marks]
                 rows += bool(there)
                 mass += sum(float(pattern[query, key]) for key in there)
-        assert float(types.mass(kind)[0, 6]) == pytest.approx(mass / rows, abs=1e-5)
+        assert float(types.scores[kind][0, 6]) == pytest.approx(mass / rows, abs=1e-5)
 
 
 def planted(kind: str, ids: Tensor, shape: torch.Size) -> Tensor:
@@ -150,7 +151,7 @@ def test_a_planted_head_is_named_so_and_nothing_else(name: str, kind: str) -> No
     model = hooked(name)
     with with_planted(model, kind):
         types = am.head_types(model)
-    assert types.kinds_of(1, 1) == (kind,)
+    assert types.types_of(1, 1) == (kind,)
     assert types.generated and "24 sequences" in types.lead
 
 
@@ -163,8 +164,8 @@ def test_random_weights_have_no_content_kind() -> None:
     content, positional = 0, []
     for seed in range(5):
         for name in ("bloom", "llama", "gpt2", "gpt_neox"):
-            claims = am.head_types(am.load(random_model(name, seed))).claims
-            content += int(claims.kind.isin(CONTENT).sum())
+            claims = am.head_types(am.load(random_model(name, seed))).to_frame()
+            content += int(claims.type.isin(CONTENT).sum())
             positional += [bool(each) for each in claims.by_position_alone]
     assert content == 0
     assert all(positional)
@@ -173,8 +174,8 @@ def test_random_weights_have_no_content_kind() -> None:
 def test_the_demo_models_heads() -> None:
     """Heads 4 to 7 of layer 2 continue what was said before; the position term explains what heads 0 and 1 do."""
     types = am.head_types(am.load())
-    assert {head for head in range(8) if "induction" in types.kinds_of(2, head)} == {4, 5, 6, 7}
-    assert "previous" in types.kinds_of(1, 1)
+    assert {head for head in range(8) if "induction" in types.types_of(2, head)} == {4, 5, 6, 7}
+    assert "previous" in types.types_of(1, 1)
     assert "4 continue what was said before" in types.lead
     assert types.plot().data
 
@@ -199,15 +200,15 @@ def test_shards_are_the_whole_and_the_order_does_not_matter(tmp_path: Path) -> N
     parts = [am.head_types(model, iter(given), shard=(part, 3)) for part in range(3)]
     merged = parts[2].merged(parts[0], parts[1])
     together = am.head_types(model, given)
-    for kind in KINDS:
-        for measure in ("mass", "baseline", "top", "position_alone"):
-            expected = getattr(whole, measure)(kind)
+    for kind in TYPES:
+        for measure in ("scores", "baselines", "tops", "position_alone"):
+            expected = getattr(whole, measure)[kind]
             for each in (merged, together):
-                assert torch.allclose(getattr(each, measure)(kind), expected, atol=1e-6, equal_nan=True)
-        for end, other in zip(merged.simultaneous(kind), whole.simultaneous(kind), strict=True):
+                assert torch.allclose(getattr(each, measure)[kind], expected, atol=1e-6, equal_nan=True)
+        for end, other in zip(merged.simultaneous()[kind], whole.simultaneous()[kind], strict=True):
             assert torch.allclose(end, other, atol=1e-6, equal_nan=True)
     path = whole.save(tmp_path / "types.safetensors")
-    assert am.HeadTypes.load(path).claims.equals(whole.claims)
+    assert am.HeadTypes.load(path).to_frame().equals(whole.to_frame())
     with pytest.raises(am.InputError, match="share documents"):
         parts[0].merged(parts[0])
     whole.to_html(tmp_path / "types.html")
@@ -226,13 +227,13 @@ def test_position_alone_is_the_softmax_of_the_position_term() -> None:
                 key = query - {"previous": 1, "self": 0, "2 back": 2}[kind]
                 if key >= 0:
                     mass, rows = mass + float(row[key]), rows + 1
-        assert float(types.position_alone(kind)[1, 2]) == pytest.approx(mass / rows, abs=1e-5)
-    assert bool(types.position_alone("induction").isnan().all())
+        assert float(types.position_alone[kind][1, 2]) == pytest.approx(mass / rows, abs=1e-5)
+    assert bool(types.position_alone["induction"].isnan().all())
 
 
 def test_few_texts_claim_nothing() -> None:
     types = am.head_types(hooked("bloom"), texts(4))
-    assert types.claims.empty and "needs 5 texts" in types.lead
+    assert types.to_frame().empty and "needs 5 texts" in types.lead
 
 
 def test_bad_input() -> None:
@@ -243,9 +244,9 @@ def test_bad_input() -> None:
     with pytest.raises(am.InputError, match="seed"):
         am.head_types(hooked("bloom"), seed=-1)
     types = am.head_types(hooked("bloom"), texts(5))
-    with pytest.raises(am.InputError, match="kind"):
-        types.mass("prev")
-    with pytest.raises(am.InputError, match=r"one\.mass"):
+    with pytest.raises(am.InputError, match="type"):
+        types.scores["prev"]
+    with pytest.raises(am.InputError, match=r"one\.scores"):
         types - types
     with pytest.raises(am.InputError, match="give images"):
         am.head_types(hooked("vit"))
@@ -256,7 +257,7 @@ def test_a_head_rests_where_it_finds_no_target() -> None:
     model = am.load()
     given = list(repeated_sequences(model))
     types = am.head_types(model, iter(given))
-    assert set(types.resting.kind) == {"induction"}
+    assert set(types.resting.type) == {"induction"}
     for row in types.resting.to_dict("records"):
         found: dict[bool, list[float]] = {True: [], False: []}
         for ids in given:
@@ -276,7 +277,7 @@ def test_an_encoder_with_a_decoder_looks_both_ways() -> None:
     """T5's encoder: duplicates stand on either side, and there is no induction; its decoder has both as causal."""
     model, given = hooked("t5"), texts(6)
     types = am.head_types(model, given, stack="encoder")
-    assert bool(types.mass("induction").isnan().all())
+    assert bool(types.scores["induction"].isnan().all())
     mass, rows = 0.0, 0
     for ids in given:
         pattern, tokens = model.run(ids, points=["encoder.pattern"])["encoder.pattern", 1][0, 1], ids[0].tolist()
@@ -284,22 +285,22 @@ def test_an_encoder_with_a_decoder_looks_both_ways() -> None:
             there = [key for key in range(len(tokens)) if is_target("duplicate", tokens, query, key, causal=False)]
             rows += bool(there)
             mass += sum(float(pattern[query, key]) for key in there)
-    assert float(types.mass("duplicate")[1, 1]) == pytest.approx(mass / rows, abs=1e-5)
+    assert float(types.scores["duplicate"][1, 1]) == pytest.approx(mass / rows, abs=1e-5)
     decoded = [{"input_ids": given[0], "decoder_input_ids": ids} for ids in given]
-    assert bool(am.head_types(model, iter(decoded), stack="decoder").mass("induction").isfinite().all())
+    assert bool(am.head_types(model, iter(decoded), stack="decoder").scores["induction"].isfinite().all())
 
 
 def test_texts_of_one_token_count_for_nothing() -> None:
     """They have no row but their first: alone they give no number, in a corpus they change none."""
     model, given = hooked("bloom"), texts(6)
     alone = am.head_types(model, torch.tensor([[5]]))
-    assert all(bool(alone.mass(kind).isnan().all()) for kind in KINDS)
-    assert alone.claims.empty and alone.plot().data and len(alone.to_frame()) == 6
+    assert all(bool(alone.scores[kind].isnan().all()) for kind in TYPES)
+    assert alone.to_frame().empty and alone.plot().data and len(alone.by_head()) == 6
     expected = am.head_types(model, iter(given))
     found = am.head_types(model, iter([*given, torch.tensor([[5]])]))
-    for kind in KINDS:
-        for measure in ("mass", "baseline", "top", "position_alone"):
-            one, other = getattr(found, measure)(kind), getattr(expected, measure)(kind)
+    for kind in TYPES:
+        for measure in ("scores", "baselines", "tops", "position_alone"):
+            one, other = getattr(found, measure)[kind], getattr(expected, measure)[kind]
             assert torch.allclose(one, other, atol=1e-6, equal_nan=True)
 
 
@@ -318,7 +319,7 @@ def test_rows_that_cannot_see_the_first_token_do_not_rest_on_it() -> None:
 def test_random_tokens_have_no_delimiters_and_no_padding(tmp_path: Path) -> None:
     types = am.head_types(am.load())
     for kind in ("sentence end", "comma", "special"):
-        assert bool(types.mass(kind).isnan().all())
+        assert bool(types.scores[kind].isnan().all())
     roberta = hooked("roberta")
     assert all(roberta.config.pad_token_id not in ids for ids in repeated_sequences(roberta))
     path = types.save(tmp_path / "types.safetensors")
@@ -328,3 +329,118 @@ def test_random_tokens_have_no_delimiters_and_no_padding(tmp_path: Path) -> None
         save_file(tensors, path, file.metadata())
     with pytest.raises(am.InputError, match="valid HeadTypes"):
         am.HeadTypes.load(path)
+
+
+def written_by_hand(model: am.HookedModel, given: list[Tensor], layer: int, head: int) -> dict[str, dict[str, float]]:
+    """What a head writes of its targets and of other keys towards the answer, from transformers' own weights."""
+    plain, base = model.plain, model.base
+    W_U = plain.get_output_embeddings().weight.detach().double()
+    norm = base.norm if hasattr(base, "norm") else base.ln_f
+    centred, gamma = isinstance(norm, torch.nn.LayerNorm), norm.weight.detach().double()
+    found = {kind: {"there": 0.0, "elsewhere": 0.0, "rows": 0.0} for kind in ("duplicate", "induction")}
+    W_O = model.stack(None).weights(layer).W_O[head].detach().double()
+    group = model.n_heads // model.run(given[0], points=["v"])["v", 0].shape[2]
+    for ids in given:
+        acts = model.run(ids, points=["pattern", "v", "resid_post"])
+        pattern, v = acts["pattern", layer][0, head].double(), acts["v", layer][0, :, head // group].double()
+        last = acts["resid_post", model.n_layers - 1][0].double()
+        tokens = ids[0].tolist()
+        for kind, sums in found.items():
+            for query in range(1, len(tokens)):
+                there = [key for key in range(query + 1) if is_target(kind, tokens, query, key)]
+                if not there:
+                    continue
+                answer = tokens[query] if kind == "duplicate" else tokens[there[-1]]
+                sums["rows"] += 1
+                for key in range(query + 1):
+                    update = pattern[query, key] * (v[key] @ W_O)
+                    x = last[query] - last[query].mean() if centred else last[query]
+                    part = update - update.mean() if centred else update
+                    normed = part * gamma / (x.pow(2).mean() + epsilon_of(norm)).sqrt()
+                    logits = W_U @ normed
+                    sums["there" if key in there else "elsewhere"] += float(logits[answer] - logits.mean())
+    return found
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_what_heads_write_is_that_of_the_raw_weights(name: str) -> None:
+    model, given = hooked(name), texts(6)
+    types = am.head_types(model, given)
+    for layer, head in ((0, 1), (1, 2)):
+        for kind, sums in written_by_hand(model, given, layer, head).items():
+            for ending, measure in (("there", types.writes), ("elsewhere", types.writes_elsewhere)):
+                expected = sums[ending] / sums["rows"]
+                assert float(measure[kind][layer, head]) == pytest.approx(expected, rel=1e-4, abs=1e-6), (kind, ending)
+    assert bool(am.head_types(model, given, layers=[0]).writes["induction"].isnan().all())
+
+
+def test_copying_and_matching_are_ranks() -> None:
+    """Against loops over tokens and keys; with a planted head whose OV copies and one whose QK matches prefixes."""
+    model, given = hooked("llama"), texts(5, vocabulary=6)
+    types = am.head_types(model, iter(given))
+    W_U = model.plain.get_output_embeddings().weight.detach().double()
+    gamma = model.base.norm.weight.detach().double()
+    for layer, head in ((0, 1), (1, 2)):
+        copied, matched = [], []
+        W_O = model.stack(None).weights(layer).W_O[head].detach().double()
+        for ids in given:
+            acts = model.run(ids, points=["scores", "v"])
+            tokens, scores = ids[0].tolist(), acts["scores", layer][0, head].double()
+            v = acts["v", layer][0].double()
+            v = v[:, head * v.shape[1] // model.n_heads]
+            for key in range(1, len(tokens)):
+                logits = W_U @ (gamma * (v[key] @ W_O))
+                others = [token for token in dict.fromkeys(tokens[1:]) if token != tokens[key]]
+                copied.append(sum(float(logits[tokens[key]] > logits[other]) for other in others) / len(others))
+            for query in range(1, len(tokens)):
+                there = [key for key in range(query + 1) if is_target("induction", tokens, query, key)]
+                others = [key for key in range(query + 1) if key not in there]
+                if there and others:
+                    best = scores[query, there[-1]]
+                    matched.append(sum(float(best > scores[query, other]) for other in others) / len(others))
+        assert float(types.copying[layer, head]) == pytest.approx(sum(copied) / len(copied), abs=1e-3)
+        assert float(types.matching[layer, head]) == pytest.approx(sum(matched) / len(matched), abs=1e-3)
+
+
+def test_breadth_is_the_entropy_over_that_of_uniform_attention() -> None:
+    model, given = hooked("gpt2"), texts(5)
+    focus = am.attention_focus(model, iter(given))
+    types = am.head_types(model, iter(given))
+    assert torch.allclose(types.breadth, focus.normalised_entropy, atol=1e-5)
+    assert types.scores["broad"] is types.scores["broad"] and torch.equal(types.scores["broad"], types.breadth)
+
+
+@pytest.mark.parametrize("corpus", [True, False])
+def test_the_example_is_the_row_above_uniform_attention_most(corpus: bool) -> None:
+    model, given = hooked("bloom"), texts(9)
+    types = am.head_types(model, iter(given) if corpus else given)
+    for layer, head in ((0, 0), (1, 2)):
+        example = types.example_of(layer, head)
+        assert example is not None
+        best: tuple[float, int, int, int, float] = (-1.0, -1, -1, -1, 0.0)
+        for document, ids in enumerate(given):
+            pattern, tokens = model.run(ids, points=["pattern"])["pattern", layer][0, head].double(), ids[0].tolist()
+            for query in range(1, len(tokens)):
+                there = [key for key in range(query + 1) if is_target(example.type, tokens, query, key)]
+                if there and (0 not in there or example.type == "first"):
+                    above = float(pattern[query, there].sum()) - len(there) / (query + 1)
+                    key = max(there, key=lambda key: float(pattern[query, key]))
+                    best = max(best, (above, document, query, key, float(pattern[query, key])))
+        assert example.above == pytest.approx(best[0], abs=1e-5)
+        assert (example.document, example.query, example.key) == best[1:4]
+        assert example.weight == pytest.approx(best[4], abs=1e-5)
+        tokens = model.encode(given[best[1]]).tokens[0]
+        assert example.before == tokens[max(0, best[2] - 3) : best[2] + 1]
+        assert example.around == tokens[max(0, best[3] - 2) : best[3] + 3]
+        assert example.around[example.key_at] == tokens[best[3]]
+    shards = [am.head_types(model, iter(given), shard=(part, 2)) for part in range(2)]
+    assert shards[0].merged(shards[1]).example_of(0, 0) == am.head_types(model, iter(given)).example_of(0, 0)
+
+
+def test_a_head_with_its_keys_planted_keeps_that_row() -> None:
+    """One head of layer 1 looks for what followed the token's earlier copy; its example shows just that."""
+    with with_planted(hooked("gpt2"), "induction"):
+        types = am.head_types(hooked("gpt2"))
+    example = types.example_of(1, 1)
+    assert example is not None and example.type == "induction"
+    assert example.before[-1] == example.around[example.key_at - 1]

@@ -1,0 +1,57 @@
+"""Does a head write what it looks at? How the token at a key ranks among others in what is written of it."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+_CHUNK = 64
+"""How many keys are compared with all tokens at a time."""
+
+
+def rank_above(
+    value: Float[Tensor, "*places 1"], others: Float[Tensor, "*places other"], counted: Bool[Tensor, "*#places other"]
+) -> Float[Tensor, "*places"]:
+    """The share of the other values that one is above, of those counted; equal ones count half.
+
+    >>> rank_above(torch.tensor([2.0]), torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([True, True, True, False]))
+    tensor(0.5000)
+    """
+    above = (others < value) + 0.5 * (others == value)
+    return (above * counted).sum(dim=-1) / counted.sum(dim=-1).clamp_min(1)
+
+
+def copying(
+    values: Float[Tensor, "batch head key d_value"],
+    read: Float[Tensor, "batch head token d_value"],
+    ids: Int[Tensor, "batch key"],
+    counted: Bool[Tensor, "batch key"],
+) -> tuple[Float[Tensor, "batch head key"], Bool[Tensor, "batch key"]]:
+    """How the token at each key ranks among the text's other tokens, by the logit that the head would write of it.
+
+    For the token a at key j, (v_j W_O)·u_a against (v_j W_O)·u_b of the text's other tokens b: 1 if its own logit is
+    raised most, 0.5 by chance, 0 if least.
+
+    Args:
+        values: v_j.
+        read: W_O u_b for the token b at each place.
+        ids: the tokens.
+        counted: the places that count.
+
+    Returns:
+        The ranks, 0 where they do not count, and where they do: at places with another token to be compared with.
+
+    Source: in the spirit of Olsson et al. 2022, "In-context Learning and Induction Heads", copying score.
+
+    """
+    again = torch.tril(ids[:, :, None] == ids[:, None], diagonal=-1)
+    distinct = counted & ~(again & counted[:, None]).any(dim=-1)
+    ranks = values.new_zeros(values.shape[:3])
+    there = torch.zeros_like(counted)
+    for start in range(0, ids.shape[1], _CHUNK):
+        keys = slice(start, start + _CHUNK)
+        logits = values[:, :, keys] @ read.to(values).transpose(-1, -2)
+        own = (values[:, :, keys] * read[:, :, keys].to(values)).sum(dim=-1, keepdim=True)
+        others = distinct[:, None] & (ids[:, keys, None] != ids[:, None]) & counted[:, keys, None]
+        ranks[:, :, keys] = rank_above(own, logits, others[:, None])
+        there[:, keys] = others.any(dim=-1)
+    return ranks, there
