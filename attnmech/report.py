@@ -194,12 +194,9 @@ class Report:
 
     def _types(self, types: HeadTypes) -> Section:
         """The atlas, with the effects of ablations where there are any."""
-        effects = {}
-        if self.effects is not None:
-            effect = self.effects.effect
-            effects = {
-                (layer, head): float(effect[layer, head]) for layer, head in effect.isfinite().nonzero().tolist()
-            }
+        effect = None if self.effects is None else self.effects.effect
+        measured = [] if effect is None else effect.isfinite().nonzero().tolist()
+        effects = {} if effect is None else {(layer, head): float(effect[layer, head]) for layer, head in measured}
         return types.section("am.head_types(model)", effects=effects, about_text=self.on_text)
 
     @property

@@ -1,6 +1,7 @@
 """Does a head write what it looks at? How the token at a key ranks among others in what is written of it."""
 
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -16,8 +17,9 @@ def rank_above(
     >>> rank_above(torch.tensor([2.0]), torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([True, True, True, False]))
     tensor(0.5000)
     """
-    above = (others < value) + 0.5 * (others == value)
-    return (above * counted).sum(dim=-1) / counted.sum(dim=-1).clamp_min(1)
+    sign = (others - value).sign_()  # −1 where another is below
+    balance = einsum(sign, counted.expand_as(sign).to(sign), "... other, ... other -> ...")
+    return (0.5 - 0.5 * balance / counted.sum(dim=-1).clamp_min(1)) * counted.any(dim=-1)
 
 
 def copying(

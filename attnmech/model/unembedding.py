@@ -7,6 +7,7 @@ where the norm subtracts the mean.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -52,9 +53,13 @@ class Unembedding:
 
     def above_mean(self, answers: Int[Tensor, "*places"]) -> Float[Tensor, "*places d_model"]:
         """The direction that reads how far a token's logit is above the mean over the vocabulary."""
-        mean = self.W_U.mean(dim=0, dtype=self.gamma.dtype)
-        scaled: Tensor = self.logit_scale * (self.W_U[answers].to(self.gamma.dtype) - mean) * self.gamma
+        above = self.W_U[answers].to(self.gamma.dtype) - self._mean_row
+        scaled: Tensor = self.logit_scale * above * self.gamma
         return scaled - scaled.mean(dim=-1, keepdim=True) if self.centred else scaled
+
+    @cached_property
+    def _mean_row(self) -> Float[Tensor, " d_model"]:
+        return self.W_U.mean(dim=0, dtype=self.gamma.dtype)
 
     def scale(self, stream: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places"]:
         """r, by which the final norm multiplies."""

@@ -135,20 +135,22 @@ class HeadTypeSums(Reducer):
         """Adds what the layer's heads write of what they look at, in logits before the final norm's scale."""
         if not len(state["there_by_row"]):
             return
-        held, unembedding = _Layer.taken(run, end.layer), _unembedding(run)
+        held, batch = _Layer.taken(run, end.layer), run.batch.queries(run.stack.label)
+        unembedding, direction = _reading_directions(run, batch)
         scale = attention_scale(run.stack, end, unembedding.gamma.dtype)
         W_O = run.stack.weights(end.layer).W_O.detach().to(scale.by_dimension) * scale.by_dimension
-        gate = end.notes.gate
+        # What the logit of each place's token reads of a value.
+        read = einsum(W_O, direction, "head d_value d_model, batch row d_model -> batch head row d_value")
+        gate = None if end.notes.gate is None else end.notes.gate.transpose(1, 2).to(read)
         for place, answers in enumerate(held.answers):
-            read = _reading(W_O, unembedding.above_mean(answers.clamp_min(0)), gate)
+            at = answers.clamp_min(0)[:, None, :, None].expand_as(read)
+            answered = read.gather(2, at) if gate is None else read.gather(2, at) * gate
             by_token = scale.by_token * (answers >= 0)
             for name, summed in (("there_by_row", held.there[place]), ("all_by_row", held.whole)):
-                written = (summed * read).sum(dim=-1) * by_token[:, None]
+                written = (summed * answered).sum(dim=-1) * by_token[:, None]
                 state[name][place, end.index] = written.transpose(0, 1)
-        batch = run.batch.queries(run.stack.label)
-        own = _reading(W_O, unembedding.above_mean(batch.ids), gate=None)
-        values = held.values if gate is None else held.values * gate.transpose(1, 2)
-        ranks, counted = copying(values, own, batch.ids, state["rows"])
+        values = held.values if gate is None else held.values * gate
+        ranks, counted = copying(values, read, batch.ids, state["rows"])
         state["copying"][end.index] += ranks.double().sum(dim=-1).T
         state["copying_count"][end.index] += counted.double().sum(dim=-1)
         if end.index == run.n_layers - 1:
@@ -236,7 +238,7 @@ class _Layer:
     """Σ_j p_ij v_j."""
     values: Float[Tensor, "batch head key d_value"]
     answers: Int[Tensor, "answered batch row"]
-    """The token that a row's targets answer with; −1 without a target."""
+    """Where the token stands that a row's targets answer with; −1 without a target."""
 
     @classmethod
     def of(cls, run: Run, block: RowBlock) -> "_Layer":
@@ -265,13 +267,11 @@ class _Layer:
         rows = slice(block.rows.start, block.rows.stop)
         values = self.values[:, :, : block.pattern.shape[-1]]
         self.whole[:, :, rows] = block.pattern @ values
-        ids = block.batch.queries(block.stack).ids
+        own = torch.arange(block.rows.start, block.rows.stop, device=values.device)
         for place, name in enumerate(ANSWERED):
             self.there[place, :, :, rows] = (block.pattern * found.by_kind[TYPES.index(name)][:, None]) @ values
             last = found.last[place]
-            answer = ids.gather(1, last.clamp_min(0)).where(last >= 0, -1)
-            own = ids[:, rows].where(last >= 0, -1)
-            self.answers[place, :, rows] = own if name == "duplicate" else answer
+            self.answers[place, :, rows] = torch.where(last >= 0, own, -1) if name == "duplicate" else last
 
 
 def _reads_logits(run: Run) -> bool:
@@ -281,21 +281,13 @@ def _reads_logits(run: Run) -> bool:
     return last and model.causal and why_not_linear(model) is None and "logits" not in model.refused
 
 
-def _unembedding(run: Run) -> Unembedding:
-    key = HeadTypeSums, "unembedding"
+def _reading_directions(run: Run, batch: Batch) -> tuple[Unembedding, Float[Tensor, "batch row d_model"]]:
+    """The directions of the stream that read each place's token, above the mean over the vocabulary."""
+    key = HeadTypeSums, "directions"
     if key not in run.between:
-        run.between[key] = unembedding_of(run.model)
-    return cast(Unembedding, run.between[key])
-
-
-def _reading(
-    W_O: Float[Tensor, "head d_value d_model"],
-    direction: Float[Tensor, "batch row d_model"],
-    gate: Float[Tensor, "batch row head d_value"] | None,
-) -> Float[Tensor, "batch head row d_value"]:
-    """What a direction of the stream reads of a value, through W_O and the row's gate."""
-    read = einsum(W_O, direction, "head d_value d_model, batch row d_model -> batch head row d_value")
-    return read if gate is None else read * gate.transpose(1, 2).to(read)
+        unembedding = unembedding_of(run.model)
+        run.between[key] = unembedding, unembedding.above_mean(batch.ids)
+    return cast(tuple[Unembedding, Tensor], run.between[key])
 
 
 def _by_row(
