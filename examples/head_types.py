@@ -1,0 +1,134 @@
+"""Head types beside two other rules, and what heads chosen by attention or by what they write are good for.
+
+    python examples/head_types.py                      # the demo model
+    python examples/head_types.py --model model.gguf   # any other
+
+Prints two tables in Markdown; docs/head_types.md shows them.
+"""
+
+import argparse
+import random
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from transformer_lens import head_detector
+
+import attnmech as am
+from attnmech.runs.repeated import repeated_sequences
+
+CLARK = 0.5
+"""Clark et al. 2019 speak of a head that attends to a token type where it gives it more than half of its attention."""
+
+DETECTED = {
+    "previous": head_detector.get_previous_token_head_detection_pattern,
+    "duplicate": head_detector.get_duplicate_token_head_detection_pattern,
+    "induction": head_detector.get_induction_head_detection_pattern,
+}
+
+
+def detected(model: am.HookedModel, texts: list[Tensor]) -> dict[str, Tensor]:
+    """TransformerLens's score of every head, `[layer head]`, averaged over the texts as `detect_head` does."""
+    found = {name: torch.zeros(model.n_layers, model.n_heads) for name in DETECTED}
+    for ids in texts:
+        acts = model.run(ids, points=["pattern"])
+        for name, pattern_of in DETECTED.items():
+            wanted = pattern_of(ids)
+            for layer in range(model.n_layers):
+                pattern = acts["pattern", layer][0].float()
+                found[name][layer] += torch.tensor(
+                    [
+                        head_detector.compute_head_attention_similarity_score(
+                            each, wanted, exclude_bos=False, exclude_current_token=False, error_measure="mul"
+                        )
+                        for each in pattern
+                    ]
+                )
+    return {name: score / len(texts) for name, score in found.items()}
+
+
+def rules(model: am.HookedModel, texts: list[Tensor]) -> None:
+    """How many heads each rule names, and the strongest of them."""
+    types, scores = am.head_types(model, iter(texts)), detected(model, texts)
+    claims = types.to_frame()
+    print("| type | attnmech claims | of these by position alone | Clark: mass > 0.5 | detect_head > 0.3 | strongest |")
+    print("|---|---|---|---|---|---|")
+    for name, score in scores.items():
+        here = claims[claims.type == name]
+        by_position = int(here.by_position_alone.sum())
+        layer, head = divmod(int(types.scores[name].nan_to_num(-1).argmax()), model.n_heads)
+        print(
+            f"| {name} | {len(here)} | {by_position} | {int((types.scores[name] > CLARK).sum())} | "
+            f"{int((score > 0.3).sum())} | L{layer}H{head}: {types.scores[name][layer, head]:.2f} "
+            f"(detect_head {score[layer, head]:.2f}) |"
+        )
+
+
+def loss_of_second_copies(model: am.HookedModel, texts: list[Tensor], heads: list[tuple[int, int]]) -> float:
+    """Nats per token of the second copies, with heads set to zero."""
+
+    def without(layer: int):
+        chosen = [head for at, head in heads if at == layer]
+
+        def zeroed(z: Tensor) -> Tensor:
+            z = z.clone()
+            z[:, :, chosen] = 0
+            return z
+
+        return zeroed
+
+    losses = []
+    hooks = {("z", layer): without(layer) for layer in {layer for layer, _ in heads}}
+    with model.hooks(hooks) if hooks else nullcontext():
+        for ids in texts:
+            logits = model.run(ids)["logits"][0].float().log_softmax(dim=-1)
+            half = ids.shape[1] - ids.shape[1] // 2
+            losses.append(-logits[half - 1 : -1].gather(1, ids[0, half:, None])[:, 0])
+    return float(torch.cat(losses).mean())
+
+
+def looks_or_writes(model: am.HookedModel, texts: list[Tensor], others: list[Tensor]) -> None:
+    """Heads chosen on some sequences by attention, by writing and at random, ablated on others."""
+    types = am.head_types(model, iter(texts))
+    looks, writes = types.scores["induction"].nan_to_num(-1), types.writes["induction"].nan_to_num(-1)
+    named = set(map(tuple, types.to_frame().query("type == 'induction'")[["layer", "head"]].to_numpy().tolist()))
+
+    def ranked(score: Tensor) -> list[tuple[int, int]]:
+        return [divmod(place, model.n_heads) for place in score.flatten().argsort(descending=True).tolist()]
+
+    unnamed = [head for head in ranked(writes) if head not in named]
+    rng = random.Random(0)
+    everything = ranked(looks)
+    clean = loss_of_second_copies(model, others, [])
+    print(f"\nLoss on second copies {clean:.2f} nats; by how much it rises without k heads:\n")
+    print("| k | by attention | by writing | by writing, not claimed by attention | at random, mean of 8 (largest) |")
+    print("|---|---|---|---|---|")
+    for count in (1, 2, 4, 8):
+        at_random = [
+            loss_of_second_copies(model, others, rng.sample([head for head in everything if head not in named], count))
+            - clean
+            for _ in range(8)
+        ]
+        rises = [
+            loss_of_second_copies(model, others, chosen[:count]) - clean
+            for chosen in (ranked(looks), ranked(writes), unnamed)
+        ]
+        print(
+            f"| {count} | {' | '.join(f'{rise:+.2f}' for rise in rises)} | "
+            f"{sum(at_random) / len(at_random):+.2f} ({max(at_random):+.2f}) |"
+        )
+
+
+def main() -> None:
+    """Both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="what am.load takes; the demo model if left out")
+    given = parser.parse_args()
+    model = am.load() if given.model is None else am.load(given.model)
+    texts = list(repeated_sequences(model))
+    rules(model, texts)
+    looks_or_writes(model, texts, list(repeated_sequences(model, seed=1))[:8])
+
+
+if __name__ == "__main__":
+    main()
