@@ -1,4 +1,4 @@
-"""Train the demo model from scratch: `python -m attnmech.demo.train --out FOLDER`."""
+"""Train the demo model from scratch: `python -m attnmech.demo.train`."""
 
 import argparse
 import math
@@ -129,14 +129,14 @@ def learning_rate_share(step: int, settings: Settings) -> float:
     return max(0.0, min(step / max(1, settings.warm_up), 1.0, (settings.steps - step) / max(1.0, fall)))
 
 
-def checkpoint_steps(steps: int) -> tuple[int, ...]:
-    """Step 0, the powers of two up to `steps`, and `steps`.
+def checkpoint_steps(steps: int, count: int) -> tuple[int, ...]:
+    """`count` steps from 0 to `steps`, after the first at equal ratios; fewer if there are not so many.
 
-    >>> checkpoint_steps(10)
-    (0, 1, 2, 4, 8, 10)
+    >>> checkpoint_steps(1024, 6), checkpoint_steps(8000, 12)
+    ((0, 4, 16, 64, 256, 1024), (0, 2, 5, 12, 26, 59, 135, 305, 690, 1561, 3534, 8000))
     """
-    powers = [2**power for power in range(steps.bit_length())]
-    return (0, *sorted({*powers, steps}))
+    ratio = steps ** (1 / (count - 1))
+    return (0, *sorted({round(ratio**place) for place in range(1, count)}))
 
 
 def save(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -148,15 +148,17 @@ def save(model: BloomForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m attnmech.demo.train", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the trained model")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo"), help="folder for the trained model (default %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=Settings.steps, help="training steps (default %(default)s)")
     parser.add_argument("--until", type=int, help="stop after this step (default: the last of --steps)")
     parser.add_argument("--seed", type=int, default=Settings.seed, help="seed of weights and texts")
-    parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints, at powers of two")
+    parser.add_argument("--checkpoints", type=int, help="how many models to keep on the way, in OUT/checkpoints")
     parser.add_argument("--threads", type=int, default=1, help="processor threads (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="where to train, for example cuda (default %(default)s)")
     chosen = parser.parse_args(arguments)
-    for name in ("steps", "until", "threads"):
+    for name in ("steps", "until", "threads", "checkpoints"):
         if (number := getattr(chosen, name)) is not None and number < 1:
             parser.error(f"--{name} must be at least 1; got {number}")
     try:
@@ -169,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokenizer = build_tokenizer()
     settings = Settings(seed=chosen.seed, steps=chosen.steps)
     last = settings.steps if chosen.until is None else min(chosen.until, settings.steps)
-    kept = checkpoint_steps(last) if chosen.checkpoints else ()
+    kept = checkpoint_steps(last, max(2, chosen.checkpoints)) if chosen.checkpoints else ()
     journal = chosen.out / "unfinished.safetensors"
     if journal.exists():
         print(f"resuming from {journal}")
@@ -187,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         def after_step(step: int, model: BloomForCausalLM, loss: float) -> None:
             progress.update(task, completed=step, loss=f"loss {loss:.3f}")
             if step in kept:
-                save(model, tokenizer, chosen.checkpoints / f"step-{step:06d}")
+                save(model, tokenizer, chosen.out / "checkpoints" / f"step-{step:06d}")
 
         try:
             model = train(settings, tokenizer, after_step, until=last, device=chosen.device, journal=journal)

@@ -176,15 +176,16 @@ def test_learning_rate_rises_stays_and_falls_to_nothing() -> None:
 
 
 def test_checkpoints_are_spaced_logarithmically() -> None:
-    assert checkpoint_steps(1024) == (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-    assert checkpoint_steps(5) == (0, 1, 2, 4, 5)
-    assert len(checkpoint_steps(Settings.steps)) >= 10
+    assert checkpoint_steps(1024, 12) == (0, 2, 4, 7, 12, 23, 44, 82, 155, 290, 545, 1024)
+    assert checkpoint_steps(5, 12) == (0, 1, 2, 3, 4, 5)
+    for count in range(2, 20):
+        assert len(checkpoint_steps(Settings.steps, count)) == count
 
 
 def test_the_command_writes_folders_that_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--out", str(tmp_path / "model"), "--steps", "2", "--threads", "1", "--checkpoints", str(tmp_path / "kept")])
+    main(["--out", str(tmp_path / "model"), "--steps", "2", "--threads", "1", "--checkpoints", "3"])
     assert "2 of 2 steps, seed 0" in capsys.readouterr().out
-    assert sorted(folder.name for folder in (tmp_path / "kept").iterdir()) == [
+    assert sorted(folder.name for folder in (tmp_path / "model" / "checkpoints").iterdir()) == [
         "step-000000",
         "step-000001",
         "step-000002",

@@ -1,0 +1,66 @@
+"""When do head types appear? A small model learns to copy sequences; its heads are measured at twelve steps.
+
+    python examples/trajectory.py --out trajectory.html
+
+Two layers with rotation, trained on random tokens that are repeated once. For the demo model's own training:
+
+    python -m attnmech.demo.train --checkpoints 12
+    python examples/trajectory.py --folders demo/checkpoints --out trajectory.html
+"""
+
+import argparse
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import attnmech as am
+
+VOCABULARY, STEPS, TEXTS = 40, 1000, 32
+KEPT = (0, 100, 200, 250, 300, 350, 400, 450, 500, 600, 800, 1000)
+
+
+def trained() -> Iterator[tuple[str, LlamaForCausalLM]]:
+    """The model at each step that is kept, with the step's name."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, initializer_range=0.1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    for step in track(range(STEPS + 1), "training", transient=True):
+        if step in KEPT:
+            yield f"{step}", copy.deepcopy(model).eval()
+        length = int(torch.randint(6, 37, ()))
+        once = torch.rand(TEXTS, VOCABULARY - 3).argsort(dim=1)[:, :length] + 3
+        ids = torch.cat((once, once), dim=1)
+        logits = model(input_ids=ids).logits[:, length - 1 : -1]
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, length:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def main() -> None:
+    """A table of what appears when, and the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folders", type=Path, help="a folder of checkpoints step-*; a small model is trained without")
+    parser.add_argument("--out", type=Path, default=Path("trajectory.html"))
+    given = parser.parse_args()
+    checkpoints = trained() if given.folders is None else sorted(given.folders.glob("step-*"))
+    run = am.trajectory(checkpoints, am.head_types)
+    print("| step | previous | induction | prefix matching | copying | breadth |\n|---|---|---|---|---|---|")
+    for step, *values in zip(
+        run.steps, *(run.of(name).amax(dim=1) for name in ("previous", "induction", "matching", "copying")),
+        run.of("broad").mean(dim=1), strict=True,
+    ):  # fmt: skip
+        print(f"| {step} | {' | '.join(f'{value:.2f}' for value in values)} |")
+    print(run.to_html(given.out))
+
+
+if __name__ == "__main__":
+    main()
