@@ -149,12 +149,21 @@ class Report:
     @property
     def findings(self) -> dict[str, str]:
         """What was found, a sentence for each question."""
-        found = {} if self.types is None else {"Kinds of heads": self.types.lead}
+        found = {} if self.types is None else {"Kinds of heads": f"{self.types.lead}{self._beginning}"}
         found["Where heads look"] = self.focus.lead
         if self._why:
             found["Why they look there"] = self._why
         found["What they write"] = self.updates.lead
         return found | {each.question: each.result.lead for each in self.measured}
+
+    @property
+    def _beginning(self) -> str:
+        """At which head the page begins."""
+        example = None if self.types is None else self.types.example
+        if self.types is None or example is None or example[0] not in self.scores.layers:
+            return ""
+        layer, head = example
+        return f" Start at L{layer}H{head} ({self.types.told(layer, head).split(',')[0]}), which this page shows first."
 
     @property
     def effects(self) -> HeadEffects | None:

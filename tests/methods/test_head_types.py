@@ -486,5 +486,5 @@ def test_delimiters_of_one_text_are_described() -> None:
     types = am.head_types(am.load(), text)
     assert types.to_frame().empty and "supports no claim" in types.on_text()
     layer, head = divmod(int(types.excess["comma"].argmax()), 8)
-    assert f"L{layer}H{head} gives commas {float(types.scores['comma'][layer, head]):.0%}" in types.on_text()
+    assert f"L{layer}H{head} gives commas {100 * float(types.scores['comma'][layer, head]):.0f} %" in types.on_text()
     assert am.head_types(am.load()).on_text() == ""
