@@ -475,9 +475,8 @@ class HeadTypes(Summed):
                 continue
             layer, head = divmod(int(self.excess[name].nan_to_num(-1).argmax()), score.shape[1])
             mass, baseline = float(score[layer, head]), float(self.baselines[name][layer, head])
-            found.append(
-                f"L{layer}H{head} gives {_PLURAL[name]} {mass:.0%} of its attention (by distance {baseline:.0%})"
-            )
+            told = f"{percent(mass, 0)} of its attention (by distance {percent(baseline, 0)})"
+            found.append(f"L{layer}H{head} gives {_PLURAL[name]} {told}")
         return f"In this text, {'; '.join(found)}: described, since one text supports no claim." if found else ""
 
     def section(

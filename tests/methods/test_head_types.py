@@ -17,6 +17,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.draw.embed import View
+from attnmech.draw.text import percent
 from attnmech.maths.head_types import CONTENT, POSITIONAL, TYPES
 from attnmech.model.norms import epsilon_of
 from attnmech.runs.repeated import repeated_sequences
@@ -486,5 +487,5 @@ def test_delimiters_of_one_text_are_described() -> None:
     types = am.head_types(am.load(), text)
     assert types.to_frame().empty and "supports no claim" in types.on_text()
     layer, head = divmod(int(types.excess["comma"].argmax()), 8)
-    assert f"L{layer}H{head} gives commas {100 * float(types.scores['comma'][layer, head]):.0f} %" in types.on_text()
+    assert f"L{layer}H{head} gives commas {percent(float(types.scores['comma'][layer, head]), 0)}" in types.on_text()
     assert am.head_types(am.load()).on_text() == ""
