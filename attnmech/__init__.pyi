@@ -33,6 +33,8 @@ from .methods.patching import PositionEffects as PositionEffects
 from .methods.patching import patch as patch
 from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
+from .methods.pruning_advice import PruningAdvice as PruningAdvice
+from .methods.pruning_advice import pruning_advice as pruning_advice
 from .methods.redundancy import Redundancy as Redundancy
 from .methods.redundancy import redundancy as redundancy
 from .methods.relations import Relations as Relations

@@ -15,8 +15,6 @@ import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
 from jaxtyping import Float, Int
-from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
-from scipy.spatial.distance import squareform  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..arguments import finite_number, member, option, whole_number
@@ -28,7 +26,7 @@ from ..maths.intervals import LEVEL, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import by_layer
-from ..runs.divergences import STATE, DivergenceReducer, Divergences, axis_lengths
+from ..runs.divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
 from ..runs.stream import Reducer, Source, State, stream
 from ..runs.summed import Summed
 
@@ -179,13 +177,7 @@ class Redundancy(Summed):
         """
         most = finite_number("threshold", threshold, above=0.0)
         places, divergence = self._compared(layer)
-        if len(places) == 1:
-            return (tuple(places),)
-        joined_at = linkage(squareform(divergence.numpy(), checks=False), method="average")
-        members: dict[int, list[tuple[int, int]]] = {}
-        for place, cluster in zip(places, fcluster(joined_at, most, criterion="distance").tolist(), strict=True):
-            members.setdefault(cluster, []).append(place)
-        return tuple(sorted((tuple(each) for each in members.values()), key=lambda each: (-len(each), each)))
+        return clustered(places, divergence, most)
 
     def positions(self, *, layer: int | None = None) -> Float[Tensor, "head 2"]:
         """Heads as points in the plane, in the order of `to_frame`; their distances are close to √divergence.

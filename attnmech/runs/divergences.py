@@ -5,7 +5,7 @@ kept until the batch ends. Sums between all heads are large, so there may be few
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy.random import Philox
+from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
+from scipy.spatial.distance import squareform  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..errors import InputError
@@ -225,3 +227,20 @@ class Divergences:
     def whole(self) -> Float[Tensor, "layer head layer head"]:
         """The mean between any two heads."""
         return self.between_all(self.everywhere.mean)
+
+
+def clustered(
+    places: Sequence[tuple[int, int]], divergence: Float[Tensor, "head head"], threshold: float
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Groups of heads whose mean divergence is at most `threshold`, by average linkage, the largest first.
+
+    >>> clustered([(0, 0), (0, 1), (1, 0)], torch.tensor([[0.0, 0.1, 0.5], [0.1, 0.0, 0.5], [0.5, 0.5, 0.0]]), 0.2)
+    (((0, 0), (0, 1)), ((1, 0),))
+    """
+    if len(places) == 1:
+        return (tuple(places),)
+    joined_at = linkage(squareform(divergence.numpy(), checks=False), method="average")
+    members: dict[int, list[tuple[int, int]]] = {}
+    for place, cluster in zip(places, fcluster(joined_at, threshold, criterion="distance").tolist(), strict=True):
+        members.setdefault(cluster, []).append(place)
+    return tuple(sorted((tuple(each) for each in members.values()), key=lambda each: (-len(each), each)))
