@@ -20,6 +20,8 @@ from .methods.decomposition_by_source import SourceDecomposition as SourceDecomp
 from .methods.decomposition_by_source import decompose_by_source as decompose_by_source
 from .methods.focus import AttentionFocus as AttentionFocus
 from .methods.focus import attention_focus as attention_focus
+from .methods.group_attention import GroupAttention as GroupAttention
+from .methods.group_attention import group_attention as group_attention
 from .methods.head_types import HeadTypes as HeadTypes
 from .methods.head_types import head_types as head_types
 from .methods.importance import HeadImportance as HeadImportance
