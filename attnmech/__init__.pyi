@@ -28,6 +28,8 @@ from .methods.importance import HeadImportance as HeadImportance
 from .methods.importance import head_importance as head_importance
 from .methods.null_attention import NullAttention as NullAttention
 from .methods.null_attention import null_attention as null_attention
+from .methods.odd_heads import OddHeads as OddHeads
+from .methods.odd_heads import odd_heads as odd_heads
 from .methods.pairs import PairEffects as PairEffects
 from .methods.pairs import ablate_pairs as ablate_pairs
 from .methods.patching import PatchEffects as PatchEffects
