@@ -49,7 +49,7 @@ def critical_score(heads: int, statistics: int, level: float = 0.95) -> float:
     heads and one statistic it is above the 3.2 of exact normal scores.
 
     >>> round(critical_score(32, 1), 1), critical_score(8, 1) > critical_score(500, 1)
-    (4.4, True)
+    (3.8, True)
     """
     if heads < 3:
         return math.inf

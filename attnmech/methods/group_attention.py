@@ -409,7 +409,7 @@ class GroupAttention(PagedResult):
         """The difference as a map of layers × heads; returned, not shown."""
         place = self._place(query, key)
         means = TextMeans(self._differences.above[place], self._differences.below[place])
-        label = "attention − that to matched words"
+        label = "attention − baseline"
         return effect_map(**for_map(means, range(len(self.layers))), layers=self.layers, label=label)
 
     @property
@@ -438,7 +438,7 @@ class GroupAttention(PagedResult):
         more = "more" if best["difference"] > 0 else "less"
         return (
             f"L{best['layer']}H{best['head']} attends {more} than to matched words ({best['attention']:.3f} against "
-            f"{best['baseline']:.3f}; difference {best['difference_low']:+.3f} to {best['difference_high']:+.3f} with "
+            f"{best['baseline']:.3f}; difference {best['difference_low']:+.2g} to {best['difference_high']:+.2g} with "
             "all heads at once)"
         )
 
@@ -456,7 +456,7 @@ class GroupAttention(PagedResult):
                 f"found.plot({query!r}, {key!r})",
             )
             for place, (query, key) in enumerate(self.directions)
-            if self.matched(query, key)
+            if self.matched(query, key) >= LEAST_PAIRS
         ]
 
     @cached_property

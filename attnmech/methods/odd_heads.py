@@ -39,10 +39,10 @@ from ..runs.update_sums import UpdateSums
 
 STATISTICS: Final = {
     "bos_mass": "BOS mass",
-    "entropy": "entropy, nats",
+    "entropy": "entropy",
     "concentration": "p(1) − p(2)",
-    "self_mass": "mass on the token itself",
-    "distance": "distance, tokens",
+    "self_mass": "self mass",
+    "distance": "distance",
     "far_ordinary": "long-range mass",
     "magnitude": "update magnitude",
     "orientation": "update orientation",
@@ -377,14 +377,14 @@ class OddHeads(Summed):
         else:
             shown = self.score(statistic)[list(self.layers)]
         nothing = torch.full_like(shown, torch.nan).numpy()
-        label = "score of the most unusual statistic" if statistic == "most unusual" else f"score of {statistic}"
+        label = f"score, {STATISTICS.get(statistic, statistic)}"
         return effect_map(shown.numpy(), nothing, nothing, layers=self.layers, label=label)
 
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
         heads, odd = len(self.layers) * self._heads, self.odd
-        counts = [f"{int((odd['reason'] == name).sum())} {_READS[name]}" for name in CLASSES]
+        counts = [_counted(int((odd["reason"] == name).sum()), name) for name in CLASSES]
         unusual = odd[odd["reason"] == "unusual"]
         several = len(unusual[["layer", "head"]].drop_duplicates())
         texts = "1 text" if self.documents == 1 else f"{self.documents} texts"
@@ -492,5 +492,12 @@ def _compared(statistic: str, values: Tensor) -> Tensor:
     return values.log() if statistic == "magnitude" else values
 
 
-_READS: Final = {"dead": "are dead", "sink": "are sinks", "low entropy": "have low entropy"}
+def _counted(count: int, name: str) -> str:
+    one, several = {
+        "dead": ("is dead", "are dead"), "sink": ("is a sink", "are sinks"),
+        "low entropy": ("has low entropy", "have low entropy"),
+    }[name]  # fmt: skip
+    return f"{count} {one if count == 1 else several}"
+
+
 _COLUMNS: Final = ["layer", "head", "reason", "statistic", "value", "low", "high", "peers", "score", "steady"]

@@ -290,7 +290,7 @@ class PruningAdvice(OverTexts, PagedResult):
             means = TextMeans.of_values(values)
             low, high = means.interval()
             found.append((name, means.mean.numpy(), low.numpy(), high.numpy()))
-        return interval_rows(rows, found, label="change of the loss when removed, nats")
+        return interval_rows(rows, found, label="change of the loss, nats")
 
     @property
     def sentences(self) -> tuple[str, ...]:

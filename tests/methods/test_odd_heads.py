@@ -120,7 +120,7 @@ def test_planted_heads_are_found_and_ranked() -> None:
     )
     own_row = unusual[(unusual.layer == 1) & (unusual["head"] == 5) & (unusual.statistic == "self_mass")].iloc[0]
     assert bool(own_row.steady) and own_row.value == pytest.approx(0.96, abs=0.02)
-    assert "1 are dead" in odd.lead or "1 is dead" in odd.lead
+    assert "Of 32 heads on 10 texts, 1 is dead, " in odd.lead and "1 has low entropy" in odd.lead
 
 
 def test_few_texts_are_never_steady() -> None:
