@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arguments import finite_number, listed, shown, whole_number
@@ -68,6 +68,9 @@ def group_attention(
 
     A difference is claimed of a head where the simultaneous 95 % interval over texts, for all heads and all ordered
     pairs of groups together, excludes 0, it is at least 0.01, and there are five matched pairs in five texts or more.
+    Words recur from text to text, so a head that prefers one word of a group would pass. So where a group has five
+    words or more in these pairs, the interval over its words must exclude 0 as well; with fewer, the claim is of these
+    words alone (`holds_for`).
 
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
@@ -108,12 +111,20 @@ def group_attention(
     missing = _missing(of_group, counts)
     group_of = {word: name for name, words in of_group.items() for word in words}
     directions = tuple(permutations(of_group, 2))
+    vocabulary = tuple(group_of)
+    shape = len(directions), len(chosen), model.n_heads, len(vocabulary)
+    by_word = {name: torch.zeros(shape, dtype=torch.float64) for name in SIDES}
+    word_pairs = {name: torch.zeros(len(directions), len(vocabulary), dtype=torch.float64) for name in SIDES}
     match = _Match(within, factor, counts, group_of, model.causal)
     digest, total = hashlib.sha256(), None
     for number, text in enumerate(texts):
         batch = model.encode(text, bos=bos)
         digest.update(batch.ids.cpu().numpy().tobytes())
-        sums = _of_text(model, batch, text, match, directions, chosen)
+        sums, pairs = _of_text(model, batch, text, match, directions, chosen)
+        for direction, names, difference in pairs:
+            for side, word in zip(SIDES, map(vocabulary.index, names), strict=True):
+                by_word[side][direction, ..., word] += difference
+                word_pairs[side][direction, word] += 1
         state = by_group(sums, torch.tensor([number]), _BY_TEXT)
         total = state if total is None else joined(total, state, _BY_TEXT)
     if total is None:
@@ -137,9 +148,16 @@ def group_attention(
         baseline_sums=total["baseline"],
         matched_pairs=total["matched"],
         found_pairs=total["found"],
+        by_query=by_word["query"],
+        by_key=by_word["key"],
+        query_pairs=word_pairs["query"],
+        key_pairs=word_pairs["key"],
         provenance=model.provenance_of(digest.hexdigest(), (), options),
     )
 
+
+SIDES: Final = ("query", "key")
+"""The words of a pair."""
 
 _BY_TEXT: Final = ("attention", "baseline", "matched", "found")
 
@@ -221,14 +239,14 @@ def _of_text(
     match: _Match,
     directions: Sequence[tuple[str, str]],
     layers: Sequence[int],
-) -> State:
-    """The sums of one text, `[direction layer head 1]`, and how many pairs there are, matched or not."""
+) -> "tuple[State, list[_Difference]]":
+    """The sums of one text, `[direction layer head 1]`, how many pairs there are, and each that is matched."""
     shape = len(directions), len(layers), model.n_heads, 1
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("attention", "baseline")}
     sums |= {name: torch.zeros(len(directions), 1, dtype=torch.float64) for name in ("matched", "found")}
     pieces = split_words(text)
     if len({match.group_of.get(bare(piece)) for piece in pieces} - {None}) < 2:
-        return sums
+        return sums, []
     member = members_of(model, batch, pieces)
     ordinary = ~(batch.is_special | batch.first)[0].cpu()
     words = [
@@ -248,15 +266,22 @@ def _of_text(
         if others := match.others(words, query, key):
             pairs.append((direction, query, key, others))
     if not pairs:
-        return sums
+        return sums, []
     queries = sorted({query for _, query, _, _ in pairs})
     (state,) = stream(model, batch, [_Words(member, tuple(queries))], layers=layers)
+    differences: list[_Difference] = []
     for direction, query, key, others in pairs:
         row = state["mass"][:, :, queries.index(query)]
+        attention, baseline = row[..., key], row[..., others].mean(dim=-1)
         sums["matched"][direction] += 1
-        sums["attention"][direction, ..., 0] += row[..., key]
-        sums["baseline"][direction, ..., 0] += row[..., others].mean(dim=-1)
-    return sums
+        sums["attention"][direction, ..., 0] += attention
+        sums["baseline"][direction, ..., 0] += baseline
+        differences.append((direction, (words[query].name, words[key].name), attention - baseline))
+    return sums, differences
+
+
+_Difference: TypeAlias = tuple[int, tuple[str, str], Tensor]
+"""A matched pair: its direction, its words, and attention − baseline `[layer head]`."""
 
 
 class _Words(Reducer):
@@ -314,6 +339,13 @@ class GroupAttention(PagedResult):
     matched_pairs: Float[Tensor, "direction group"]
     found_pairs: Float[Tensor, "direction group"]
     """Pairs of words of two groups, with or without a word that matches."""
+    by_query: Float[Tensor, "direction measured head word"]
+    """Attention − baseline of matched pairs, summed by query word, in the order of `words`."""
+    by_key: Float[Tensor, "direction measured head word"]
+    """The same by key word."""
+    query_pairs: Float[Tensor, "direction word"]
+    """How many matched pairs have each query word."""
+    key_pairs: Float[Tensor, "direction word"]
     provenance: Provenance
 
     @property
@@ -324,7 +356,8 @@ class GroupAttention(PagedResult):
     @property
     def axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes that groups of words and layers label."""
-        return {"direction": len(self.directions), "measured": len(self.layers)}
+        words = sum(map(len, self.words))
+        return {"direction": len(self.directions), "measured": len(self.layers), "word": words}
 
     def _check(self) -> None:
         super()._check()
@@ -364,11 +397,24 @@ class GroupAttention(PagedResult):
         low, high = self._differences.simultaneous()
         mean, pairs = self._differences.mean, self.matched_pairs.sum(dim=-1)
         away = ((low > 0) | (high < 0)) & (mean.abs() >= LEAST_DIFFERENCE)
-        claimed = away & (pairs >= LEAST_PAIRS)[:, None, None]
+        claimed = away & (pairs >= LEAST_PAIRS)[:, None, None] & self._over_words
         places = claimed.nonzero().tolist()
         rows = [self._row(direction, layer, head, low, high) for direction, layer, head in places]
         frame = pd.DataFrame(rows, columns=_COLUMNS)
         return frame.sort_values("difference", ascending=False, key=abs, ignore_index=True)
+
+    @cached_property
+    def _over_words(self) -> Bool[Tensor, "direction measured head"]:
+        """Whether a difference is clear over the words of each group that has enough of them in matched pairs."""
+        sides = (TextMeans.of_ratio(self.by_query, self.query_pairs[:, None, None]),
+                 TextMeans.of_ratio(self.by_key, self.key_pairs[:, None, None]))  # fmt: skip
+        clear = [side.clear | (side.texts < LEAST_TEXTS) for side in sides]
+        return clear[0] & clear[1]
+
+    def _holds_for(self, direction: int) -> str:
+        """Of which words a claim is made."""
+        few = min(int((each[direction] > 0).sum()) for each in (self.query_pairs, self.key_pairs))
+        return "words like these" if few >= LEAST_TEXTS else "these words"
 
     def _row(self, direction: int, layer: int, head: int, low: Tensor, high: Tensor) -> dict[str, Any]:
         query, key = self.directions[direction]
@@ -384,6 +430,7 @@ class GroupAttention(PagedResult):
             "difference_low": float(low[at]),
             "difference_high": float(high[at]),
             "clear": bool(self._differences.clear[at]),
+            "holds_for": self._holds_for(direction),
             "matched": int(self.matched_pairs[direction].sum()),
             "found": int(self.found_pairs[direction].sum()),
         }
@@ -391,8 +438,8 @@ class GroupAttention(PagedResult):
     def to_frame(self) -> pd.DataFrame:
         """One row per ordered pair of groups and head.
 
-        Columns: query, key, layer, head, attention, baseline, difference with its pointwise interval, clear, and how
-        many pairs were matched and found.
+        Columns: query, key, layer, head, attention, baseline, difference with its pointwise interval, clear, holds_for
+        (of which words a claim would be), and how many pairs were matched and found.
         """
         low, high = self._differences.interval()
         places = [
@@ -439,7 +486,7 @@ class GroupAttention(PagedResult):
         return (
             f"L{best['layer']}H{best['head']} attends {more} than to matched words ({best['attention']:.3f} against "
             f"{best['baseline']:.3f}; difference {best['difference_low']:+.2g} to {best['difference_high']:+.2g} with "
-            "all heads at once)"
+            f"all heads at once; this is known of {best['holds_for']})"
         )
 
     @property
@@ -479,5 +526,5 @@ class GroupAttention(PagedResult):
 
 _COLUMNS: Final = [
     "query", "key", "layer", "head", "attention", "baseline", "difference", "difference_low", "difference_high",
-    "clear", "matched", "found",
+    "clear", "holds_for", "matched", "found",
 ]  # fmt: skip

@@ -158,20 +158,41 @@ def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch)
         plain = am.group_attention(model, texts, {"articles": groups["articles"], "places": ["campsite", "forest"]})
     assert found.claims[["query", "key", "layer", "head"]].to_numpy().tolist() == [["articles", "verbs", 1, 3]]
     assert "from articles to verbs" in found.lead and "L1H3 attends more than to matched words" in found.lead
+    assert "this is known of these words" in found.lead
     assert plain.claims.empty
 
 
+def letters(number: int) -> str:
+    """A word of its own for each number."""
+    return "w" + "abcdefgh"[number // 8] + "abcdefgh"[number % 8]
+
+
 def test_random_weights_are_claimed_no_more_often_than_the_nominal_rate() -> None:
-    """Groups drawn at random among words, on random weights: a claim anywhere in at most about 5 % of runs."""
-    rng = Random(0)
-    words = [" ".join(rng.choices(PLAIN, k=16)) for _ in range(9)]
-    claimed = 0
-    for seed in range(12):
-        model = am.load(models.fresh("llama", seed=seed), tokenizer=models.tokenizer(adds_bos=True))
-        found = am.group_attention(model, words, {"one": PLAIN[1:4], "other": PLAIN[5:8]}, within=6, factor=9.0)
-        assert found.matched("one", "other") >= 5
+    """A head with random weights prefers some words to others in every text: that is no bias between groups."""
+    words = tuple(map(letters, range(40)))
+    tokenizer = models.tokenizer(adds_bos=True, words=("[PAD]", "[UNK]", "[BOS]", *words))
+    claimed, over_texts = 0, 0
+    for seed in range(16):
+        rng = Random(seed)
+        given = [" ".join(rng.choices(words, k=40)) for _ in range(9)]
+        model = am.load(models.fresh("llama", seed=seed), tokenizer=tokenizer)
+        found = am.group_attention(model, given, {"one": words[:8], "other": words[8:16]}, within=6, factor=9.0)
+        assert found.matched("one", "other") >= 5 and set(found.to_frame().holds_for) == {"words like these"}
         claimed += not found.claims.empty
-    assert claimed <= 3
+        over_texts += bool((found.to_frame().clear).any())
+    assert claimed <= 2 and claimed <= over_texts
+
+
+def test_sums_by_word_are_those_of_the_pairs() -> None:
+    found = am.group_attention(am.load(), documents(25), GROUPS)
+    for by_word in (found.by_query, found.by_key):
+        for place, names in enumerate(found.directions):
+            expected = found.difference(*names) * found.matched(*names)
+            assert torch.allclose(by_word[place].sum(dim=-1), expected, atol=1e-9)
+    assert torch.equal(found.query_pairs.sum(dim=-1), found.key_pairs.sum(dim=-1))
+    # The words of the first group are asked by in the first direction, and asked for in the second.
+    count = len(GROUPS["places"])
+    assert not found.query_pairs[0, count:].any() and not found.key_pairs[0, :count].any()
 
 
 def test_both_sides_count_where_a_model_looks_both_ways() -> None:
@@ -187,7 +208,7 @@ def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
     few = am.group_attention(model, documents(4), {"verbs": ["is", "are"], "articles": ["the", "zebra"]}, factor=9.0)
     assert few.claims.empty and "too little is known for a claim" in few.lead
     assert few.missing == ("are", "zebra") and "No text has are, zebra." in few.lead
-    found = am.group_attention(model, iter(documents(25)), GROUPS)
+    found = am.group_attention(model, iter(documents(25)), GROUPS, within=9, factor=9.0)
     loaded = am.GroupAttention.load(found.save(tmp_path / "groups.safetensors"))
     assert loaded.to_frame().equals(found.to_frame()) and loaded.lead == found.lead
     page = found.to_html(tmp_path / "groups.html").read_text(encoding="utf-8")
