@@ -101,7 +101,7 @@ class DivergenceReducer(Reducer):
     def close(self, state: State, run: Run) -> State:
         """Sums by group of texts."""
         layers, heads, texts = run.n_layers, run.n_heads, len(run.documents)
-        most = _most_groups(layers, heads) if self.rows else GROUPS
+        most = _most_groups(layers, heads) if self.rows else None
         kept, seen = state["kept"], state["seen"]
         between, sampled = [], []
         for one, other in combinations(range(layers if self.rows else 0), 2):
@@ -123,7 +123,7 @@ class DivergenceReducer(Reducer):
     def merge(self, one: State, other: State) -> State:
         """The sums of both."""
         across, heads = one["between"].shape[:2]
-        most = _most_groups(len(one["within"]), heads) if across else GROUPS
+        most = _most_groups(len(one["within"]), heads) if across else None
         return joined(one, other, _ALL_BY_TEXT, most)
 
 

@@ -22,20 +22,22 @@ _NO_MODULUS: Final = 2**62
 State = dict[str, Tensor]
 
 
-def by_group(state: State, documents: Int[Tensor, " document"], summed: Sequence[str], most: int = GROUPS) -> State:
+def by_group(
+    state: State, documents: Int[Tensor, " document"], summed: Sequence[str], most: int | None = None
+) -> State:
     """Turns sums by document (the last axis of the entries `summed`) into sums by group, with the groups.
 
-    `most` is the largest number of groups, for sums so large that fewer fit.
+    `most` is the largest number of groups, if sums are so large that fewer than `GROUPS` fit.
     """
     found = {**state, "groups": documents.long().cpu(), "modulus": torch.tensor([_NO_MODULUS])}
     return _folded(found, summed, most)
 
 
-def joined(one: State, other: State, summed: Sequence[str], most: int = GROUPS) -> State:
+def joined(one: State, other: State, summed: Sequence[str], most: int | None = None) -> State:
     """The sums by group of both, whichever documents they cover."""
     modulus = torch.minimum(one["modulus"], other["modulus"])
     both = torch.cat((one["groups"], other["groups"]))
-    modulus = _modulus(both, modulus, most)
+    modulus = _modulus(both, modulus, GROUPS if most is None else most)
     groups = _distinct(both % modulus)
     found = {}
     for name in summed:
@@ -50,7 +52,7 @@ def joined(one: State, other: State, summed: Sequence[str], most: int = GROUPS) 
     return {**found, "groups": groups, "modulus": modulus}
 
 
-def _folded(state: State, summed: Sequence[str], most: int) -> State:
+def _folded(state: State, summed: Sequence[str], most: int | None) -> State:
     nothing = {name: state[name][..., :0] for name in summed}
     empty = {**nothing, "groups": state["groups"][:0], "modulus": state["modulus"]}
     return {**state, **joined(empty, state, summed, most)}
