@@ -20,12 +20,16 @@ from .methods.decomposition_by_source import SourceDecomposition as SourceDecomp
 from .methods.decomposition_by_source import decompose_by_source as decompose_by_source
 from .methods.focus import AttentionFocus as AttentionFocus
 from .methods.focus import attention_focus as attention_focus
+from .methods.group_attention import GroupAttention as GroupAttention
+from .methods.group_attention import group_attention as group_attention
 from .methods.head_types import HeadTypes as HeadTypes
 from .methods.head_types import head_types as head_types
 from .methods.importance import HeadImportance as HeadImportance
 from .methods.importance import head_importance as head_importance
 from .methods.null_attention import NullAttention as NullAttention
 from .methods.null_attention import null_attention as null_attention
+from .methods.odd_heads import OddHeads as OddHeads
+from .methods.odd_heads import odd_heads as odd_heads
 from .methods.pairs import PairEffects as PairEffects
 from .methods.pairs import ablate_pairs as ablate_pairs
 from .methods.patching import PatchEffects as PatchEffects
@@ -33,6 +37,8 @@ from .methods.patching import PositionEffects as PositionEffects
 from .methods.patching import patch as patch
 from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
+from .methods.pruning_advice import PruningAdvice as PruningAdvice
+from .methods.pruning_advice import pruning_advice as pruning_advice
 from .methods.redundancy import Redundancy as Redundancy
 from .methods.redundancy import redundancy as redundancy
 from .methods.relations import Relations as Relations

@@ -3,6 +3,7 @@
 All functions take a block of rows after its softmax (`Attention`); row r of the block is token `rows[r]` of its text.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,6 +130,19 @@ def row_statistics(
     }
     values = torch.stack([found[name].to(pattern.dtype) for name in STATISTICS])
     return values.masked_fill(~defined.valid[:, :, None], 0.0)
+
+
+def collapse_class(bos_mass: float, entropy: float) -> str:
+    """The class of a head by its mean mass on the first token and its mean entropy in nats, over all rows.
+
+    >>> collapse_class(0.97, 0.1), collapse_class(0.6, 0.1), collapse_class(0.2, 0.1), collapse_class(0.2, 0.7)
+    ('dead', 'sink', 'low entropy', '')
+
+    Source: arXiv 2603.09616.
+    """
+    if math.isnan(bos_mass):
+        return "not measured"
+    return "dead" if bos_mass > 0.95 else "sink" if bos_mass > 0.5 else "low entropy" if entropy < 0.5 else ""
 
 
 def mean_distance(pattern: Float[Tensor, "batch head row key"], rows: range) -> Float[Tensor, "batch head row"]:

@@ -27,6 +27,8 @@ REPLICATES: Final = 2000
 
 _NUMBERS_AT_ONCE: Final = 2**22
 """Roughly how many weights of texts are held at once."""
+_QUANTITIES_AT_ONCE: Final = 1024
+"""Of how many quantities the replicates are held at once."""
 _NO_SPREAD: Final = 1e-12
 """Deviations below this share of the mean are rounding."""
 _RARE: Final = 1e-3
@@ -179,7 +181,11 @@ class TextMeans:
         largest = []
         for start in range(0, REPLICATES, at_once):
             drawn = resampled(texts, min(REPLICATES - start, at_once), seed=start)
-            largest.append(_studentised(deviations, None if alike else below, drawn).amax(dim=0))
+            parts = [
+                _studentised(deviations[some], None if alike else below[some], drawn).amax(dim=0)
+                for some in torch.split(torch.arange(len(deviations)), _QUANTITIES_AT_ONCE)
+            ]
+            largest.append(torch.stack(parts).amax(dim=0))
         return torch.cat(largest).sort().values
 
     @cached_property

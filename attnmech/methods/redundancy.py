@@ -1,7 +1,6 @@
 """Which heads attend alike? The Jensen-Shannon divergence between the patterns of heads (formulas §3).
 
-Within a layer it is measured on every row; between layers, whose patterns are never there together, on sampled rows
-whose patterns are kept until the batch ends.
+Within a layer it is measured on every row, between layers on sampled rows (`attnmech.runs.divergences`).
 """
 
 import math
@@ -15,29 +14,21 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Bool, Float, Int
-from numpy.random import Philox
-from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
-from scipy.spatial.distance import squareform  # type: ignore[import-untyped]
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import finite_number, member, option, whole_number
 from ..draw.redundancy import divergence_map, heads_in_plane
 from ..draw.section import Section
 from ..errors import InputError
-from ..maths.divergence import among_heads, between_heads, effective_number, placed
-from ..maths.intervals import LEVEL, TextMeans, checked_level
+from ..maths.divergence import effective_number, placed
+from ..maths.intervals import LEVEL, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..model.observed import RowBlock
 from ..results import by_layer
-from ..runs.groups import by_group, joined
-from ..runs.row_means import ROW_CLASSES, row_classes
-from ..runs.stream import Reducer, Run, Source, State, stream
+from ..runs.divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
+from ..runs.stream import Reducer, Source, State, stream
 from ..runs.summed import Summed
-
-KEPT_BYTES: Final = 200_000_000
-"""The most memory that the patterns of the sampled rows of a batch may take."""
 
 _MAPS: Final = 6
 """How many layers a page shows as maps."""
@@ -79,10 +70,11 @@ def redundancy(
         corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
 
     Returns:
-        Divergences, with intervals within a layer; clusters, nearest heads, and the effective number of heads.
+        Divergences, with intervals over texts; clusters, nearest heads, and the effective number of heads.
 
     Raises:
-        InputError: if the patterns of the sampled rows of a batch would take more than 200 MB.
+        InputError: if the patterns of the sampled rows of a batch would take more than 200 MB, or the sums between
+            layers of a few texts more than 100 MB (from some 2000 heads on).
 
     """
     require_model(model)
@@ -92,108 +84,12 @@ def redundancy(
     return result
 
 
-@dataclass(frozen=True)
-class RedundancyReducer(Reducer):
-    """Sums divergences within each layer by text, and between layers over sampled rows."""
-
-    rows: int = 64
-    seed: int = 0
-
-    def start(self, run: Run) -> State:
-        """Sums by text, the sampled rows, and room for their patterns."""
-        label = run.stack.label
-        batch, keys = run.batch.queries(label), run.batch.keys(label).ids.shape[1]
-        ordinary = row_classes(batch)[:, ROW_CLASSES.index("ordinary")]
-        layers, heads, texts = run.n_layers, run.n_heads, len(ordinary)
-        place = _sampled(ordinary, run.documents, self.rows if layers > 1 else 0, self.seed)
-        precision = torch.promote_types(run.model.dtype, torch.float32)
-        # Beside the keys there is room for a sink.
-        kept = (layers, texts, place.shape[1], heads, keys + 1)
-        _check_room(math.prod(kept) * precision.itemsize, place.shape[1])
-        device = run.model.device
-        return {
-            "within": torch.zeros(layers, math.comb(heads, 2), texts, dtype=torch.float64, device=device),
-            "counts": torch.zeros(layers, texts, dtype=torch.float64, device=device),
-            "ordinary": ordinary,
-            "place": place.to(device),
-            "seen": torch.zeros(layers, *place.shape, dtype=torch.bool, device=device),
-            "kept": torch.zeros(kept, dtype=precision, device=device),
-        }
-
-    def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
-        layer, start = block.index, block.rows.start
-        counted = state["ordinary"][:, start : block.rows.stop] & (block.visible[:, 0].sum(dim=-1) >= 2)
-        pattern = _with_sink(block).transpose(1, 2)
-        divergence = among_heads(pattern[counted]).double()
-        state["within"][layer].index_add_(-1, counted.nonzero()[:, 0], divergence.T)
-        state["counts"][layer] += counted.sum(dim=-1)
-        here = (state["place"] >= start) & (state["place"] < block.rows.stop)
-        text, sample = here.nonzero(as_tuple=True)
-        row = state["place"][here] - start
-        state["seen"][layer, text, sample] = counted[text, row]
-        state["kept"][layer][text, sample, :, : pattern.shape[-1]] = pattern[text, row].to(state["kept"])
-
-    def close(self, state: State, run: Run) -> State:
-        """Sums by group of texts, and between layers over all texts."""
-        layers, heads = run.n_layers, run.n_heads
-        between = torch.zeros(layers, heads, layers, heads, dtype=torch.float64)
-        sampled = torch.zeros(layers, layers, dtype=torch.float64)
-        kept, seen = state["kept"], state["seen"]
-        for one, other in combinations(range(layers), 2):
-            both = seen[one] & seen[other]
-            divergence = between_heads(kept[one][both], kept[other][both])
-            between[one, :, other] = divergence.double().sum(dim=0).cpu()
-            sampled[one, other] = both.sum().cpu()
-        by_text = {name: state[name].cpu() for name in _BY_TEXT}
-        return by_group(by_text, run.documents, _BY_TEXT) | {"between": between, "sampled": sampled}
-
-    def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
-        return joined(one, other, _BY_TEXT) | {name: one[name] + other[name] for name in ("between", "sampled")}
+class RedundancyReducer(DivergenceReducer):
+    """Sums divergences within each layer and between layers by text."""
 
     def finish(self, state: State, source: Source) -> "Redundancy":
         """The result."""
         return Redundancy.of(state, source, rows=self.rows)
-
-
-_BY_TEXT: Final = ("within", "counts")
-"""The entries of a state whose last axis is texts, or groups of them."""
-
-
-def _sampled(
-    ordinary: Bool[Tensor, "batch row"], documents: Int[Tensor, " batch"], rows: int, seed: int
-) -> Int[Tensor, "batch sample"]:
-    """The positions of `rows` ordinary rows of each text, −1 after the last of a text that has fewer.
-
-    The bits are Philox-4×64's (Salmon et al. 2011), keyed by the text's number: neither padding nor the rest of the
-    batch matters.
-    """
-    found = []
-    for members, document in zip(ordinary.cpu(), documents.tolist(), strict=True):
-        known = members.nonzero()[:, 0]
-        order = np.argsort(Philox(key=[seed, document]).random_raw(len(known)), kind="stable")
-        found.append(known[np.sort(order[:rows])])
-    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-1)
-
-
-def _check_room(size: int, rows: int) -> None:
-    if size > KEPT_BYTES:
-        fits = rows * KEPT_BYTES // size
-        raise InputError(
-            f"the patterns of {rows} sampled rows of each text of a batch would take {size / 1e6:.0f} MB, and at most "
-            f"{KEPT_BYTES // 10**6} MB are kept. Use rows={fits}, fewer `layers`, or shorter texts; an iterator of "
-            "texts, iter(texts), is run in smaller batches than a list."
-        )
-
-
-def _with_sink(block: RowBlock) -> Float[Tensor, "batch head row key_or_sink"]:
-    """The pattern after a column for the sink's share, 0 where the layer has none."""
-    # Layers with and without a sink are compared: the column is always there.
-    rest = block.pattern.new_zeros(*block.pattern.shape[:-1], 1)
-    if block.sink is not None:
-        rest = (1 - block.pattern.sum(dim=-1, keepdim=True)).clamp_min(0)
-    return torch.cat((rest, block.pattern), dim=-1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,14 +101,7 @@ class Redundancy(Summed):
 
     SUBTRACT = "subtract what you compare: one.divergence - other.divergence"
 
-    STATE: ClassVar[Mapping[str, Any]] = {
-        "within": Float[Tensor, "layer pair group"],
-        "counts": Float[Tensor, "layer group"],
-        "between": Float[Tensor, "layer head layer head"],
-        "sampled": Float[Tensor, "layer layer"],
-        "groups": Int[Tensor, " group"],
-        "modulus": Int[Tensor, " 1"],
-    }
+    STATE: ClassVar[Mapping[str, Any]] = STATE
     """The types of the entries of `state`."""
 
     rows: int
@@ -221,7 +110,7 @@ class Redundancy(Summed):
     @property
     def axis_lengths(self) -> Mapping[str, int]:
         """The lengths of the axes of `state` that are known from elsewhere."""
-        return {"layer": len(self.layers), "pair": math.comb(self._heads, 2)}
+        return axis_lengths(len(self.layers), self._heads, self.rows)
 
     @property
     def _reducer(self) -> Reducer:
@@ -232,19 +121,18 @@ class Redundancy(Summed):
     @cached_property
     def divergence(self) -> Float[Tensor, "layer head layer head"]:
         """Between any two heads; NaN between heads that were not compared."""
-        found = by_layer(self._whole, self.layers, self.n_layers)
-        return by_layer(found, self.layers, self.n_layers, axis=2)
+        return self._everywhere(self._found.whole)
 
     @property
     def within(self) -> Float[Tensor, "layer head head"]:
         """Between two heads of the same layer."""
-        return self._by_layer(self._means.mean)
+        return self._by_layer(self._found.within.mean)
 
     def interval(
         self, level: float = LEVEL
     ) -> tuple[Float[Tensor, "layer head head"], Float[Tensor, "layer head head"]]:
         """Low and high end of the pointwise t interval over texts of `within`; NaN for fewer than five texts."""
-        return self._ends(self._means.interval(checked_level(level)))
+        return self._ends(self._found.within.interval(checked_level(level)))
 
     def simultaneous(
         self, level: float = LEVEL
@@ -253,7 +141,22 @@ class Redundancy(Summed):
 
         Source: `attnmech.maths.intervals`, studentised max-T.
         """
-        return self._ends(self._means.simultaneous(checked_level(level)))
+        return self._ends(self._found.within.simultaneous(checked_level(level)))
+
+    def divergence_interval(
+        self, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head layer head"], Float[Tensor, "layer head layer head"]]:
+        """Low and high end of the pointwise t interval over texts of `divergence`; NaN for fewer than five texts."""
+        return self._all_ends(self._found.everywhere.interval(checked_level(level)))
+
+    def divergence_simultaneous(
+        self, level: float = LEVEL
+    ) -> tuple[Float[Tensor, "layer head layer head"], Float[Tensor, "layer head layer head"]]:
+        """Simultaneous intervals of `divergence`: they hold for all pairs of heads together, of any two layers.
+
+        Source: `attnmech.maths.intervals`, studentised max-T.
+        """
+        return self._all_ends(self._found.everywhere.simultaneous(checked_level(level)))
 
     @property
     def effective_heads(self) -> Float[Tensor, " layer"]:
@@ -274,13 +177,7 @@ class Redundancy(Summed):
         """
         most = finite_number("threshold", threshold, above=0.0)
         places, divergence = self._compared(layer)
-        if len(places) == 1:
-            return (tuple(places),)
-        joined_at = linkage(squareform(divergence.numpy(), checks=False), method="average")
-        members: dict[int, list[tuple[int, int]]] = {}
-        for place, cluster in zip(places, fcluster(joined_at, most, criterion="distance").tolist(), strict=True):
-            members.setdefault(cluster, []).append(place)
-        return tuple(sorted((tuple(each) for each in members.values()), key=lambda each: (-len(each), each)))
+        return clustered(places, divergence, most)
 
     def positions(self, *, layer: int | None = None) -> Float[Tensor, "head 2"]:
         """Heads as points in the plane, in the order of `to_frame`; their distances are close to √divergence.
@@ -293,8 +190,8 @@ class Redundancy(Summed):
     def nearest(self) -> pd.DataFrame:
         """One row per head, the most redundant first: its nearest head, their divergence and its interval.
 
-        `low` and `high` are the simultaneous 95 % interval over all pairs of heads of the same layer; NaN between
-        layers, and for fewer than five texts. Heads that were compared with no other are left out.
+        `low` and `high` are the simultaneous 95 % interval over all pairs of heads that were compared; NaN for fewer
+        than five texts. Heads that were compared with no other are left out.
         """
         frame = self.to_frame()[["layer", "head", *_OF_NEAREST]].dropna(subset="divergence")
         whole = frame.astype({"nearest_layer": int, "nearest_head": int})
@@ -304,11 +201,12 @@ class Redundancy(Summed):
         """One row per head: its nearest head, their divergence with its interval, the mean divergence from the other
         heads of its layer (`within`), and the effective number of heads of its layer.
         """
-        flat = self._whole.flatten(2).flatten(0, 1).clone().fill_diagonal_(torch.nan)
-        ends = [end[list(self.layers)] for end in self.simultaneous()]
+        flat = self._found.whole.flatten(2).flatten(0, 1).clone().fill_diagonal_(torch.nan)
+        ends = [end.clamp(0.0, math.log(2)) for end in self._found.everywhere.simultaneous()]
+        low, high = (self._found.between_all(end).flatten(2).flatten(0, 1) for end in ends)
         effective = self.effective_heads
         rows = []
-        for (layer, head), found in zip(self._places, flat, strict=True):
+        for number, ((layer, head), found) in enumerate(zip(self._places, flat, strict=True)):
             place = self.layers.index(layer)
             own = found.reshape(len(self.layers), -1)[place]
             row: dict[str, Any] = {"layer": layer, "head": head, **dict.fromkeys(_OF_NEAREST, math.nan)}
@@ -316,8 +214,7 @@ class Redundancy(Summed):
                 near = int(found.nan_to_num(torch.inf).argmin())
                 nearest_layer, nearest_head = self._places[near]
                 row |= {"nearest_layer": nearest_layer, "nearest_head": nearest_head, "divergence": float(found[near])}
-                if nearest_layer == layer:
-                    row |= {name: float(end[place, head, nearest_head]) for name, end in zip(_ENDS, ends, strict=True)}
+                row |= {"low": float(low[number, near]), "high": float(high[number, near])}
             rows.append(row | {"within": float(own.nanmean()), "effective_heads": float(effective[layer])})
         return pd.DataFrame(rows)
 
@@ -363,7 +260,7 @@ class Redundancy(Summed):
     @property
     def _closest_within(self) -> str:
         """The most similar heads of one layer, as part of a sentence."""
-        pairs = self._means.mean
+        pairs = self._found.within.mean
         if not pairs.numel() or bool(pairs.isnan().all()):
             return ""
         row, pair = divmod(int(pairs.nan_to_num(torch.inf).argmin()), pairs.shape[1])
@@ -379,14 +276,19 @@ class Redundancy(Summed):
     @property
     def _closest_between(self) -> str:
         """The most similar heads of two layers, as part of a sentence."""
-        means = self.state["between"] / self.state["sampled"][:, None, :, None]
-        if bool(means.isnan().all()):
+        means = self._found.everywhere
+        between = means.mean[self._found.within.mean.numel() :].reshape(self.state["between"].shape[:3])
+        if not between.numel() or bool(between.isnan().all()):
             return ""
-        one, head, other, other_head = np.unravel_index(int(means.nan_to_num(torch.inf).argmin()), means.shape)
-        found = float(means.nan_to_num(torch.inf).min())
+        place = int(between.nan_to_num(torch.inf).argmin())
+        closest = float(between.flatten()[place])
+        across, head, other_head = np.unravel_index(place, between.shape)
+        one, other = list(combinations(self.layers, 2))[int(across)]
+        low, high = (float(end[place - between.numel()].clamp(0.0, math.log(2))) for end in means.simultaneous())
+        span = f", {low:.3g} to {high:.3g} with all {means.mean.numel()} pairs at once" if not math.isnan(low) else ""
         return (
-            f"; of two layers, L{self.layers[one]}H{head} and L{self.layers[other]}H{other_head} ({found:.3g}, on "
-            f"at most {self.rows} sampled rows of each text)"
+            f"; of two layers, L{one}H{head} and L{other}H{other_head} ({closest:.3g} nats{span}, on at most "
+            f"{self.rows} sampled rows of each text)"
         )
 
     def _sections(self) -> "Sequence[Section]":
@@ -404,7 +306,7 @@ class Redundancy(Summed):
             f'alike.plot("within", layer={self._fewest})',
             name="within",
         )
-        if bool(self._whole.isnan().any()):
+        if bool(self._found.whole.isnan().any()):
             return [maps]
         plane = Section(
             "All heads in a plane",
@@ -418,9 +320,13 @@ class Redundancy(Summed):
 
     # -- the numbers behind it --------------------------------------------------------------------------------
 
+    @cached_property
+    def _found(self) -> Divergences:
+        return Divergences(self.state)
+
     @property
     def _heads(self) -> int:
-        return self.state["between"].shape[1]
+        return self._found.heads
 
     @property
     def _pairs(self) -> Int[Tensor, "2 pair"]:
@@ -437,36 +343,20 @@ class Redundancy(Summed):
         effective = self.effective_heads[list(self.layers)].nan_to_num(torch.inf)
         return self.layers[int(effective.argmin())]
 
-    @cached_property
-    def _means(self) -> TextMeans:
-        """The means over texts of every pair of heads of each measured layer."""
-        return TextMeans.of_ratio(self.state["within"], self.state["counts"][:, None])
-
-    def _square(self, pairs: Float[Tensor, "layer pair"]) -> Float[Tensor, "layer head head"]:
-        """Symmetric matrices of the measured layers; 0 between a head and itself if any row counts."""
-        one, other = self._pairs
-        found = pairs.new_zeros(len(self.layers), self._heads, self._heads)
-        found[:, one, other] = found[:, other, one] = pairs
-        nothing = self.state["counts"].sum(dim=-1) == 0
-        return found.masked_fill(nothing[:, None, None], torch.nan)
-
     def _by_layer(self, pairs: Float[Tensor, "layer pair"]) -> Float[Tensor, "all_layers head head"]:
-        return by_layer(self._square(pairs), self.layers, self.n_layers)
+        return by_layer(self._found.square(pairs), self.layers, self.n_layers)
 
     def _ends(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         low, high = (self._by_layer(end.clamp(0.0, math.log(2))) for end in ends)
         return low, high
 
-    @cached_property
-    def _whole(self) -> Float[Tensor, "layer head layer head"]:
-        """Between any two heads of the measured layers."""
-        means = self.state["between"] / self.state["sampled"][:, None, :, None]
-        found = torch.full_like(means, torch.nan)
-        for one, other in combinations(range(len(self.layers)), 2):
-            found[one, :, other], found[other, :, one] = means[one, :, other], means[one, :, other].T
-        for place, own in enumerate(self._square(self._means.mean)):
-            found[place, :, place] = own
-        return found
+    def _all_ends(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        low, high = (self._everywhere(self._found.between_all(end.clamp(0.0, math.log(2)))) for end in ends)
+        return low, high
+
+    def _everywhere(self, measured: Float[Tensor, "layer head layer head"]) -> Float[Tensor, "all head all head"]:
+        """With every layer of the model."""
+        return by_layer(by_layer(measured, self.layers, self.n_layers), self.layers, self.n_layers, axis=2)
 
     def _layer(self, layer: int) -> int:
         return member("layer", layer, self.layers, "the layers measured")
@@ -474,10 +364,10 @@ class Redundancy(Summed):
     def _compared(self, layer: int | None) -> tuple[list[tuple[int, int]], Float[Tensor, "head head"]]:
         """Some heads, all of which were compared with each other, and their divergences."""
         if layer is None:
-            places, found = self._places, self._whole.flatten(2).flatten(0, 1)
+            places, found = self._places, self._found.whole.flatten(2).flatten(0, 1)
         else:
             place = self.layers.index(self._layer(layer))
-            places, found = [(layer, head) for head in range(self._heads)], self._whole[place, :, place]
+            places, found = [(layer, head) for head in range(self._heads)], self._found.whole[place, :, place]
         if bool(found.isnan().any()):
             if self.rows == 0 and layer is None:
                 raise InputError("with rows=0 only heads of the same layer are compared; give a `layer`.")
@@ -486,4 +376,3 @@ class Redundancy(Summed):
 
 
 _OF_NEAREST: Final = ["nearest_layer", "nearest_head", "divergence", "low", "high"]
-_ENDS: Final = ("low", "high")

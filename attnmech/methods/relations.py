@@ -4,7 +4,7 @@ Accuracy against the best fixed offset on the same pairs (Clark et al. 2019; Voi
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -21,6 +21,7 @@ from ..draw.effects import effect_map
 from ..draw.section import Section
 from ..draw.text import percent
 from ..errors import InputError, integer
+from ..fields import check_layers
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..results import PagedResult, Provenance, by_layer
@@ -80,12 +81,13 @@ def relations(
     correct, mass = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
     pairs = torch.zeros(len(names), len(texts), dtype=torch.float64)
     offsets: list[list[tuple[int, int]]] = [[] for _ in names]
-    digest = hashlib.sha256()
+    digest, labels = hashlib.sha256(), hashlib.sha256()
     for number, (text, found) in enumerate(texts.items()):
         read = _Read.of(model, text, chosen, bos)
         digest.update(read.batch.ids.cpu().numpy().tobytes())
         for query, key, name in found:
             read.check(text, query, key)
+            labels.update(f"{number} {query} {key} {name!r}\n".encode("utf-8", "surrogatepass"))
             place = names.index(name)
             others = read.pattern[:, :, query].masked_fill(~read.counted, -1.0)
             others[..., [query, key]] = -1.0
@@ -94,7 +96,7 @@ def relations(
             pairs[place, number] += 1
             offsets[place].append((number, query - key))
     best, by_offset = _best_offsets(offsets, len(texts))
-    options = {"layers": list(chosen), "bos": bos, "relations": list(names)}
+    options = {"layers": list(chosen), "bos": bos, "relations": list(names), "labels": labels.hexdigest()}
     return Relations(
         names=names,
         layers=chosen,
@@ -202,6 +204,15 @@ class Relations(PagedResult):
     by_offset: Float[Tensor, "relation text"]
     """In how many pairs of each text the labelled key stands at that offset."""
     provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The lengths of the axes that relations and layers label."""
+        return {"relation": len(self.names), "measured": len(self.layers)}
+
+    def _check(self) -> None:
+        super()._check()
+        check_layers(self.layers, self.n_layers)
 
     def accuracy(self, relation: str) -> Float[Tensor, "layer head"]:
         """The share of pairs whose labelled key is on top."""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final, cast
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from einops import einsum, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -23,37 +22,17 @@ from ..draw.section import Section
 from ..draw.text import percent, signed
 from ..draw.update_sections import update_sections
 from ..errors import InputError, index_of
-from ..maths.updates import Writer, cosine
-from ..model.block import attention_scale, before_mlp
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..model.norms import NormScale
-from ..model.observed import LayerEnd, RowBlock
-from ..model.stack import Stack
-from ..model.unembedding import Unembedding, unembedding_of
-from ..model.weights import tensors_hash
+from ..model.unembedding import unembedding_of
 from ..runs.answers import Answers, answer_ids
-from ..runs.row_means import (
-    RowMeans,
-    added,
-    closed,
-    row_classes,
-    sums_by_text,
-)
-from ..runs.stream import Reducer, Run, Source, State, stream
-
-STATISTICS: Final = (
-    "magnitude", "orientation", "along", "across", "target_magnitude", "target_orientation",
-    "magnitude_at_self", "magnitude_at_first", "magnitude_elsewhere",
-)  # fmt: skip
-"""What is measured for every head, row by row, in the order of the axis `statistic`."""
+from ..runs.row_means import RowMeans
+from ..runs.stream import Source, State, stream
+from ..runs.update_sums import BLOCK_STATISTICS, STATISTICS, Towards, UpdateSums
 
 _ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom'])"
 
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
-
-BLOCK_STATISTICS: Final = ("attn_magnitude", "attn_orientation", "mlp_magnitude", "mlp_orientation", "cancellation")
-"""What is measured for a layer's whole attention and whole MLP, row by row."""
 
 
 def residual_updates(
@@ -111,188 +90,12 @@ def _directions(model: HookedModel, texts: int, answers: Answers, against: Answe
     return Towards(unembedding, unembedding.direction(tokens[0], tokens[1]))
 
 
-@dataclass(frozen=True)
-class Towards:
-    """The direction in the stream that each text's answer reads."""
-
-    unembedding: Unembedding
-    direction: Float[Tensor, "batch d_model"]
-
-
-@dataclass(frozen=True)
-class UpdateReducer(Reducer):
+class UpdateReducer(UpdateSums):
     """Measures what every head writes, layer by layer."""
-
-    towards: Towards | None = None
-    points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
-    optional_points = ("resid_mid", "mlp_out", "resid_post")
-
-    @property
-    def options(self) -> dict[str, str]:
-        """The answers, if any, identified by their directions."""
-        if self.towards is None:
-            return {"towards": "none"}
-        towards = tensors_hash({"direction": self.towards.direction})
-        return {"towards": towards, "logit_unit": self.towards.unembedding.unit}
-
-    def start(self, run: Run) -> State:
-        """The rows of every layer, empty."""
-        batch = run.batch.queries(run.stack.label)
-        texts, rows = batch.ids.shape
-        heads, layers = run.n_heads, run.n_layers
-        precision = torch.promote_types(run.model.dtype, torch.float32)
-        state = {
-            "classes": row_classes(batch),
-            "top_key": torch.full((layers, heads, texts, rows), -1, dtype=torch.int32),
-            "values": torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=precision),
-            "valid": torch.zeros(len(STATISTICS), layers, heads, texts, rows, dtype=torch.bool),
-            "block_values": torch.zeros(len(BLOCK_STATISTICS), layers, 1, texts, rows, dtype=precision),
-            "block_valid": torch.zeros(len(BLOCK_STATISTICS), layers, 1, texts, rows, dtype=torch.bool),
-        }
-        if self.towards is not None:
-            if run.corpus or run.layers[-1] != run.model.last_stream[1] or run.stack is not run.model.output_stack:
-                raise InputError("`answers` needs a list of texts, not a corpus, and the model's last layer.")
-            state["logits"] = torch.zeros(layers, heads, texts, dtype=precision)
-            state["final_scale"] = torch.zeros(texts, dtype=precision)
-        return {name: value.to(run.model.device) for name, value in state.items()}
-
-    def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Notes which key each row attends to most; −1 where it has no choice."""
-        choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
-        key = block.attention.top.key.masked_fill(~choice[:, None], -1)
-        state["top_key"][block.index, :, :, block.rows.start : block.rows.stop] = key.transpose(0, 1).int()
-
-    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
-        """Measures what a layer's heads wrote, and what its attention and MLP did as wholes."""
-        precision = state["values"].dtype
-        scale = attention_scale(run.stack, end, precision)
-        W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
-        x, z, v = (end[name].to(precision) for name in ("resid_pre", "z", "v"))
-        stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
-        writer = Writer(W_O, x)
-        norm, product = (each(z) * scale.by_token[:, None] for each in (writer.norm, writer.product))
-        magnitude, orientation = norm / stream_norm, cosine(product, norm, stream_norm)
-        real = end.real[:, None] & (stream_norm > 0)
-
-        key = state["top_key"][end.index].transpose(0, 1)
-        # By the stack's name: at the end of a decoder's layer the notes are those of its cross-attention.
-        key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
-        reader = writer if key_stream is x else Writer(W_O, key_stream)
-        values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
-        target = _attended(reader, values, key_stream, key, scale.by_token)
-        seen = real & (key >= 0)
-        at_first = key == run.batch.keys(end.stack).begins[:, None, None]
-        at_self = key == torch.arange(key.shape[-1], device=key.device)
-        if end.stack == "cross":
-            at_self = torch.zeros_like(at_self)
-        found = {
-            "magnitude": (magnitude, real),
-            "orientation": (orientation, real & (norm > 0)),
-            "along": (magnitude * orientation, real),
-            "across": (magnitude * (1 - orientation**2).clamp_min(0).sqrt(), real),
-            "target_magnitude": (target.magnitude, real & target.compared),
-            "target_orientation": (target.orientation, real & target.directed),
-            "magnitude_at_self": (magnitude, seen & at_self),
-            "magnitude_at_first": (magnitude, seen & at_first & ~at_self),
-            "magnitude_elsewhere": (magnitude, seen & ~at_first & ~at_self),
-        }
-        _keep(state["values"], state["valid"], end.index, [found[name] for name in STATISTICS])
-        if self.towards is not None:
-            texts = torch.arange(len(x), device=x.device)
-            last = end.real.shape[1] - 1 - end.real.int().flip(1).argmax(dim=1)
-            written = einsum(z[texts, last], W_O, "batch head d_head, head d_head d_model -> batch head d_model")
-            towards = einsum(written, self.towards.direction, "batch head d_model, batch d_model -> head batch")
-            state["logits"][end.index] = towards * scale.by_token[texts, last]
-            if end.index == run.n_layers - 1:
-                state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
-        blocks = _whole_blocks(run.stack, end, norm, scale, precision)
-        _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
-
-    def close(self, state: State, run: Run) -> State:
-        """Sums over the rows of each of the batch's texts."""
-        sums = {}
-        for prefix in ("", "block_"):
-            by_text = sums_by_text(state[f"{prefix}values"], state[f"{prefix}valid"], state["classes"])
-            sums[f"{prefix}sums"], sums[f"{prefix}counts"] = by_text
-        return closed(sums if run.corpus else sums | state, run)
-
-    def merge(self, one: State, other: State) -> State:
-        """The sum of both."""
-        return added(one, other)
 
     def finish(self, state: State, source: Source) -> "ResidualUpdates":
         """The result."""
         return ResidualUpdates.of(state, source)
-
-
-@dataclass(frozen=True)
-class _Attended:
-    """What the key that each row attends to most would write, against the stream there."""
-
-    magnitude: Float[Tensor, "batch head query"]
-    orientation: Float[Tensor, "batch head query"]
-    compared: Bool[Tensor, "batch head query"]
-    """Whether there is such a key, with a nonzero stream."""
-    directed: Bool[Tensor, "batch head query"]
-    """Whether, in addition, its value is nonzero."""
-
-
-def _attended(
-    writer: Writer,
-    values: Float[Tensor, "batch key head d_head"],
-    key_stream: Float[Tensor, "batch key d_model"],
-    key: Int[Tensor, "batch head query"],
-    by_token: Float[Tensor, "batch query"],
-) -> _Attended:
-    """v_j W_O against x_j, for the key j that each row attends to most."""
-    norm, stream = writer.norm(values), torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
-    magnitude, orientation = norm / stream, cosine(writer.product(values), norm, stream)
-    at = key.clamp(min=0).long()
-    compared = (key >= 0) & (stream > 0).expand_as(norm).gather(-1, at)
-    directed = compared & (norm > 0).gather(-1, at)
-    return _Attended(magnitude.gather(-1, at) * by_token[:, None], orientation.gather(-1, at), compared, directed)
-
-
-def _whole_blocks(
-    stack: Stack, end: LayerEnd, norm: Float[Tensor, "batch head position"], scale: NormScale, precision: torch.dtype
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each of `BLOCK_STATISTICS` as values and where they are defined."""
-    x, out = end["resid_pre"].to(precision), end["attn_out"].to(precision)
-    b_O = stack.weights(end.layer).b_O
-    from_heads = out
-    if b_O is not None:
-        from_heads = out - scale.by_token[..., None] * scale.by_dimension * b_O.detach().to(precision)
-    total = torch.linalg.vector_norm(from_heads, dim=-1)
-    parts = norm.sum(dim=1)
-    found = {
-        "attn_magnitude": _magnitude(out, x, end.real),
-        "attn_orientation": _orientation(out, x, end.real),
-        "cancellation": (total / parts.clamp_min(torch.finfo(parts.dtype).tiny), end.real & (parts > 0)),
-    }
-    none = torch.zeros_like(total), torch.zeros_like(end.real)
-    found |= {"mlp_magnitude": none, "mlp_orientation": none}
-    if "mlp_out" in end:
-        mlp, before = end["mlp_out"].to(precision), before_mlp(stack, end).to(precision)
-        found["mlp_magnitude"] = _magnitude(mlp, before, end.real)
-        found["mlp_orientation"] = _orientation(mlp, before, end.real)
-    return {name: (value[:, None], valid[:, None]) for name, (value, valid) in found.items()}
-
-
-def _magnitude(update: Tensor, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    norm, stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, x))
-    return norm / stream.clamp_min(torch.finfo(norm.dtype).tiny), real & (stream > 0)
-
-
-def _orientation(update: Tensor, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    norm, stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, x))
-    return cosine((update * x).sum(dim=-1), norm, stream), real & (norm * stream > 0)
-
-
-def _keep(values: Tensor, valid: Tensor, layer: int, found: list[tuple[Tensor, Tensor]]) -> None:
-    for place, (value, defined) in enumerate(found):
-        kept = defined.expand_as(value)
-        values[place, layer] = value.masked_fill(~kept, 0.0).transpose(0, 1)
-        valid[place, layer] = kept.transpose(0, 1)
 
 
 class _Updates(RowMeans):

@@ -22,17 +22,22 @@ _NO_MODULUS: Final = 2**62
 State = dict[str, Tensor]
 
 
-def by_group(state: State, documents: Int[Tensor, " document"], summed: Sequence[str]) -> State:
-    """Turns sums by document (the last axis of the entries `summed`) into sums by group, with the groups."""
+def by_group(
+    state: State, documents: Int[Tensor, " document"], summed: Sequence[str], most: int | None = None
+) -> State:
+    """Turns sums by document (the last axis of the entries `summed`) into sums by group, with the groups.
+
+    `most` is the largest number of groups, if sums are so large that fewer than `GROUPS` fit.
+    """
     found = {**state, "groups": documents.long().cpu(), "modulus": torch.tensor([_NO_MODULUS])}
-    return _folded(found, summed)
+    return _folded(found, summed, most)
 
 
-def joined(one: State, other: State, summed: Sequence[str]) -> State:
+def joined(one: State, other: State, summed: Sequence[str], most: int | None = None) -> State:
     """The sums by group of both, whichever documents they cover."""
     modulus = torch.minimum(one["modulus"], other["modulus"])
     both = torch.cat((one["groups"], other["groups"]))
-    modulus = _modulus(both, modulus)
+    modulus = _modulus(both, modulus, GROUPS if most is None else most)
     groups = _distinct(both % modulus)
     found = {}
     for name in summed:
@@ -47,14 +52,15 @@ def joined(one: State, other: State, summed: Sequence[str]) -> State:
     return {**found, "groups": groups, "modulus": modulus}
 
 
-def _folded(state: State, summed: Sequence[str]) -> State:
+def _folded(state: State, summed: Sequence[str], most: int | None) -> State:
     nothing = {name: state[name][..., :0] for name in summed}
-    return {**state, **joined({**nothing, "groups": state["groups"][:0], "modulus": state["modulus"]}, state, summed)}
+    empty = {**nothing, "groups": state["groups"][:0], "modulus": state["modulus"]}
+    return {**state, **joined(empty, state, summed, most)}
 
 
-def _modulus(numbers: Int[Tensor, " document"], modulus: Int[Tensor, "1"]) -> Int[Tensor, "1"]:
-    """The largest power of two, `modulus` or less, that leaves at most `GROUPS` groups."""
-    while len(_distinct(numbers % modulus)) > GROUPS:
+def _modulus(numbers: Int[Tensor, " document"], modulus: Int[Tensor, "1"], most: int) -> Int[Tensor, "1"]:
+    """The largest power of two, `modulus` or less, that leaves at most `most` groups."""
+    while len(_distinct(numbers % modulus)) > most:
         modulus = modulus // 2
     return modulus
 

@@ -1,6 +1,8 @@
-"""Which tokens does a word consist of?"""
+"""Which words does a text have, and which tokens does a word consist of?"""
 
+import re
 from collections.abc import Sequence
+from unicodedata import category
 
 import torch
 from jaxtyping import Float
@@ -12,12 +14,56 @@ from ..errors import InputError
 from ..model.hooked import HookedModel
 
 
+def split_words(text: str) -> tuple[str, ...]:
+    """The words and marks of a text, each with the space before it; together they are the text.
+
+    A word is a run of letters and digits, with apostrophes and hyphens inside.
+
+    >>> split_words("Anna's old boat-house (made by Tom).")
+    ("Anna's", ' old', ' boat-house', ' (', 'made', ' by', ' Tom', ')', '.')
+    """
+    kinds = "".join(_kind(character) for character in text)
+    ends = [found.end() for found in re.finditer(r"s*(?:w+(?:jw+)*|[^s])", kinds)]
+    if not ends:
+        return ()
+    return tuple(text[start:end] for start, end in zip([0, *ends[:-1]], [*ends[:-1], len(text)], strict=True))
+
+
+def _kind(character: str) -> str:
+    if character.isspace():
+        return "s"
+    if character in "'’-":
+        return "j"
+    return "w" if category(character)[0] in "LMN" else "x"
+
+
+def bare(word: str) -> str:
+    """A word without the space around it, in lower case; empty for a mark.
+
+    >>> bare(" Anna"), bare(" (")
+    ('anna', '')
+    """
+    found = word.strip().casefold()
+    return found if any(_kind(character) == "w" for character in found) else ""
+
+
 def words_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Tensor, "word position"]:
     """1 where a token belongs to a word of the batch's only text, which the words make up; 0 for tokens that the
     tokenizer adds.
 
-    A token belongs to the word in which its first character that is no space stands. Raises `InputError` for a word
-    without a token, and for a tokenizer that does not say where its tokens stand.
+    Raises `InputError` for a word without a token, and for a tokenizer that does not say where its tokens stand.
+    """
+    member = members_of(model, batch, words)
+    for number, word in enumerate(words):
+        if not member[number].any():
+            raise InputError(f"word {number}, {word!r}, has no token of its own in {shown(''.join(words))}.")
+    return member
+
+
+def members_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Tensor, "word position"]:
+    """The same for words of which some may have no token of their own.
+
+    A token belongs to the word in which its first character that is no space stands.
     """
     text = "".join(words)
     if not getattr(model.tokenizer, "is_fast", False):
@@ -37,7 +83,4 @@ def words_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[Te
         inner = start + len(text[start:end]) - len(text[start:end].lstrip())
         if end > start and inner < len(text):
             member[int(torch.searchsorted(ends, min(inner, end - 1), right=True)), place] = 1
-    for number, word in enumerate(words):
-        if not member[number].any():
-            raise InputError(f"word {number}, {word!r}, has no token of its own in {shown(text)}.")
     return member

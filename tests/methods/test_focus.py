@@ -18,8 +18,8 @@ from torch import Tensor
 import attnmech as am
 from attnmech.demo.grammar import document
 from attnmech.maths.focus import STATISTICS
-from attnmech.methods.focus import TOKEN_TYPES
 from attnmech.model import attention
+from attnmech.runs.token_types import TOKEN_TYPES
 
 LAST = 3
 NAMES = (

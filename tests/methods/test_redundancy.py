@@ -14,12 +14,14 @@ import tiny
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import jensenshannon, squareform
+from scipy.stats import t as student_t
 from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
 from attnmech.maths.divergence import among_heads, between_heads, effective_number, jensen_shannon, placed
-from attnmech.methods import redundancy as module
+from attnmech.maths.intervals import TextMeans
+from attnmech.runs import divergences as module
 
 LN2 = math.log(2)
 
@@ -286,6 +288,73 @@ def test_intervals_are_those_over_texts() -> None:
     wide_low, wide_high = (float(end[1, 0, 2]) for end in alike.simultaneous())
     assert wide_low <= low and high <= wide_high <= LN2 + 1e-12
     assert bool(am.redundancy(model, given[:4]).interval()[0][1, 0, 2].isnan())
+
+
+def test_intervals_between_layers_are_those_over_texts() -> None:
+    """Texts of different lengths, every row sampled: a ratio with its jackknife, in a loop."""
+    model, given = hooked("bloom"), texts(7)
+    alike, patterns = am.redundancy(model, given), patterns_of(model, given)
+    for first, second in (((0, 1), (1, 2)), ((1, 0), (0, 2)), ((0, 1), (0, 2))):
+        sizes = np.array([ids.shape[1] - 1.0 for ids in given])
+        sums = sizes * [by_hand([each], first, second) for each in patterns]
+        mean, n = sums.sum() / sizes.sum(), len(given)
+        left_out = [(sums[t] - mean * sizes[t]) / (sizes.sum() - sizes[t]) for t in range(n)]
+        error = math.sqrt((n - 1) / n * sum(each**2 for each in left_out))
+        half = student_t.ppf(0.975, sizes.sum() ** 2 / (sizes**2).sum() - 1) * error
+        low, high = (float(end[*first, *second]) for end in alike.divergence_interval())
+        assert (low, high) == pytest.approx((max(0.0, mean - half), min(LN2, mean + half)), abs=2e-6)
+        wide_low, wide_high = (float(end[*second, *first]) for end in alike.divergence_simultaneous())
+        assert wide_low <= low + 1e-12 and high <= wide_high + 1e-12
+    simultaneous = alike.divergence_simultaneous()
+    for ends, within in ((alike.divergence_interval(), alike.interval()), (simultaneous, alike.simultaneous())):
+        for end, of_layer in zip(ends, within, strict=True):
+            if ends is not simultaneous:
+                assert torch.equal(end[1, :, 1], of_layer[1])
+            assert end.shape == alike.divergence.shape
+            assert torch.equal(end, end.permute(2, 3, 0, 1))
+    few = am.redundancy(model, given[:4])
+    assert bool(few.divergence_interval()[0][0, 1, 1].isnan().all()) and bool(few.nearest.low.isna().all())
+
+
+def test_simultaneous_intervals_hold_for_all_pairs_at_once() -> None:
+    """The family is every pair of heads, of any layers: the intervals are those of all pairs given together."""
+    alike = am.redundancy(hooked("bloom"), texts(8), rows=6)
+    layers, heads = alike.divergence.shape[:2]
+    state, above, below = alike.state, [], []
+    for layer in range(layers):
+        for pair in range(heads * (heads - 1) // 2):
+            above.append(state["within"][layer, pair])
+            below.append(state["counts"][layer])
+    for head in range(heads):
+        for other in range(heads):
+            above.append(state["between"][0, head, other])
+            below.append(state["sampled"][0])
+    low, high = TextMeans.of_ratio(torch.stack(above), torch.stack(below)).simultaneous()
+    ends = alike.divergence_simultaneous()
+    assert float(ends[0][0, 2, 1, 1]) == pytest.approx(max(0.0, float(low[-heads + 1])), abs=1e-12)
+    assert float(ends[1][1, 1, 0, 2]) == pytest.approx(float(high[-heads + 1]), abs=1e-12)
+    row = alike.nearest.iloc[0]
+    place = tuple(int(row[name]) for name in ("layer", "head", "nearest_layer", "nearest_head"))
+    assert (row.low, row.high) == pytest.approx(tuple(float(end[place]) for end in ends))
+
+
+def test_sums_between_layers_stay_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where memory allows for few groups of texts, texts share one; the means are the same, and shards merge."""
+    model, given = hooked("bloom"), [ids[:, : 5 + number % 7] for number in range(6) for ids in texts(7)]
+    whole = am.redundancy(model, iter(given), rows=4)
+    pairs = 3 * 3
+    monkeypatch.setattr(module, "SUMS_BYTES", 8 * pairs * 19)
+    small = am.redundancy(model, iter(given), rows=4)
+    assert small.state["between"].shape[-1] == small.state["within"].shape[-1] == 16 < whole.state["between"].shape[-1]
+    assert torch.allclose(small.divergence, whole.divergence, atol=1e-12)
+    parts = [am.redundancy(model, iter(given), rows=4, shard=(part, 2)) for part in range(2)]
+    same(small, parts[1].merged(parts[0]))
+    same(small, am.redundancy(model, given, rows=4))
+    assert am.Redundancy.load(small.save(tmp_path / "small.safetensors")).lead == small.lead
+    monkeypatch.setattr(module, "SUMS_BYTES", 8 * pairs * 7)
+    with pytest.raises(am.InputError, match=r"9 pairs of heads of different layers are too many .* rows=0"):
+        am.redundancy(model, given)
+    assert not bool(am.redundancy(model, given, rows=0).within.isnan().any())
 
 
 def test_a_corpus_of_many_texts_has_groups() -> None:

@@ -1,5 +1,6 @@
 """Which heads find labelled words? Accuracies against loops, planted heads, and labels that cannot be."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -194,3 +195,30 @@ def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
     assert one.lead.startswith("1 labelled pair of 1 relation in 1 text: ")
     few = am.relations(model, [(text, 3, 1, f"of text {place}") for place, text in enumerate(TEXTS)])
     assert few.lead.startswith("6 labelled pairs of 6 relations in 6 texts. Too few pairs or texts")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    model = am.load()
+    found = am.relations(model, by_tokens(model), layers=[1, 3])
+    for changes, message in (
+        ({"layers": (1, 1)}, "`layers` must name some of the 4 layers"),
+        ({"names": ("one",)}, "relation=1"),
+        ({"pairs": found.pairs[:, 1:]}, "`pairs`|`by_offset`"),
+        ({"correct": found.correct[:, :1]}, "measured=2"),
+    ):
+        path = replace(found, **changes).save(tmp_path / "damaged.safetensors")
+        with pytest.raises(am.InputError, match=message):
+            am.Relations.load(path)
+    found.save(tmp_path / "whole.safetensors")
+    assert torch.equal(am.Relations.load(tmp_path / "whole.safetensors").pairs, found.pairs)
+
+
+def test_the_provenance_knows_the_labels() -> None:
+    """Other labels on the same texts, of the same relations, are another measurement."""
+    model = am.load()
+    labels = [(TEXTS[0], 3, 1, "one"), (TEXTS[1], 4, 2, "other")]
+    moved = [(TEXTS[0], 3, 2, "one"), (TEXTS[1], 4, 2, "other")]
+    one, same, other = (am.relations(model, each).provenance for each in (labels, labels, moved))
+    assert one == same and one.inputs == other.inputs
+    assert one.options["labels"] != other.options["labels"]

@@ -1,0 +1,286 @@
+"""Do heads attend to some words otherwise than to words like them? Loops, planted heads, and groups that cannot be."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.text import documents
+from attnmech.runs.words import bare, split_words
+
+PLAIN = [word for word in models.WORDS if word.isalpha()]
+GROUPS = {"places": ["campsite", "harbour", "beach", "office"], "verbs": ["is", "are", "stay", "stays"]}
+
+
+def pieces_of(model: am.HookedModel, text: str) -> tuple[list[str], list[list[int]]]:
+    """Words and the tokens of each, by the characters of the tokens alone."""
+    pieces, tokens = list(split_words(text)), model.encode(text).tokens[0]
+    ends = [sum(map(len, pieces[: number + 1])) for number in range(len(pieces))]
+    members: list[list[int]] = [[] for _ in pieces]
+    at = 0
+    for place, token in enumerate(tokens[1:], start=1):
+        inner = at + len(token) - len(token.lstrip())
+        members[next(number for number, end in enumerate(ends) if inner < end)].append(place)
+        at += len(token)
+    assert at == len(text)
+    return pieces, members
+
+
+def by_hand(
+    model: am.HookedModel, texts: list[str], query: list[str], key: list[str], layer: int, head: int
+) -> tuple[float, float, int, int]:
+    """Attention, baseline, and how many pairs are matched and found."""
+    counts = Counter(word.strip().lower() for text in texts for word in split_words(text))
+    named = {word for words in GROUPS.values() for word in words}
+    got, expected, found = [], [], 0
+    for text in texts:
+        pieces, members = pieces_of(model, text)
+        words = [piece.strip().lower() for piece in pieces]
+        pattern = model.run(text, points=["pattern"])["pattern", layer][0, head].double()
+
+        def mass(q: int, k: int, members: list[list[int]] = members, pattern: Tensor = pattern) -> float:
+            return sum(float(pattern[i, j]) for i in members[q] for j in members[k]) / len(members[q])
+
+        for q, asks in enumerate(words):
+            for k, asked in enumerate(words[:q]):
+                if asks not in query or asked not in key:
+                    continue
+                found += 1
+                far = members[q][0] - members[k][0]
+                alike = [
+                    mass(q, c)
+                    for c, word in enumerate(words)
+                    if c < q
+                    and any(character.isalnum() for character in word)
+                    and word not in named
+                    and len(members[c]) == len(members[k])
+                    and abs(members[q][0] - members[c][0] - far) <= 2
+                    and 0.5 <= counts[word] / counts[asked] <= 2
+                ]
+                if alike:
+                    got.append(mass(q, k))
+                    expected.append(sum(alike) / len(alike))
+    return sum(got) / len(got), sum(expected) / len(got), len(got), found
+
+
+def test_numbers_are_those_of_a_loop() -> None:
+    model, texts = am.load(), documents(25)
+    found = am.group_attention(model, texts, GROUPS)
+    for query, key in (("places", "verbs"), ("verbs", "places")):
+        for layer, head in ((0, 2), (2, 6)):
+            attention, baseline, matched, pairs = by_hand(model, texts, GROUPS[query], GROUPS[key], layer, head)
+            assert (found.matched(query, key), found.found(query, key)) == (matched, pairs)
+            assert 0 < matched < pairs
+            assert float(found.attention(query, key)[layer, head]) == pytest.approx(attention, abs=1e-5)
+            assert float(found.baseline(query, key)[layer, head]) == pytest.approx(baseline, abs=1e-5)
+            assert float(found.difference(query, key)[layer, head]) == pytest.approx(attention - baseline, abs=1e-5)
+
+
+def test_wider_matches_leave_fewer_pairs_out() -> None:
+    model, texts = am.load(), documents(25)
+    strict, plain, wide = (
+        am.group_attention(model, texts, GROUPS, within=within, factor=factor).matched("verbs", "places")
+        for within, factor in ((0, 1.0), (2, 2.0), (20, 50.0))
+    )
+    found = am.group_attention(model, texts, GROUPS).found("verbs", "places")
+    assert strict < plain < wide <= found
+
+
+def test_words_split_over_tokens_are_summed() -> None:
+    """Names that the demo model reads in bytes; the word that matches has as many."""
+    model = am.load()
+    texts = [f"Then Zxqv gave Zxqw {thing} and then Wxzy left." for thing in ("shells", "ropes", "anchors")]
+    found = am.group_attention(model, texts, {"givers": ["wxzy"], "takers": ["zxqv"]}, within=7)
+    pieces, members = pieces_of(model, texts[0])
+    assert [bare(piece) for piece in pieces[1:4:2]] == ["zxqv", "zxqw"] and len(members[1]) == len(members[3]) > 1
+    giver = next(number for number, piece in enumerate(pieces) if bare(piece) == "wxzy")
+    total, base = 0.0, 0.0
+    for text in texts:
+        pattern = model.run(text, points=["pattern"])["pattern", 1][0, 3]
+        own = pieces_of(model, text)[1]
+        total += float(pattern[own[giver]][:, own[1]].sum(dim=1).mean()) / 3
+        base += float(pattern[own[giver]][:, own[3]].sum(dim=1).mean()) / 3
+    far = abs((members[giver][0] - members[1][0]) - (members[giver][0] - members[3][0]))
+    assert far <= 7
+    assert float(found.attention("givers", "takers")[1, 3]) == pytest.approx(total, abs=1e-5)
+    assert float(found.baseline("givers", "takers")[1, 3]) == pytest.approx(base, abs=1e-5)
+
+
+def biased(model: am.HookedModel, words: set[str], share: float) -> Callable[[Tensor], Tensor]:
+    """Head 3 gives keys whose token is one of some words more than others, in the pattern it would have."""
+    chosen = torch.tensor([token.strip().lower() in words for token in vocabulary(model)])
+
+    def edited(pattern: Tensor) -> Tensor:
+        found = pattern.clone()
+        own = chosen[NOW["ids"]][:, None].to(pattern)
+        found[:, 3] = found[:, 3] * (1 + share * own)
+        found[:, 3] /= found[:, 3].sum(dim=-1, keepdim=True)
+        return found
+
+    return edited
+
+
+NOW: dict[str, Tensor] = {}
+
+
+def vocabulary(model: am.HookedModel) -> list[str]:
+    return [model.encode(torch.tensor([[token]])).tokens[0][0] for token in range(model.n_vocab)]
+
+
+def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform attention everywhere, but head 3 of layer 1 gives words of a group five times as much."""
+    model, texts = am.load(), documents(40)
+    encode = type(model).encode
+
+    def noting(self: Any, inputs: Any, *, bos: bool | None = None) -> Any:
+        batch = encode(self, inputs, bos=bos)
+        NOW["ids"] = batch.ids
+        return batch
+
+    monkeypatch.setattr(type(model), "encode", noting)
+    groups = {"articles": ["the", "a", "an"], "verbs": ["is", "are", "was", "were"]}
+    plant = biased(model, set(groups["verbs"]), 4.0)
+
+    def even(pattern: Tensor) -> Tensor:
+        seen = torch.ones_like(pattern).tril()
+        return seen / seen.sum(dim=-1, keepdim=True)
+
+    edits = {("pattern", layer): (lambda pattern: plant(even(pattern))) if layer == 1 else even for layer in range(4)}
+    with model.hooks(edits):
+        found = am.group_attention(model, texts, groups)
+        plain = am.group_attention(model, texts, {"articles": groups["articles"], "places": ["campsite", "forest"]})
+    assert found.claims[["query", "key", "layer", "head"]].to_numpy().tolist() == [["articles", "verbs", 1, 3]]
+    assert "from articles to verbs" in found.lead and "L1H3 attends more than to matched words" in found.lead
+    assert "this is known of these words" in found.lead
+    assert plain.claims.empty
+
+
+def letters(number: int) -> str:
+    """A word of its own for each number."""
+    return "w" + "abcdefgh"[number // 8] + "abcdefgh"[number % 8]
+
+
+def test_random_weights_are_claimed_no_more_often_than_the_nominal_rate() -> None:
+    """A head with random weights prefers some words to others in every text: that is no bias between groups."""
+    words = tuple(map(letters, range(40)))
+    tokenizer = models.tokenizer(adds_bos=True, words=("[PAD]", "[UNK]", "[BOS]", *words))
+    claimed, over_texts = 0, 0
+    for seed in range(16):
+        rng = Random(seed)
+        given = [" ".join(rng.choices(words, k=40)) for _ in range(9)]
+        model = am.load(models.fresh("llama", seed=seed), tokenizer=tokenizer)
+        found = am.group_attention(model, given, {"one": words[:8], "other": words[8:16]}, within=6, factor=9.0)
+        assert found.matched("one", "other") >= 5 and set(found.to_frame().holds_for) == {"words like these"}
+        claimed += not found.claims.empty
+        over_texts += bool((found.to_frame().clear).any())
+    assert claimed <= 2 and claimed <= over_texts
+
+
+def test_sums_by_word_are_those_of_the_pairs() -> None:
+    found = am.group_attention(am.load(), documents(25), GROUPS)
+    for by_word in (found.by_query, found.by_key):
+        for place, names in enumerate(found.directions):
+            expected = found.difference(*names) * found.matched(*names)
+            assert torch.allclose(by_word[place].sum(dim=-1), expected, atol=1e-9)
+    assert torch.equal(found.query_pairs.sum(dim=-1), found.key_pairs.sum(dim=-1))
+    # The words of the first group are asked by in the first direction, and asked for in the second.
+    count = len(GROUPS["places"])
+    assert not found.query_pairs[0, count:].any() and not found.key_pairs[0, :count].any()
+
+
+def test_both_sides_count_where_a_model_looks_both_ways() -> None:
+    text = [" ".join(Random(seed).choices(PLAIN, k=15)) for seed in range(3)]
+    groups = {"one": PLAIN[1:4], "other": PLAIN[5:8]}
+    model = am.load(models.fresh("bert"), tokenizer=models.tokenizer(adds_bos=True))
+    found = am.group_attention(model, text, groups, within=9, factor=9.0)
+    assert found.found("one", "other") == found.found("other", "one") > 0
+
+
+def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
+    model = am.load()
+    few = am.group_attention(model, documents(4), {"verbs": ["is", "are"], "articles": ["the", "zebra"]}, factor=9.0)
+    assert few.claims.empty and "too little is known for a claim" in few.lead
+    assert few.missing == ("are", "zebra") and "No text has are, zebra." in few.lead
+    groups = {"articles": ["the", "a", "an"], "verbs": ["is", "are", "was", "were"]}
+    found = am.group_attention(model, iter(documents(30)), groups)
+    loaded = am.GroupAttention.load(found.save(tmp_path / "groups.safetensors"))
+    assert loaded.to_frame().equals(found.to_frame()) and loaded.lead == found.lead
+    page = found.to_html(tmp_path / "groups.html").read_text(encoding="utf-8")
+    assert "From articles to verbs" in page
+    frame = found.to_frame()
+    assert len(frame) == 2 * 4 * 8 and bool((frame.found >= frame.matched).all())
+
+
+def test_many_texts_share_groups() -> None:
+    model, texts = am.load(), documents(30)
+    found = am.group_attention(model, texts * 9, GROUPS)
+    assert found.documents == 270 and found.matched_pairs.shape[-1] <= 256
+    once = am.group_attention(model, texts, GROUPS)
+    assert found.matched("verbs", "places") == 9 * once.matched("verbs", "places")
+    assert torch.allclose(found.difference("verbs", "places"), once.difference("verbs", "places"), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Anna's boat-house.", ["Anna's", " boat-house", "."]),
+        ("  a  b ", ["  a", "  b "]),
+        ("", []),
+        ("«हिन्दी», naïve!", ["«", "हिन्दी", "»", ",", " naïve", "!"]),
+        ("- 'tis -", ["-", " '", "tis", " -"]),
+    ],
+)
+def test_words_make_up_the_text(text: str, words: list[str]) -> None:
+    assert list(split_words(text)) == words and "".join(words) == text
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([], "must be a dictionary of at least two"),
+        ({"one": ["is"]}, "must be a dictionary of at least two"),
+        ({"one": ["is"], "other": []}, "group 'other' has no words"),
+        ({"one": ["is"], "other": ["Is", "the"]}, "in both 'one' and 'other'"),
+        ({"one": ["is", "IS"], "other": ["the"]}, "in 'one' twice"),
+        ({"one": ["is"], "other": ["the boat"]}, "must hold single words; got 'the boat'"),
+        ({"one": ["is"], "other": ["."]}, "must hold single words"),
+        ({"one": ["is"], "other": "the"}, "must be a list of words"),
+        ({"one": ["is"], 5: ["the"]}, "a group's name must be a string"),
+        ({"one": ["is"], "other": ["zebra", "gnu"]}, "no text has a word of group 'other': zebra, gnu"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_groups_that_cannot_be(groups: Any, message: str) -> None:
+    with pytest.raises(am.InputError, match=message):
+        am.group_attention(am.load(), documents(3), groups)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_input() -> None:
+    model = am.load()
+    two = {"one": ["is"], "other": ["the"]}
+    calls: list[tuple[Any, dict[str, Any], str]] = [
+        (documents(3), {"within": -1}, "`within` must be"),
+        (documents(3), {"factor": 0.5}, "`factor` must be at least 1"),
+        (documents(3), {"layers": [7]}, "7"),
+        ([torch.tensor([[3, 4]])], {}, "every text must be a string"),
+        (["It is.", "The boat."], {}, "no text has words of two groups"),
+        (5, {}, "`inputs` must be texts"),
+    ]
+    for inputs, options, message in calls:
+        with pytest.raises(am.InputError, match=message):
+            am.group_attention(model, inputs, two, **options)
+    with pytest.raises(am.InputError, match="an encoder and a decoder"):
+        am.group_attention(models.hooked("t5"), "a", two)
+    with pytest.raises(am.InputError, match="fast tokenizer"):
+        am.group_attention(models.hooked("bloom"), "a", two)
+    found = am.group_attention(model, documents(8), two)
+    with pytest.raises(am.InputError, match="two of the groups one, other; got 'one' and 'one'"):
+        found.difference("one", "one")
