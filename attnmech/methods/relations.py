@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..arguments import listed, option, shown
+from ..arguments import flag, listed, option, shown
 from ..batch import Batch
 from ..draw.effects import effect_map
 from ..draw.section import Section
@@ -37,7 +37,12 @@ LEAST_ACCURACY: Final = 0.5
 
 
 def relations(
-    model: HookedModel, labelled: Iterable[Any], *, layers: Iterable[int] | None = None, bos: bool | None = None
+    model: HookedModel,
+    labelled: Iterable[Any],
+    *,
+    before: bool = False,
+    layers: Iterable[int] | None = None,
+    bos: bool | None = None,
 ) -> "Relations":
     """How often each head looks hardest at the word that a label says, relation by relation.
 
@@ -57,6 +62,8 @@ def relations(
         labelled: (text, query, key, relation). A text is a string, whose tokens query and key count as the model sees
             them, its first token included; or a list of words, each with its own leading space, that they count. A
             word's attention is the mean over its tokens, the attention that it gets their sum.
+        before: look from the word (or token) before the query, from which a decoder predicts it; pairs in which that is
+            the key, or stands before it, are left out.
         layers: by default all.
         bos: whether each text begins with the tokenizer's first token.
 
@@ -65,7 +72,8 @@ def relations(
 
     Raises:
         InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for
-            words in a model without a tokenizer that knows where its tokens stand; for an encoder with a decoder.
+            words in a model without a tokenizer that knows where its tokens stand; for an encoder with a decoder; for
+            `before` in a model that looks both ways.
 
     Source: Clark et al. 2019, "What Does BERT Look At?"
 
@@ -73,6 +81,8 @@ def relations(
     require_model(model)
     if len(model.stacks) > 1:
         raise InputError("relations are measured in models with one stack; this one has an encoder and a decoder.")
+    if flag("before", before) and not model.causal:
+        raise InputError("`before` is for decoders: this model looks both ways, so the word before predicts nothing.")
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, "")))
     model.points.resolve(["pattern"], chosen, model.refused)
     texts = _by_text(listed("labelled", labelled, "a list of (text, query, key, relation)"))
@@ -85,8 +95,11 @@ def relations(
     for number, (text, found) in enumerate(texts.items()):
         read = _Read.of(model, text, chosen, bos)
         digest.update(read.batch.ids.cpu().numpy().tobytes())
-        for query, key, name in found:
-            read.check(text, query, key)
+        for labelled_query, key, name in found:
+            read.check(text, labelled_query, key)
+            query = labelled_query - before
+            if before and key >= query:
+                continue
             labels.update(f"{number} {query} {key} {name!r}\n".encode("utf-8", "surrogatepass"))
             place = names.index(name)
             others = read.pattern[:, :, query].masked_fill(~read.counted, -1.0)
@@ -96,7 +109,7 @@ def relations(
             pairs[place, number] += 1
             offsets[place].append((number, query - key))
     best, by_offset = _best_offsets(offsets, len(texts))
-    options = {"layers": list(chosen), "bos": bos, "relations": list(names), "labels": labels.hexdigest()}
+    options = {"layers": list(chosen), "bos": bos, "before": before, "relations": list(names)}
     return Relations(
         names=names,
         layers=chosen,
@@ -106,7 +119,7 @@ def relations(
         pairs=pairs,
         offsets=best,
         by_offset=by_offset,
-        provenance=model.provenance_of(digest.hexdigest(), (), options),
+        provenance=model.provenance_of(digest.hexdigest(), (), options | {"labels": labels.hexdigest()}),
     )
 
 

@@ -1,5 +1,6 @@
 """Which heads find labelled words? Accuracies against loops, planted heads, and labels that cannot be."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.demo.text import labelled
+from attnmech.demo.text import documents, labelled
+from attnmech.runs.words import words_of
 
 TEXTS = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys to the cabinet are here.",
          "He lost it, and left.", "She walked to the beach.", "Anna and Tom met."]  # fmt: skip
@@ -222,3 +224,47 @@ def test_the_provenance_knows_the_labels() -> None:
     one, same, other = (am.relations(model, each).provenance for each in (labels, labels, moved))
     assert one == same and one.inputs == other.inputs
     assert one.options["labels"] != other.options["labels"]
+
+
+def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:
+    labels = labelled(20)
+    shifted = [(text, query - 1, key, name) for text, query, key, name in labels if query - 1 > key]
+    found, expected = am.relations(am.load(), labels, before=True), am.relations(am.load(), shifted)
+    for name in expected.names:
+        assert torch.equal(found.accuracy(name), expected.accuracy(name))
+        assert found.baseline(name) == expected.baseline(name)
+    with pytest.raises(am.InputError, match="looks both ways"):
+        am.relations(am.load(models.fresh("bert"), tokenizer=models.tokenizer()), labels, before=True)
+
+
+def test_ablating_the_heads_of_a_relation_hurts_what_it_predicts() -> None:
+    """More than as many heads of the same layers with the nearest effect on the loss of other texts."""
+    model = am.load()
+    found = am.relations(model, labelled(200), before=True)
+    general = am.ablate_heads(model, documents(40)).effect
+    known = {tuple(text) for text, *_ in labelled(200)}
+    new = [label for label in labelled(320) if tuple(label[0]) not in known]
+
+    def surprisal(relation: str, heads: list[tuple[int, int]]) -> float:
+        zeroed = am.Intervention.zero(heads) if heads else None
+        values = []
+        with model.intervene(zeroed) if zeroed is not None else nullcontext():
+            for text, query, key, name in new:
+                if name == relation and key < query - 1:
+                    batch = model.encode("".join(text))
+                    place = int(words_of(model, batch, text)[query].nonzero()[0])
+                    logits = model.run(batch)["logits"][0, place - 1].log_softmax(dim=-1)
+                    values.append(-float(logits[batch.ids[0, place]]))
+        return sum(values) / len(values)
+
+    for relation in ("comma", "repeat", "verb-object"):
+        here = found.claims[found.claims.relation == relation]
+        heads = [(int(layer), int(head)) for layer, head in zip(here.layer, here["head"], strict=True)]
+        assert heads
+        like: list[tuple[int, int]] = []
+        for layer, head in heads:
+            others = [each for each in range(8) if (layer, each) not in [*heads, *like]]
+            nearest = min(others, key=lambda each: abs(float(general[layer, each] - general[layer, head])))
+            like.append((layer, nearest))
+        clean = surprisal(relation, [])
+        assert surprisal(relation, heads) - clean > 2 * (surprisal(relation, like) - clean) + 0.05, relation
