@@ -267,11 +267,10 @@ class _Layer:
         rows = slice(block.rows.start, block.rows.stop)
         values = self.values[:, :, : block.pattern.shape[-1]]
         self.whole[:, :, rows] = block.pattern @ values
-        own = torch.arange(block.rows.start, block.rows.stop, device=values.device)
+        self.answers[:, :, rows] = found.last
         for place, name in enumerate(ANSWERED):
-            self.there[place, :, :, rows] = (block.pattern * found.by_kind[TYPES.index(name)][:, None]) @ values
-            last = found.last[place]
-            self.answers[place, :, rows] = torch.where(last >= 0, own, -1) if name == "duplicate" else last
+            on_target = found.by_kind[TYPES.index(name)][:, None]
+            self.there[place, :, :, rows] = (block.pattern * on_target) @ values
 
 
 def _reads_logits(run: Run) -> bool:

@@ -440,6 +440,14 @@ def test_the_example_is_the_row_above_uniform_attention_most(corpus: bool) -> No
     assert shards[0].merged(shards[1]).example_of(0, 0) == am.head_types(model, iter(given)).example_of(0, 0)
 
 
+def test_of_equal_examples_the_earlier_text_is_kept() -> None:
+    model, same = hooked("bloom"), texts(1)[0]
+    parts = [am.head_types(model, iter([same] * 6), shard=(part, 2)) for part in (1, 0)]
+    for one, other in (parts, parts[::-1]):
+        example = one.merged(other).example_of(0, 0)
+        assert example is not None and example.document == 0
+
+
 def test_a_head_with_its_keys_planted_keeps_that_row() -> None:
     """One head of layer 1 looks for what followed the token's earlier copy; its example shows just that."""
     with with_planted(hooked("gpt2"), "induction"):
