@@ -112,17 +112,15 @@ def test_delimiters_are_told_by_the_tokenizer() -> None:
         assert float(types.scores[kind][0, 6]) == pytest.approx(mass / rows, abs=1e-5)
 
 
-def planted(kind: str, ids: Tensor, shape: torch.Size) -> Tensor:
-    """A pattern that puts 0.9 on the first target, or all on the row's second half if there is none, spread evenly."""
+def planted(kind: str, ids: Tensor, shape: torch.Size, causal: bool) -> Tensor:
+    """A pattern that puts 0.9 on the targets, if there are any, and spreads the rest evenly."""
     pattern = torch.zeros(shape)
     for text, row_ids in enumerate(ids.tolist()):
         for query in range(shape[2]):
-            pattern[text, :, query, : query + 1] = 0.1 / (query + 1)
-            there = [key for key in range(query + 1) if is_target(kind, row_ids, query, key)]
-            if there:
-                pattern[text, :, query, there] += 0.9 / len(there)
-            else:
-                pattern[text, :, query, : query + 1] += 0.9 / (query + 1)
+            seen = query + 1 if causal else shape[2]
+            there = [key for key in range(seen) if is_target(kind, row_ids, query, key, causal)]
+            pattern[text, :, query, :seen] = (0.1 if there else 1.0) / seen
+            pattern[text, :, query, there] += 0.9 / max(len(there), 1)
     return pattern
 
 
@@ -137,7 +135,7 @@ def with_planted(model: am.HookedModel, kind: str) -> Iterator[None]:
 
     def edited(pattern: Tensor) -> Tensor:
         pattern = pattern.clone()
-        pattern[:, 1] = planted(kind, ids[0], pattern.shape)[:, 1].to(pattern)
+        pattern[:, 1] = planted(kind, ids[0], pattern.shape, model.causal)[:, 1].to(pattern)
         return pattern
 
     model.forward = running  # type: ignore[method-assign]
@@ -156,6 +154,14 @@ def test_a_planted_head_is_named_so_and_nothing_else(name: str, kind: str) -> No
         types = am.head_types(model)
     assert types.types_of(1, 1) == (kind,)
     assert types.generated and "24 sequences" in types.lead
+
+
+@pytest.mark.parametrize("kind", ["previous", "next", "self", "3 back", "first", "duplicate"])
+def test_a_planted_head_of_an_encoder_is_named_so_and_nothing_else(kind: str) -> None:
+    model = am.load(tiny.model_of("bert"))
+    with with_planted(model, kind):
+        types = am.head_types(model)
+    assert types.types_of(1, 1) == (kind,)
 
 
 def random_model(name: str, seed: int) -> Any:
