@@ -4,7 +4,7 @@
   const SHOWN = { both: "matrix and head", matrix: "matrix", head: "head" };
   const ONE_STEP = 600; // milliseconds within which steps of one control are one for the Back button
   const TYPING = 250; // milliseconds without a key after which a search begins
-  const MOST_ANOMALIES = 12; // before the rest is unfolded
+  const MOST_ANOMALIES = 6; // before the rest is unfolded
 
   views.embedding = async (stage, data) => {
     suitBackground(stage);
@@ -60,6 +60,7 @@
       return (first && places.findIndex(([layer, head]) => layer === first[0] && head === first[1])) ?? 0;
     }
 
+    let sentence = /** @type {SentenceControl | null} */ (null); // the one that is shown
     const attention = embeddingAttention(tokens, { places, highest, weights, patternOf: (text) => patterns[text] });
 
     // ---- elements ---------------------------------------------------------------------------------------------
@@ -83,6 +84,7 @@
     if (projections.length > 1) controls.append(projection.element);
     controls.append(colour.element, searchLabel, whole.element, sorted.element);
     const found = make("p", { className: "attnmech-finding", "aria-live": "polite" });
+    const foundMeans = make("p", { className: "attnmech-reading" });
     const legend = make("div", { className: "attnmech-embedding-legend" });
 
     const size = slider("Size of the plots", { min: 1, max: 6, step: 0.5, value: 1, words: (value) => `×${value}` }, (value) => choose({ size: value }));
@@ -100,7 +102,7 @@
     const withLines = checkbox("attention lines", false, (ticked) => choose({ lines: ticked }));
     const bySize = checkbox("dot size by norm", false, (ticked) => choose({ bySize: ticked }));
     const kind = selector("Point", ["none", "query", "key"], 0, pointFromControls);
-    const number = make("input", { type: "number", min: 0, max: tokens.count - 1, step: 1, "aria-label": "token of the point", onchange: pointFromControls });
+    const number = make("input", { type: "number", min: 0, max: tokens.count - 1, step: 1, "aria-label": "token of the point", title: "number of the token over all texts", onchange: pointFromControls });
     number.value = "0";
     const picker = make("span", { className: "attnmech-control" }, kind.element, number);
     const headControls = make("div", { className: "attnmech-controls" },
@@ -120,7 +122,7 @@
     const sentencePane = make("div", { className: "attnmech-embedding-section", hidden: texts.length === 0 },
       sentenceHeading, make("div", { className: "attnmech-controls" }, text.element), sentencePlace);
 
-    stage.append(make("div", { className: "attnmech-embedding" }, controls, legend, found, panes, sentencePane, notes()));
+    stage.append(make("div", { className: "attnmech-embedding" }, controls, legend, found, foundMeans, panes, sentencePane, notes()));
 
     function anomalies() {
       const entry = ([at, number_, what, value]) => {
@@ -129,7 +131,7 @@
         if (block === undefined) return make("li", { text: words });
         const goThere = () => {
           choose({ block });
-          headPane.scrollIntoView({ block: "nearest" });
+          if (headPane.getBoundingClientRect().top > innerHeight) headPane.scrollIntoView();
         };
         return make("li", {}, make("button", { type: "button", text: words, onclick: goThere }));
       };
@@ -160,20 +162,22 @@
 
     function tellSearch(ranked) {
       if (hits === null) {
-        found.textContent = "";
+        found.textContent = foundMeans.textContent = "";
         return;
       }
       const wanted = `“${isolated(state.search.trim())}”: ${counting(hits.size, "token")} of ${tokens.count.toLocaleString("en")}`;
       if (hits.size < 2) {
-        found.textContent = `${wanted}.${hits.size ? " A spread needs two." : ""}`;
+        found.textContent = `${wanted}.`;
+        foundMeans.textContent = hits.size ? "How close hits are takes two of them." : "";
         return;
       }
       const named_ = (block) => `${names[block]} (${spread[block].toFixed(2)})`;
       const last = ranked.length > 3 ? `; farthest apart in ${named_(ranked.at(-1))}` : "";
-      const some = hits.size > MOST_HITS_COMPARED ? ` Distances between ${MOST_HITS_COMPARED} of them.` : "";
-      found.textContent =
-        `${wanted}. Closest together in ${joined(ranked.slice(0, 3).map(named_))}${last}. The number is the mean distance ` +
-        `between two hits over that between any two points, queries and keys apart: 1 is as scattered as all tokens.${some}`;
+      found.textContent = `${wanted}. Closest together in ${joined(ranked.slice(0, 3).map(named_))}${last}.`;
+      const some = hits.size > MOST_HITS_COMPARED ? ` Distances are between ${MOST_HITS_COMPARED} of the hits, evenly chosen.` : "";
+      foundMeans.textContent =
+        `The number of a head is the mean distance between two hits over that between any two tokens in this projection, ` +
+        `the mean of queries and of keys: near 0, the hits form one cluster; at 1, they are as scattered as all tokens.${some}`;
     }
 
     // ---- showing ----------------------------------------------------------------------------------------------
@@ -202,7 +206,8 @@
       const captions = spread.map((value) => (value >= 0 ? value.toFixed(2) : ""));
       const order = isRanked ? { ranked, captions } : { ranked: null, captions: captions.some(Boolean) ? captions : [] };
       matrix.choose({ chosen: state.block, marked: state.point, size: state.size, ...(changed("search", "whole", "projection", "sorted") ? order : {}) });
-      if (changed("block")) matrix.reveal(state.block);
+      if (isRanked && changed("sorted", "search", "whole", "projection")) matrix.toTop();
+      else if (changed("block")) matrix.reveal(state.block);
       plot.show({ state, cloud, colouring, hits });
       title.textContent = `${names[state.block]}: ${counting(tokens.count, "token")} (${counting(tokens.texts, "text")})`;
       said.textContent = plot.sentence() || "Choose a dot to see what it attends to; a query is a circle, a key a square.";
@@ -235,7 +240,7 @@
 
     // ---- the text ---------------------------------------------------------------------------------------------
 
-    /** @type {Map<number, Promise<{element: HTMLElement, control: Awaited<ReturnType<Views["sentence"]>>, picture: ReturnType<typeof embeddingPicture> | null}>>} */
+    /** @type {Map<number, Promise<{element: HTMLElement, control: SentenceControl, picture: ReturnType<typeof embeddingPicture> | null}>>} */
     const sentences = new Map();
 
     async function makeText(number_) {
@@ -295,6 +300,7 @@
       if (!sentences.has(number_)) sentences.set(number_, makeText(number_));
       const { element, control, picture } = await /** @type {NonNullable<ReturnType<typeof sentences.get>>} */ (sentences.get(number_));
       if (number_ !== state.text) return;
+      sentence = control;
       if (element.parentElement !== sentencePlace) sentencePlace.replaceChildren(element);
       const token = state.point % tokens.count;
       const here = state.point >= 0 && tokens.text[token] === number_;
@@ -412,6 +418,7 @@
       state: () => ({ ...state }),
       hits: () => hits && [...hits],
       spread: () => spread,
+      sentence: () => sentence,
       matrix,
       plot,
       clouds,

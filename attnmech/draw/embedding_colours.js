@@ -118,9 +118,10 @@ function colouringOf(scheme, stage, data, tokens) {
     modulo() {
       const dark = range(5).map((index) => numbersIn(css(`five-${index}`)).slice(0, 3));
       const pale = dark.map((rgb) => rgb.map((part) => Math.round(part + 0.55 * (255 - part))));
-      const entries = range(5).map((index) => ({ colour: `rgb(${dark[index].join(" ")})`, words: String(index) }));
+      const entries = [dark, pale].flatMap((rgbs, kind) =>
+        rgbs.map((rgb, index) => ({ ...shapes[kind], colour: `rgb(${rgb.join(" ")})`, words: `${index ? "" : `${shapes[kind].words} `}${index}` })));
       const colour = (token, isKey) => (isKey ? pale : dark)[tokens.position[token] % 5];
-      return byToken(colour, { words: "position mod 5; dark = query, pale = key:", entries, ramps: [] });
+      return byToken(colour, { words: "position mod 5:", entries, ramps: [] });
     },
     norm() {
       const words = "norm within the head, before scaling: lowest to highest";

@@ -179,18 +179,19 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
 
   /** A patch of its picture, or its colour, with the border that says query or key. */
   function patch(context, point, radius, border) {
-    const { place: grid, colours, grid: [rows, columns] } = /** @type {NonNullable<EmbeddingTokens["images"]>} */ (tokens.images);
+    const images = /** @type {NonNullable<EmbeddingTokens["images"]>} */ (tokens.images);
+    const [rows, columns] = images.grid;
     const token = point % tokens.count;
     const [x, y, side] = [where[3 * point], where[3 * point + 1], 5 * radius];
     const picture = patches(tokens.text[token]);
-    const [row, column] = grid.subarray(2 * token, 2 * token + 2);
+    const [row, column] = images.place.subarray(2 * token, 2 * token + 2);
     if (Number.isNaN(row)) return dot(context, point, radius);
     const [left, top] = [x - side / 2, y - side / 2];
     if (picture) {
       const [wide, high] = [picture.naturalWidth / columns, picture.naturalHeight / rows];
       context.drawImage(picture, column * wide, row * high, wide, high, left, top, side, side);
     } else {
-      context.fillStyle = `rgb(${colours.subarray(3 * token, 3 * token + 3).join(" ")})`;
+      context.fillStyle = `rgb(${images.colours.subarray(3 * token, 3 * token + 3).join(" ")})`;
       context.fillRect(left, top, side, side);
     }
     context.strokeStyle = border;
@@ -278,7 +279,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       const faint = hits !== null && pass === 0;
       for (const point of depths) {
         if (!wanted(point)) continue;
-        context.globalAlpha = faint ? 0.18 : inSpace() ? 0.55 + 0.4 * Math.max(-1, Math.min(1, where[3 * point + 2])) : 0.85;
+        context.globalAlpha = faint ? 0.18 : hits !== null || pictured ? 0.95 : inSpace() ? 0.55 + 0.4 * Math.max(-1, Math.min(1, where[3 * point + 2])) : 0.85;
         if (pictured && !faint) {
           patch(context, point, radius(point), colour(point));
           continue;
@@ -295,10 +296,11 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       const ends = drawn.map(({ query, key }) => (chosen < tokens.count ? key + tokens.count : query));
       for (const point of [...ends, chosen]) {
         context.fillStyle = colour(point);
-        dot(context, point, radius(point) + 1.5);
+        if (pictured) patch(context, point, radius(point) + 1, colour(point));
+        else dot(context, point, radius(point) + 1.5);
         context.strokeStyle = ink;
         context.lineWidth = point === chosen ? 2.5 : 1;
-        ring(context, point, radius(point) + 2.5);
+        ring(context, point, pictured ? 4 * radius(point) + 4 : radius(point) + 2.5);
       }
       labels(context, [chosen, ...ends]);
     } else {

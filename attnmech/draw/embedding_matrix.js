@@ -2,7 +2,8 @@
 // share their tokens, so a search or another colour changes a texture with a few bytes a token, never the positions.
 
 const EMBEDDING_WIDTH = 2048; // of textures; longer ones are wrapped
-const MOST_MOVING = 150000; // points drawn while the plots move
+const MOVING = 50000; // points drawn while the plots move, at first; then as many as the machine can
+const FRAME = [22, 40]; // milliseconds: in less, more points can be drawn; in more, there are too many
 const MOST_WITHOUT_GL = 100000; // points drawn without WebGL2
 const STILL = 160; // milliseconds after which all points are drawn
 const [MISSED, UNSOUGHT, FOUND] = [0, 128, 255]; // of a token, in the alpha of its colour
@@ -41,7 +42,7 @@ const EMBEDDING_VERTICES = `#version 300 es
     float depth = marked ? -0.9 : found ? -0.5 : 0.5;
     gl_Position = vec4(2.0 * pixel / view.zw - 1.0, depth, 1.0) * vec4(1.0, -1.0, 1.0, 1.0);
     if (point.x > ${2 * HALF_RANGE}u) gl_Position = vec4(2.0, 2.0, 2.0, 1.0);
-    gl_PointSize = dots.w * (marked ? 3.0 * dots.y + 2.0 : found ? 1.6 * dots.y : dots.y);
+    gl_PointSize = dots.w * (marked ? 1.8 * dots.y + 3.0 : found ? 1.6 * dots.y : dots.y);
   }`;
 
 const EMBEDDING_FRAGMENTS = `#version 300 es
@@ -182,7 +183,7 @@ function embeddingInPixels(canvas, { points, order }) {
       }
       if (marked >= 0) {
         const colour = ((ink[0] << 24) | (ink[1] << 16) | (ink[2] << 8) | 255) >>> 0;
-        for (let slot = first; slot < first + count; slot += 1) square(4 * slot, cells[4 * slot + 2] * points + marked, colour, 3 * size + 2);
+        for (let slot = first; slot < first + count; slot += 1) square(4 * slot, cells[4 * slot + 2] * points + marked, colour, 1.8 * size + 3);
       }
       context.putImageData(image, 0, 0);
     },
@@ -210,7 +211,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
   const content = make("div", { className: "attnmech-embedding-cells", role: "group", "aria-label": "all heads; the arrow keys move between them" });
   const box = make("div", { className: "attnmech-embedding-matrix" }, canvas, content, names, numbers);
   const note = make("p", { className: "attnmech-reading" });
-  const element = make("div", {}, box, note);
+  const element = make("div", {}, note, box);
 
   const sizes = { heads: places.length, points, order };
   const inGl = embeddingInGl(canvas, sizes);
@@ -232,7 +233,15 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
   let still = 0;
   let printing = false;
   let frames = 0; // drawn so far
-  const drawMoving = inNextFrame(() => draw(false));
+  let budget = MOVING;
+  let lastMoving = -Infinity;
+  const drawMoving = inNextFrame(() => {
+    const gap = performance.now() - lastMoving;
+    lastMoving += gap;
+    if (gap < FRAME[0]) budget = Math.min(1.2 * budget, points * places.length);
+    else if (gap > FRAME[1] && gap < STILL) budget = Math.max(0.7 * budget, MOVING / 4);
+    draw(false);
+  });
 
   // ---- where each plot stands -------------------------------------------------------------------------------
 
@@ -240,7 +249,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
     const { size, ranked, captions } = asked;
     const room = box.clientWidth - (ranked ? GAP : GUTTER) - 2;
     const least = ranked ? 76 : 26;
-    const wanted = ranked ? 100 : Math.min(150, room / heads - GAP);
+    const wanted = ranked ? 100 : Math.min(180, room / heads - GAP);
     side = Math.floor(Math.max(least, wanted * size));
     const caption = captions.length && side >= 44 ? CAPTION : 0;
     const step = side + GAP;
@@ -304,7 +313,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
     const first = slots.findIndex(({ y }) => y + side > top);
     const after = slots.findIndex(({ y }) => y >= top + height);
     const count = (after < 0 ? slots.length : after) - Math.max(0, first);
-    const most = inGl ? (whole ? Infinity : MOST_MOVING) : MOST_WITHOUT_GL / (whole ? 1 : 2);
+    const most = inGl ? (whole ? Infinity : budget) : MOST_WITHOUT_GL / (whole ? 1 : 2);
     const shown = Math.min(points, 2 * Math.max(10, Math.floor(most / 2 / Math.max(1, count))));
     const size = Math.min(5, Math.max(1.2, side / 45));
     const opacity = Math.min(0.9, Math.max(0.3, (1.5 * side * side) / (shown * size * size)));
@@ -394,6 +403,7 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
     positions(cloud) {
       cloudShown = cloud;
       painter.positions(cloud, norms);
+      if (slots.length) moved();
     },
     /** Another colour or search: a few bytes a token. @param {Colouring} colouring @param {Set<number> | null} hits */
     colours({ by, rgb }, hits) {
@@ -407,15 +417,21 @@ function embeddingMatrix(stage, data, tokens, { pick, describe, norms }) {
       for (let index = 0; index < rgb.length / 3; index += 1) others.set(rgb.subarray(3 * index, 3 * index + 3), 4 * index);
       dyes = [colours, by === "token" ? new Uint8Array(4) : others];
       painter.colours(...dyes);
+      moved();
     },
     /** The head and the point that are chosen, the order of the heads, the words below them, the plots' size. */
     choose(changes) {
       const before = asked;
       asked = { ...asked, ...changes };
       mark(asked.chosen);
-      const stays = ["size", "ranked", "captions"].every((name) => before[name] === asked[name]);
-      if (!stays || !slots.length) arrange();
-      draw(true);
+      const differs = (...names_) => names_.some((name) => before[name] !== asked[name]);
+      if (differs("size", "ranked", "captions") || !slots.length) {
+        arrange();
+        moved();
+      } else if (differs("marked")) moved();
+    },
+    toTop() {
+      box.scrollTop = 0;
     },
     reveal(block) {
       const slot = slots.find((each) => each.block === block);

@@ -174,5 +174,3 @@ def _images(images: EmbeddingImages) -> dict[str, Any]:
 def _plain(value: float) -> float | None:
     """To six digits, for JSON; None where there is no number."""
     return float(f"{value:.6g}") if np.isfinite(value) else None
-
-
