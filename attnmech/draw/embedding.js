@@ -35,6 +35,7 @@
     /** @type {number[]} */
     let spread = [];
     let turn = 0;
+    let typing = 0; // what waits for the next key
     let lastStep = { what: "", at: -Infinity };
 
     // ---- data -------------------------------------------------------------------------------------------------
@@ -110,10 +111,9 @@
       withLabels.element, withLines.element, bySize.element, picker);
     const said = make("p", { className: "attnmech-finding attnmech-embedding-said", "aria-live": "polite" });
     const about = make("div", { className: "attnmech-embedding-about" });
-    const headPane = make("div", { className: "attnmech-embedding-pane" },
+    const headPane = make("div", { className: "attnmech-embedding-pane attnmech-embedding-right" },
       title, headControls, plot.element, said,
       make("details", { open: true }, make("summary", { text: "The head's numbers" }), about));
-    const panes = make("div", { className: "attnmech-embedding-panes" }, matrixPane, headPane);
 
     const textOptions = texts.map((text) => `${text}: ${(data.texts[text].queries ?? []).slice(0, 8).join(" ").slice(0, 50)}…`);
     const text = selector("Text", textOptions, 0, (index) => choose({ text: texts[index], point: -1 }));
@@ -122,7 +122,8 @@
     const sentencePane = make("div", { className: "attnmech-embedding-section", hidden: texts.length === 0 },
       sentenceHeading, make("div", { className: "attnmech-controls" }, text.element), sentencePlace);
 
-    stage.append(make("div", { className: "attnmech-embedding" }, controls, legend, found, foundMeans, panes, sentencePane, notes()));
+    const panes = make("div", { className: "attnmech-embedding-panes" }, matrixPane, headPane, sentencePane);
+    stage.append(make("div", { className: "attnmech-embedding" }, controls, legend, found, foundMeans, panes, notes()));
 
     function anomalies() {
       const entry = ([at, number_, what, value]) => {
@@ -219,7 +220,7 @@
       shown.select.selectedIndex = Object.keys(SHOWN).indexOf(state.show);
       projection.select.selectedIndex = projections.indexOf(state.projection);
       colour.select.selectedIndex = colours.indexOf(state.colour);
-      if (search.value.trim() !== state.search.trim()) search.value = state.search;
+      if (!typing && search.value !== state.search) search.value = state.search;
       whole.box.checked = state.whole;
       sorted.box.checked = state.sorted;
       size.input.value = String(state.size);
@@ -314,10 +315,12 @@
 
     // ---- choosing ---------------------------------------------------------------------------------------------
 
-    let typing = 0;
     function typed() {
       clearTimeout(typing);
-      typing = window.setTimeout(() => choose({ search: search.value }), TYPING);
+      typing = window.setTimeout(() => {
+        typing = 0;
+        choose({ search: search.value });
+      }, TYPING);
     }
 
     function chooseHead(toLayer, toHead) {

@@ -109,6 +109,7 @@ class EmbeddingView:
         """The name, the shape and the expected shape of each array."""
         count = len(self.labels)
         per_token = {name: getattr(self, name) for name in ("text", "position", "special", "classes")}
+        shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]]
         shapes = [(name, (len(each),), (count,)) for name, each in per_token.items()]
         for each in self.heads:
             where = f"L{each.layer}H{each.head}"

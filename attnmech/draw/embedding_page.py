@@ -1,11 +1,10 @@
 """The page of joint embeddings: all heads as small plots, one head large, sentences, search; numbers packed."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float, Float32
-from scipy.spatial.distance import pdist
+from scipy.spatial.distance import pdist  # type: ignore[import-untyped]
 
 from attnmech.draw.embed import View, page_of_views
 from attnmech.draw.embedding import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
@@ -43,8 +42,8 @@ READING: Final = (
 
 def embedding_page(view: EmbeddingView) -> str:
     """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
-    section = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
-    section |= {"anchor": "view", "reading": READING, "figures": ["view"]}  # type: ignore[dict-item]
+    blank = dict.fromkeys(("heading", "finding", "choices", "caveat", "call"), "")
+    section = {**blank, "anchor": "view", "reading": READING, "figures": ["view"]}
     drawn = embedding_view(view)
     lead = f"{drawn.finding} {LEAD}"
     return page_of_views({"view": drawn}, [section], title=view.title, lead=lead, provenance=view.provenance)

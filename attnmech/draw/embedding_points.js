@@ -65,10 +65,10 @@ function coordinates({ codes, dims }, first, point, turn, out) {
 
 const MOST_HITS_COMPARED = 300;
 
-/** The tokens that a search finds, and whether they are all of the label or part of it; null where nothing is sought. */
+/** The tokens whose label, with · for spaces, has what is sought in it, or is that; null where nothing is sought. */
 function hitsOf(labels, search, whole) {
-  const wanted = search.trim().toLowerCase();
-  if (!wanted) return null;
+  if (!search.trim()) return null;
+  const wanted = search.toLowerCase().replaceAll(" ", "·");
   const same = whole
     ? (label) => label === wanted || label === `·${wanted}`
     : (label) => label.includes(wanted);

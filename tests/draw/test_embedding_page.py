@@ -1,4 +1,4 @@
-"""The page of joint embeddings: what it carries is what was given, and a browser shows the numbers of what is chosen."""
+"""The page of joint embeddings: it carries what was given, and a browser shows the numbers of what is chosen."""
 
 import json
 from base64 import b64decode
@@ -219,10 +219,11 @@ def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path
             corner = 0.04 + 0.92 * np.stack([share[:, 0], 1 - share[:, 1]], axis=1)
             x, y = (np.array([slot["x"], slot["y"]]) + about["side"] * corner).T
             there = y < len(inked) - 2
-            near = [inked[int(b) - 1 : int(b) + 2, int(a) - 1 : int(a) + 2].any() for a, b in zip(x[there], y[there])]
+            near = [
+                inked[int(b) - 1 : int(b) + 2, int(a) - 1 : int(a) + 2].any()
+                for a, b in zip(x[there], y[there], strict=True)
+            ]
             assert all(near)
-        if gl:
-            page.evaluate("document.querySelector('.attnmech-embedding-plots').getContext('webgl2').getError()")
 
 
 @pytest.mark.browser
@@ -292,7 +293,7 @@ def test_of_a_text_that_is_not_carried_the_two_highest_keys_are_said(opened: Any
     about = of_page(opened, "plot.about()")
     head = view.heads[2]
     assert not about["whole"]
-    expected = {(int(key), round(float(weight), 3)) for key, weight in zip(head.highest[19], head.weights[19])}
+    expected = {(int(head.highest[19, rank]), round(float(head.weights[19, rank]), 3)) for rank in range(2)}
     assert {(line["key"], round(line["weight"], 3)) for line in about["lines"]} == expected
     assert "Only its two highest keys are known." in said(opened)
     key = int(head.highest[19, 0])
