@@ -148,17 +148,17 @@ def _sentence(view: EmbeddingView, text: EmbeddingText, layers: list[int]) -> di
     data = {name: value for name, value in made.data.items() if name != "rest"}
     if text.rest is not None:
         data["rest"] = pack_values(rest)
-    return data | {"embedded": True, "missing": missing, "floor": _floor(text.patterns)}
+    return data | {"embedded": True, "missing": missing, "floor": _floor(text)}
 
 
-def _floor(patterns: np.ndarray) -> float:
+def _floor(text: EmbeddingText) -> float:
     """The least sum of a row's kept keys that gives their weights to within 1 %.
 
-    Half a step of the smallest float16 numbers is 2⁻²⁵, that of float32 numbers near 1 is 2⁻²⁵, too, but only the
-    hidden keys are near 1: the others keep their own precision, down to 2⁻¹⁵⁰.
+    Half a step of the smallest numbers is 2⁻²⁵ in float16 and 2⁻¹⁵⁰ in float32. What no key has is 1 minus a sum that
+    was rounded to 2⁻¹² or 2⁻²⁵ of its size.
     """
-    step = 2.0**-25 if patterns.dtype == np.float16 else 2.0**-150
-    return float(100 * patterns.shape[-1] * step)
+    smallest, relative = (2.0**-25, 2.0**-12) if text.patterns.dtype == np.float16 else (2.0**-150, 2.0**-25)
+    return 100 * (text.patterns.shape[-1] * smallest + (0 if text.rest is None else relative))
 
 
 def _images(images: EmbeddingImages) -> dict[str, Any]:

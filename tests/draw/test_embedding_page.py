@@ -280,6 +280,12 @@ def test_a_point_says_its_attention(opened: Any) -> None:
         f"{100 * row[best]:.1f}\u00a0% to {best} “{visible_token(view.labels[start + best])}”, {100 * row[second]:.1f}"
     )
     assert words in said(opened)
+    choose(opened, "Point", "key")
+    column = view.texts[1].patterns[block, :, query].astype(float)
+    drawn = {line["query"] - start: line["weight"] for line in of_page(opened, "plot.about()")["lines"]}
+    assert drawn == pytest.approx({other: column[other] for other in range(query, 9)}, rel=1e-3)
+    assert said(opened).startswith(f"Key 5 “{visible_token(view.labels[start + query])}” of text 1 gets ")
+    choose(opened, "Point", "query")
     assert of_page(opened, "state().text") == 1  # its sentence is shown, with the token chosen
     chosen = opened.locator(".attnmech-sentence-query [aria-pressed='true']")
     assert chosen.inner_text().endswith(visible_token(view.labels[start + query]))
@@ -420,6 +426,37 @@ def test_every_colour_has_a_legend(opened: Any, scheme: str) -> None:
         "head": "previous token",
     }
     assert words[scheme] in opened.inner_text(".attnmech-embedding-legend")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["modulo", "class"])
+def test_dots_have_the_colours_of_the_legend(opened: Any, scheme: str) -> None:
+    view = made_view()
+    opened.evaluate(f"location.hash = 'layer=0&head=1&projection=tsne&colour={scheme}'")
+    where = np.array(of_page(opened, "plot.about()")["where"]).reshape(-1, 3)[:, :2]
+    gaps = np.linalg.norm(where[:, None] - where[None], axis=-1) + 1e6 * np.eye(len(where))
+    legend = opened.evaluate(
+        """() => [...document.querySelectorAll(".attnmech-embedding-legend span:has(i)")].map((each) => {
+             const { backgroundColor } = getComputedStyle(each.firstChild);
+             return [each.textContent.trim(), backgroundColor.match(/[0-9]+/g).map(Number)];
+           })"""
+    )
+    colours = [colour for _, colour in legend]
+    names = [words for words, _ in legend]
+    for point in np.flatnonzero(gaps.min(axis=1) > 9).tolist():
+        token, is_key = point % len(view.labels), point >= len(view.labels)
+        if scheme == "modulo":
+            expected = colours[5 * is_key + int(view.position[token]) % 5]
+        else:
+            expected = colours[names.index(view.classes[token])]
+        pixel = opened.evaluate(
+            """([x, y]) => {
+                 const canvas = document.querySelector(".attnmech-embedding-plot");
+                 return [...canvas.getContext("2d").getImageData(Math.round(x), Math.round(y), 1, 1).data].slice(0, 3);
+               }""",
+            where[point].tolist(),
+        )
+        np.testing.assert_allclose(pixel, expected, atol=3)
 
 
 @pytest.mark.browser
