@@ -158,7 +158,7 @@ def _floor(text: EmbeddingText) -> float:
     was rounded to 2⁻¹² or 2⁻²⁵ of its size.
     """
     smallest, relative = (2.0**-25, 2.0**-12) if text.patterns.dtype == np.float16 else (2.0**-150, 2.0**-25)
-    return 100 * (text.patterns.shape[-1] * smallest + (0 if text.rest is None else relative))
+    return float(100 * (text.patterns.shape[-1] * smallest + (0 if text.rest is None else relative)))
 
 
 def _images(images: EmbeddingImages) -> dict[str, Any]:
