@@ -90,7 +90,7 @@ def joint_embedding(
     >>> import attnmech as am
     >>> from attnmech.demo.text import documents
     >>> found = am.joint_embedding(am.load(), documents(3), layers=[2])
-    >>> found.points["pca"].shape                                   # [head point dims]: queries, then keys
+    >>> found.points["pca"].shape                                   # [chosen point dims]: queries, then keys
     torch.Size([8, 156, 2])
     >>> found.correlation[2].round(decimals=1).tolist()             # before projection
     [-0.3, -0.4, -0.8, -0.8, -0.6, -0.5, -0.6, -0.7]
@@ -324,7 +324,7 @@ def _cells(tokens: Tokens) -> list[tuple[int, int]]:
     return list(zip(tokens.text.tolist(), tokens.position.tolist(), strict=True))
 
 
-def _in_sample(embedder: Embedder) -> Int[Tensor, "head token 2"]:
+def _in_sample(embedder: Embedder) -> Int[Tensor, "chosen token 2"]:
     """The most attended keys as places in the sample, −1 for keys that are not in it."""
     places = torch.full(embedder.batch.ids.shape, -1)
     places[embedder.sample.text, embedder.sample.position] = torch.arange(len(embedder.sample))
@@ -339,7 +339,7 @@ class JointEmbedding(PagedResult):
     SUBTRACT = "subtract what you compare: one.correlation - other.correlation"
 
     heads: tuple[tuple[int, int], ...]
-    """The (layer, head) embedded; `head` as an axis of tensors counts these."""
+    """The (layer, head) embedded; the axis `chosen` of tensors counts these."""
     n_layers: int
     n_heads: int
     stack: str
@@ -370,28 +370,28 @@ class JointEmbedding(PagedResult):
     """On how many query-key pairs of each layer the measures before projection are."""
     all_pairs: bool
     """Whether these are all that attention sees, or a sample drawn at random."""
-    vectors: Float[Tensor, "head point d"]
+    vectors: Float[Tensor, "chosen point d"]
     """The points before projection: the queries of all sampled tokens, then their keys."""
-    offsets: Float[Tensor, "head d"]
+    offsets: Float[Tensor, "chosen d"]
     """What the shift has added to the keys."""
-    norms: Float[Tensor, "head point"]
+    norms: Float[Tensor, "chosen point"]
     """The norms of queries and keys before scale and shift."""
-    highest: Int[Tensor, "head token 2"]
+    highest: Int[Tensor, "chosen token 2"]
     """The two most attended keys of each query, as indices of sampled tokens; −1 where that key was not sampled."""
-    weights: Float[Tensor, "head token 2"]
+    weights: Float[Tensor, "chosen token 2"]
     """Their attention, from 0 to 1."""
-    numbers: Mapping[str, Float64[Tensor, " head"]]
-    after: Mapping[str, Mapping[str, Float64[Tensor, " head"]]]
+    numbers: Mapping[str, Float64[Tensor, " chosen"]]
+    after: Mapping[str, Mapping[str, Float64[Tensor, " chosen"]]]
     """What was measured in each picture."""
     flags: tuple[str, ...]
     """"edge" for a head whose best c is at an end of the grid, "flat" where the criterion does not depend on c, or ""."""
-    grid: Float64[Tensor, "head c"]
+    grid: Float64[Tensor, "chosen c"]
     """The values of c that were tried."""
-    curve: Float64[Tensor, "head c"]
+    curve: Float64[Tensor, "chosen c"]
     """The weighted correlation at each; NaN unless c was chosen by it."""
-    points: Mapping[str, Float[Tensor, "head point dims"]]
+    points: Mapping[str, Float[Tensor, "chosen point dims"]]
     """By projection: the queries of all sampled tokens, then their keys."""
-    patterns: Mapping[str, Float[Tensor, "head query key"]]
+    patterns: Mapping[str, Float[Tensor, "chosen query key"]]
     """The whole attention of a few short texts, by their number."""
     text_labels: Mapping[str, tuple[str, ...]]
     text_special: Mapping[str, Bool[Tensor, " position"]]
@@ -404,7 +404,7 @@ class JointEmbedding(PagedResult):
     def axis_lengths(self) -> Mapping[str, int]:
         """The lengths of axes that labels give."""
         tokens = len(self.labels)
-        return {"head": len(self.heads), "token": tokens, "point": 2 * tokens, "text": len(self.documents)}
+        return {"chosen": len(self.heads), "token": tokens, "point": 2 * tokens, "text": len(self.documents)}
 
     def _check(self) -> None:
         # The axes of patterns differ from text to text.
@@ -419,7 +419,7 @@ class JointEmbedding(PagedResult):
 
     # -- by layer and head ------------------------------------------------------------------------------------
 
-    def _by_head(self, values: Float[Tensor, " head"]) -> Float[Tensor, "layer head"]:
+    def _by_head(self, values: Float[Tensor, " chosen"]) -> Float[Tensor, "layer head"]:
         found = torch.full((self.n_layers, self.n_heads), torch.nan, dtype=values.dtype)
         layer, head = torch.tensor(self.heads).T
         found[layer, head] = values

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy.random import Philox
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class Tokens:
         """Some of them."""
         return Tokens(self.text[places], self.position[places])
 
-    def of_each(self, value: Float[Tensor, "batch position *axes"]) -> Float[Tensor, "token *axes"]:
+    def of_each(self, value: Shaped[Tensor, "batch position *axes"]) -> Shaped[Tensor, "token *axes"]:
         """What belongs to each token."""
         return value[self.text.to(value.device), self.position.to(value.device)]
 
