@@ -58,9 +58,7 @@ def joint_scatter(
     return figure
 
 
-def criterion_curve(
-    grid: Float[np.ndarray, " c"], curve: Float[np.ndarray, " c"], chosen: float
-) -> go.Figure:
+def criterion_curve(grid: Float[np.ndarray, " c"], curve: Float[np.ndarray, " c"], chosen: float) -> go.Figure:
     """The weighted correlation at every c that was tried, and the c that was chosen.
 
     >>> figure = criterion_curve(np.array([0.5, 1.0, 2.0]), np.array([-0.2, -0.7, -0.4]), 1.0)

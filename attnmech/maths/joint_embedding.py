@@ -92,9 +92,7 @@ class Sphere:
         slope, zero = torch.full_like(wide[..., :1], self.slope), torch.zeros_like(wide[..., :1])
         return torch.cat((self.scale * wide, slope, zero), dim=-1)
 
-    def keys(
-        self, k: Float[Tensor, "*places d"], p: Float[Tensor, "*places"]
-    ) -> Float64[Tensor, "*places d_and_two"]:
+    def keys(self, k: Float[Tensor, "*places d"], p: Float[Tensor, "*places"]) -> Float64[Tensor, "*places d_and_two"]:
         """In float64.
 
         >>> Sphere(0.5, -1.0, 25.0).keys(torch.tensor([[0.0]]), torch.tensor([3.0]))
@@ -105,9 +103,7 @@ class Sphere:
         return torch.cat((wide, place, rest.clamp_min(0).sqrt()), dim=-1)
 
 
-def spread_ratio(
-    chosen: Float[Tensor, "chosen d"], others: Float[Tensor, "point d"]
-) -> float:
+def spread_ratio(chosen: Float[Tensor, "chosen d"], others: Float[Tensor, "point d"]) -> float:
     """Mean distance between two of the chosen points, divided by that between two of all points.
 
     Below 1 the chosen points lie closer together than points drawn at random; NaN for fewer than two of either, or if all

@@ -165,5 +165,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-
-

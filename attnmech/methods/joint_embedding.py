@@ -162,7 +162,9 @@ class _Settings:
 def _projections(given: Any) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
     if not names:
-        raise InputError(f"`projection` must be one of {', '.join(PROJECTIONS)}, or a list of them; got {shown(given)}.")
+        raise InputError(
+            f"`projection` must be one of {', '.join(PROJECTIONS)}, or a list of them; got {shown(given)}."
+        )
     for name in names:
         option("projection", name, PROJECTIONS)
         require_installed(name)
@@ -188,7 +190,7 @@ def _embedded(
     of_stack = model.output_stack if stack is None else model.stack(stack)
     if of_stack.label == "cross":
         raise UnsupportedModelError(
-            'in cross-attention queries and keys are tokens of two texts, and a point here is a token of one; use '
+            "in cross-attention queries and keys are tokens of two texts, and a point here is a token of one; use "
             'stack="encoder" or stack="decoder".'
         )
     layers = tuple(dict.fromkeys(layer for layer, _ in plan.heads))
@@ -241,7 +243,9 @@ def _embedded(
         points=points,
         patterns={str(number): value for number, value in embedder.patterns.items()},
         text_labels={
-            str(number): tuple(token for token, real in zip(batch.tokens[number], batch.mask[number].tolist(), strict=True) if real)
+            str(number): tuple(
+                token for token, real in zip(batch.tokens[number], batch.mask[number].tolist(), strict=True) if real
+            )
             for number in embedder.patterns
         },
         text_special={str(number): batch.is_special[number][batch.mask[number]].cpu() for number in embedder.patterns},
@@ -249,9 +253,7 @@ def _embedded(
     )
 
 
-def _texts(
-    model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, settings: _Settings
-) -> ChosenTexts:
+def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, settings: _Settings) -> ChosenTexts:
     """One batch: the inputs, or texts of a corpus."""
     known = isinstance(inputs, (str, Ids, Mapping, Batch, Sequence)) or hasattr(inputs, "__array__")
     if isinstance(inputs, Iterable) and not known:
@@ -396,9 +398,7 @@ class JointEmbedding(PagedResult):
     text_labels: Mapping[str, tuple[str, ...]]
     text_special: Mapping[str, Bool[Tensor, " position"]]
     provenance: Provenance
-    _placers: dict[tuple[str, int], Projection] = field(
-        default_factory=dict, compare=False, metadata={"saved": False}
-    )
+    _placers: dict[tuple[str, int], Projection] = field(default_factory=dict, compare=False, metadata={"saved": False})
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -556,9 +556,7 @@ class JointEmbedding(PagedResult):
     def _projection(self, projection: str | None) -> str:
         return next(iter(self.points)) if projection is None else option("projection", projection, self.points)
 
-    def embedded(
-        self, layer: int, head: int
-    ) -> tuple[Float[Tensor, "token d"], Float[Tensor, "token d"]]:
+    def embedded(self, layer: int, head: int) -> tuple[Float[Tensor, "token d"], Float[Tensor, "token d"]]:
         """The queries and keys of a head as points before projection."""
         tokens = len(self.labels)
         found = self.vectors[self._place(layer, head)]
@@ -662,9 +660,7 @@ class JointEmbedding(PagedResult):
             chosen = chosen[torch.from_numpy(drawn.choice(len(hits), _RANDOM_POINTS, replace=False))]
         rows = []
         for (layer, head), found in zip(self.heads, places, strict=True):
-            of_queries, of_keys = (
-                spread_ratio(found[start + chosen], found[start + some]) for start in (0, tokens)
-            )
+            of_queries, of_keys = (spread_ratio(found[start + chosen], found[start + some]) for start in (0, tokens))
             rows.append({
                 "layer": layer, "head": head, "hits": len(hits), "ratio": (of_queries + of_keys) / 2,
                 "queries": of_queries, "keys": of_keys,
@@ -688,7 +684,12 @@ class JointEmbedding(PagedResult):
         return pd.DataFrame(frame)
 
     def plot(
-        self, figure: str = "points", *, layer: int | None = None, head: int | None = None, projection: str | None = None
+        self,
+        figure: str = "points",
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        projection: str | None = None,
     ) -> "go.Figure":
         """`"points"`, a head's queries and keys, or `"criterion"`, the weighted correlation at each c; returned, not shown.
 
@@ -705,7 +706,9 @@ class JointEmbedding(PagedResult):
                 self.grid[place].numpy(), self.curve[place].numpy(), float(self.numbers["scale"][place])
             )
         name = self._projection(projection)
-        where = [f"text {text}, token {at}" for text, at in zip(self.text.tolist(), self.position.tolist(), strict=True)]
+        where = [
+            f"text {text}, token {at}" for text, at in zip(self.text.tolist(), self.position.tolist(), strict=True)
+        ]
         return joint_scatter(self.points[name][place].numpy(), self.labels, where, projection=_WRITTEN[name])
 
     @property
@@ -719,7 +722,9 @@ class JointEmbedding(PagedResult):
     @property
     def lead(self) -> str:
         known = self.numbers["correlation"][~self.numbers["correlation"].isnan()]
-        tokens = f"{len(self.labels):,} tokens of {len(self.documents)} {'text' if len(self.documents) == 1 else 'texts'}"
+        tokens = (
+            f"{len(self.labels):,} tokens of {len(self.documents)} {'text' if len(self.documents) == 1 else 'texts'}"
+        )
         if not len(known):
             return f"{tokens}: too few query-key pairs for a correlation of distance and dot product."
         layer, head = self.heads[self._best]
@@ -727,7 +732,8 @@ class JointEmbedding(PagedResult):
         what = "score" if self.geometry == "exact" else "dot product"
         return (
             f"{tokens}: the weighted correlation of distance and {what} is {several}{float(known.min()):.2f} for "
-            f"L{layer}H{head}{' , the closest to −1' if len(known) > 1 else ''}".replace(" ,", ",") + "."
+            f"L{layer}H{head}{' , the closest to −1' if len(known) > 1 else ''}".replace(" ,", ",")
+            + "."
         )
 
     @property
@@ -748,7 +754,11 @@ class JointEmbedding(PagedResult):
                 f"{float(change[moved].max()):.2g}."
             )
         for flagged, words in (("edge", "at an end of the grid"), ("flat", "undetermined: any does equally well")):
-            names = [f"L{layer}H{head}" for (layer, head), each in zip(self.heads, self.flags, strict=True) if each == flagged]
+            names = [
+                f"L{layer}H{head}"
+                for (layer, head), each in zip(self.heads, self.flags, strict=True)
+                if each == flagged
+            ]
             if names:
                 more = "" if len(names) <= 8 else f" and {len(names) - 8} more"
                 found.append(f"The best c is {words} in {', '.join(names[:8])}{more}.")

@@ -177,9 +177,7 @@ class OneHead:
             "centroid_distance": math.nan,
             "separation": math.nan,
             "shift_share": math.nan,
-            "attention_change": self._attention_change(
-                sphere.queries(self.q), sphere.keys(self.k, by_key), 1.0, None
-            ),
+            "attention_change": self._attention_change(sphere.queries(self.q), sphere.keys(self.k, by_key), 1.0, None),
         }
         nothing = torch.full_like(scale_grid(1.0), torch.nan)
         return Measured(queries, keys, torch.zeros_like(keys[0]), numbers, "", nothing, nothing)
@@ -211,7 +209,7 @@ class OneHead:
         differs = ((whole - last[:, None]).abs() * (self.seen if whole.shape[1] > 1 else 0)).max()
         if float(differs) > 1e-5 * max(1.0, float(last.abs().max())):
             raise UnsupportedModelError(
-                f"geometry=\"exact\" needs a position term that is slope · position of the key (ALiBi), or none; layer "
+                f'geometry="exact" needs a position term that is slope · position of the key (ALiBi), or none; layer '
                 f"{self.block.layer} of this model adds one that depends on query and key together (T5's buckets). Use "
                 'geometry="scaled", which looks at q·k alone.'
             )
@@ -266,4 +264,6 @@ class Measured:
 
 def _distances(q: Tensor, k: Tensor, products: Tensor, pairs: Pairs) -> PairDistances:
     squares = (each.square().sum(dim=-1) for each in (q, k))
-    return PairDistances(*(each[place] for each, place in zip(squares, (pairs.query, pairs.key), strict=True)), products)
+    return PairDistances(
+        *(each[place] for each, place in zip(squares, (pairs.query, pairs.key), strict=True)), products
+    )

@@ -120,7 +120,17 @@ class Embedder:
         after_first = int(self.batch.mask.sum()) - len(self.batch.ids)
         for place, head in enumerate(heads):
             of_head = OneHead(
-                self.plan, self.batch, self.tokens, self.places, block, head, q[:, place], k[:, place], pairs, rows, seen
+                self.plan,
+                self.batch,
+                self.tokens,
+                self.places,
+                block,
+                head,
+                q[:, place],
+                k[:, place],
+                pairs,
+                rows,
+                seen,
             )
             found = of_head.embedded()
             share = float(on_first[place]) / after_first if after_first else math.nan

@@ -83,10 +83,16 @@ def after_projection(
     queries, keys = vectors[:tokens].double(), vectors[tokens:].double() - offset.double()
     wide = points.double()
     product = pairs.products(queries, keys)
-    distance = torch.cat([
-        (wide[query] - wide[tokens + key]).norm(dim=-1)
-        for query, key in zip(pairs.query.split(2**18), pairs.key.split(2**18), strict=True)
-    ]) if len(pairs) else product
+    distance = (
+        torch.cat(
+            [
+                (wide[query] - wide[tokens + key]).norm(dim=-1)
+                for query, key in zip(pairs.query.split(2**18), pairs.key.split(2**18), strict=True)
+            ]
+        )
+        if len(pairs)
+        else product
+    )
     some = _some(len(vectors), seed)
     return {
         "correlation": weighted_correlation(distance, product),

@@ -58,7 +58,9 @@ def sampled(tokens: Tokens, documents: Int[Tensor, " text"], count: int, seed: i
     if len(tokens) <= count:
         return torch.arange(len(tokens))
     bits = [
-        Philox(key=[seed, int(documents[text])]).random_raw(number) for text, number in enumerate(tokens.counts) if number
+        Philox(key=[seed, int(documents[text])]).random_raw(number)
+        for text, number in enumerate(tokens.counts)
+        if number
     ]
     order = np.argsort(np.concatenate(bits), kind="stable")
     return torch.from_numpy(np.sort(order[:count]))

@@ -89,9 +89,7 @@ def test_correlations_are_those_of_a_loop_over_pairs(name: str, shift: bool) -> 
     last = found.correlation.shape[1] - 1
     for layer, head in [(0, 0), (found.n_layers - 1, last)]:
         c = float(found.scale[layer, head])
-        weighted, ranks = by_hand(
-            q_and_k(model, given, layer, head), c, shift=shift, causal=name not in BIDIRECTIONAL
-        )
+        weighted, ranks = by_hand(q_and_k(model, given, layer, head), c, shift=shift, causal=name not in BIDIRECTIONAL)
         assert float(found.correlation[layer, head]) == pytest.approx(weighted, abs=2e-4)
         assert float(found.spearman[layer, head]) == pytest.approx(ranks, abs=2e-4)
 
@@ -99,9 +97,7 @@ def test_correlations_are_those_of_a_loop_over_pairs(name: str, shift: bool) -> 
 def test_in_float64_the_loop_agrees_to_rounding() -> None:
     model, given = hooked("llama", torch.float64), texts()
     found = am.joint_embedding(model, given)
-    weighted, ranks = by_hand(
-        q_and_k(model, given, 1, 5), float(found.scale[1, 5]), shift=True, causal=True
-    )
+    weighted, ranks = by_hand(q_and_k(model, given, 1, 5), float(found.scale[1, 5]), shift=True, causal=True)
     assert found.vectors.dtype == torch.float64
     assert float(found.correlation[1, 5]) == pytest.approx(weighted, abs=1e-9)
     assert float(found.spearman[1, 5]) == pytest.approx(ranks, abs=1e-9)
@@ -123,7 +119,7 @@ def test_c_is_the_best_of_the_grid() -> None:
     assert found.grid[place].numpy() == pytest.approx(middle * 2.0 ** (np.arange(25) / 4 - 3))
     norm = am.joint_embedding(model, given, scale="norm")
     assert float(norm.scale[2, 3]) == pytest.approx(middle)
-    with pytest.raises(am.InputError, match="scale=\"auto\""):
+    with pytest.raises(am.InputError, match='scale="auto"'):
         norm.plot("criterion")
     assert float(am.joint_embedding(model, given, scale=0.3).scale[2, 3]) == 0.3
 
@@ -274,9 +270,9 @@ def test_exact_distances_rank_keys_as_the_scores_do(name: str) -> None:
                     seen = scores[i] > -1e30
                     # Scores of float32 have ties and near ties.
                     distance = np.linalg.norm(queries[i] - keys[seen], axis=1) ** 2
-                    assert pearsonr(distance, scores[i][seen]).statistic == pytest.approx(
-                        -1, abs=1e-5
-                    ) or name == "gemma2"
+                    assert (
+                        pearsonr(distance, scores[i][seen]).statistic == pytest.approx(-1, abs=1e-5) or name == "gemma2"
+                    )
                     if seen.sum() > 2:
                         assert spearmanr(distance, scores[i][seen]).statistic < -0.99
 
