@@ -11,8 +11,8 @@ from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL
 from attnmech.draw.text import html_text
 
-_KINDS: Final = (("queries", "#009e73", "circle"), ("keys", "#cc79a7", "diamond"))
-"""AttentionViz's green and pink, from the palette; a symbol each."""
+_KINDS: Final = (("queries", "#0072b2", "circle"), ("keys", "#d55e00", "square"))
+"""Those of the page (`embedding_page`)."""
 
 
 def joint_scatter(

@@ -1,7 +1,7 @@
 """How well does the distance between a query and a key stand for their dot product? (formulas §2)
 
-The plain correlation says little: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k, so that for one query c → ∞ drives it to −1
-by itself. Weighted by w = (τ − distance)² over the pairs nearer than τ, it asks about the near pairs.
+The plain correlation says little: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k, so that for one query c → ∞ drives it to
+−1 by itself. Weighted by w = (τ − distance)² over the pairs nearer than τ, it asks about the near pairs.
 """
 
 import math
@@ -70,8 +70,8 @@ def row_rank_correlation(
     -1.0
     """
     worst = math.nan
-    _, counts = row.unique_consecutive(return_counts=True)
-    for x, y in zip(distance.split(counts.tolist()), product.split(counts.tolist()), strict=True):
+    counts = torch.unique_consecutive(row, return_counts=True)[1].tolist()
+    for x, y in zip(torch.split(distance, counts), torch.split(product, counts), strict=True):
         found = rank_correlation(x, y) if len(x) > 2 else math.nan
         if math.isnan(worst) or found > worst:
             worst = found

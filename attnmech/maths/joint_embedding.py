@@ -1,7 +1,7 @@
 """How do queries and keys become points of one space in which near means attended to? (formulas §2)
 
-Scaled, after AttentionViz (Yeh et al. 2023, arXiv 2305.03210): q ← c q, k ← k / c, then all keys move so that their mean
-is the queries'. Both leave softmax(q·k) as it was; the distance between a query and a key changes.
+Scaled, after AttentionViz (Yeh et al. 2023, arXiv 2305.03210): q ← c q, k ← k / c, then all keys move so that their
+mean is the queries'. Both leave softmax(q·k) as it was; the distance between a query and a key changes.
 
 Exact: two more coordinates, after which the squared distance is a constant of the query minus twice the score.
 """
@@ -106,8 +106,8 @@ class Sphere:
 def spread_ratio(chosen: Float[Tensor, "chosen d"], others: Float[Tensor, "point d"]) -> float:
     """Mean distance between two of the chosen points, divided by that between two of all points.
 
-    Below 1 the chosen points lie closer together than points drawn at random; NaN for fewer than two of either, or if all
-    points are one.
+    Below 1 the chosen points lie closer together than points drawn at random; NaN for fewer than two of either, or if
+    all points are one.
 
     >>> points = torch.tensor([[0.0], [1.0], [10.0]])
     >>> round(spread_ratio(points[:2], points), 3)

@@ -1,4 +1,4 @@
-"""How do points of many dimensions become a picture? By libraries: PCA and t-SNE of scikit-learn, UMAP, PaCMAP, openTSNE."""
+"""How do points of many dimensions become a picture? By scikit-learn (PCA, t-SNE), umap-learn, PaCMAP and openTSNE."""
 
 import logging
 import warnings
@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
 
-Points = NDArray[np.floating]
+Points: TypeAlias = NDArray[Any]
+"""`[point d]`, in float32 or float64."""
 
 PROJECTIONS: Final = ("pca", "tsne", "umap", "pacmap", "opentsne")
 

@@ -263,7 +263,5 @@ class Measured:
 
 
 def _distances(q: Tensor, k: Tensor, products: Tensor, pairs: Pairs) -> PairDistances:
-    squares = (each.square().sum(dim=-1) for each in (q, k))
-    return PairDistances(
-        *(each[place] for each, place in zip(squares, (pairs.query, pairs.key), strict=True)), products
-    )
+    queries, keys = q.square().sum(dim=-1), k.square().sum(dim=-1)
+    return PairDistances(queries[pairs.query], keys[pairs.key], products)

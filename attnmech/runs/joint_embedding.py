@@ -54,6 +54,8 @@ class Embedder:
         self.patterns = {
             text: torch.zeros(count, lengths[text], lengths[text], dtype=torch.float16) for text in carried
         }
+        self.sink = False
+        """Whether a sink takes part of the attention."""
         self._layers: dict[int, LayerPass] = {}
 
     def __call__(self, block: RowBlock) -> None:
@@ -61,6 +63,7 @@ class Embedder:
         heads = [head for layer, head in self.plan.heads if layer == block.layer]
         here = self._layers.setdefault(block.layer, LayerPass())
         here.q.append(block.q[:, heads].clone())
+        self.sink = self.sink or block.sink is not None
         pattern = block.pattern[:, heads]
         self._note_highest(pattern, block)
         here.first.append(self._on_first(pattern, block))

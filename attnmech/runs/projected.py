@@ -36,8 +36,8 @@ class Projecting:
         """Raises `InputError` for more points than are projected, if the projection cannot place the rest."""
         if count > FITTED and self.name in CANNOT_PLACE:
             raise InputError(
-                f'projection="{self.name}" takes {FITTED:,} points, {FITTED // 2:,} tokens, at most; got {count // 2:,} '
-                f"tokens. Give sample={FITTED // 2} or less, or a projection that places further points by a sample: "
+                f'projection="{self.name}" takes {FITTED:,} points, {FITTED // 2:,} tokens, at most; got '
+                f"{count // 2:,} tokens. Give sample={FITTED // 2} or less, or a projection that places the others: "
                 '"pca", "umap" or "opentsne".'
             )
 
@@ -87,7 +87,7 @@ def after_projection(
         torch.cat(
             [
                 (wide[query] - wide[tokens + key]).norm(dim=-1)
-                for query, key in zip(pairs.query.split(2**18), pairs.key.split(2**18), strict=True)
+                for query, key in zip(torch.split(pairs.query, 2**18), torch.split(pairs.key, 2**18), strict=True)
             ]
         )
         if len(pairs)

@@ -39,7 +39,7 @@ class Tokens:
         """Some of them."""
         return Tokens(self.text[places], self.position[places])
 
-    def of_each(self, value: Shaped[Tensor, "batch position *axes"]) -> Shaped[Tensor, "token *axes"]:
+    def of_each(self, value: Shaped[Tensor, "batch position *axes"]) -> Shaped[Tensor, "token *axes"]:  # noqa: F821
         """What belongs to each token."""
         return value[self.text.to(value.device), self.position.to(value.device)]
 
@@ -83,7 +83,7 @@ class Pairs:
     def products(self, q: Float[Tensor, "token d"], k: Float[Tensor, "token d"]) -> Float[Tensor, " pair"]:
         """q_i · k_j of every pair."""
         if not self.whole:
-            parts = zip(self.query.split(2**16), self.key.split(2**16), strict=True)
+            parts = zip(torch.split(self.query, 2**16), torch.split(self.key, 2**16), strict=True)
             return torch.cat([(q[query] * k[key]).sum(dim=-1) for query, key in parts])
         found, start, first = [], 0, 0
         ends = torch.searchsorted(self.query, torch.tensor(self.counts).cumsum(0))

@@ -604,7 +604,7 @@ def test_the_table_and_a_file(tmp_path: Path) -> None:
     read = am.JointEmbedding.load(found.save(tmp_path / "joint.safetensors"))
     assert read.to_frame().equals(frame)
     assert read.labels == found.labels and torch.equal(read.points["pca"], found.points["pca"])
-    q, k = q_and_k(hooked("llama"), texts(), 1, 4)[0]
+    _, k = q_and_k(hooked("llama"), texts(), 1, 4)[0]
     assert torch.equal(read.place(1, 4, keys=torch.from_numpy(k)), found.place(1, 4, keys=torch.from_numpy(k)))
     assert read.search("1").equals(found.search("1"))
     found.to_html(tmp_path / "joint.html")
