@@ -384,6 +384,8 @@
         const read = typeof value === "number" ? Number(given[name]) : typeof value === "boolean" ? given[name] === "true" : given[name];
         state[name] = !fits[name] || fits[name](read) ? read : value;
       }
+      const of = state.point < 0 ? -1 : tokens.text[state.point % tokens.count];
+      if (!Object.hasOwn(given, "text") && texts.includes(of)) state.text = of;
       const block = blockAt.get(String([layers.indexOf(Number(given.layer)), Number(given.head)]));
       state.block = block ?? usual.block;
       options = Object.fromEntries(

@@ -26,25 +26,25 @@ function embeddingAttention(tokens, { places, highest, weights, patternOf }) {
       .map((index) => ({ query: Math.floor(index / 2), key: keys[index], weight: shares[index] }));
   }
 
+  /** Its weights, the largest first: with the other token's position, and its number where it is a dot. */
   function ofPoint(block, point) {
     const token = point % count;
     const isKey = point >= count;
-    const pattern = patternOf(tokens.text[token])?.of(...places[block]);
-    const ofThis = ({ query, key }) => (isKey ? key : query) === token;
-    if (!pattern) return { whole: false, lines: linesOf(block).filter(ofThis).sort(heaviestFirst) };
+    const text = tokens.text[token];
+    const pattern = patternOf(text)?.of(...places[block]);
+    if (!pattern) {
+      const found = linesOf(block).filter(({ query, key }) => (isKey ? key : query) === token);
+      const other = ({ query, key }) => (isKey ? query : key);
+      const weights_ = found.map((line) => ({ position: tokens.position[other(line)], token: other(line), weight: line.weight }));
+      return { whole: false, weights: weights_.sort(heaviestFirst) };
+    }
     const length = Math.sqrt(pattern.length);
     const own = tokens.position[token];
-    const lines = range(length).map((other) => {
-      const to = at.get(`${tokens.text[token]},${other}`);
-      return { other: to, weight: pattern[isKey ? other * length + own : own * length + other] };
+    const all = range(length).map((position) => {
+      const weight = pattern[isKey ? position * length + own : own * length + position];
+      return { position, token: at.get(`${text},${position}`), weight };
     });
-    const there = lines.filter(({ other, weight }) => other !== undefined && weight > 0);
-    return {
-      whole: true,
-      lines: there
-        .map(({ other, weight }) => ({ query: isKey ? Number(other) : token, key: isKey ? token : Number(other), weight }))
-        .sort(heaviestFirst),
-    };
+    return { whole: true, weights: all.filter(({ weight }) => weight > 0).sort(heaviestFirst) };
   }
   return { linesOf, ofPoint, tokenAt: (text, position) => at.get(`${text},${position}`) };
 }
@@ -81,9 +81,10 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
   const where = new Float32Array(3 * points); // pixels of each point, and its depth
   /** @type {{state: EmbeddingState, cloud: Cloud, colouring: Colouring, hits: Set<number> | null} | null} */
   let shown = null;
+  /** @type {ReturnType<typeof attention.ofPoint>} */
+  let attended = { whole: false, weights: [] };
   /** @type {Line[]} */
-  let lines = [];
-  let whole = false;
+  let lines = []; // between dots
 
   const inSpace = () => shown !== null && shown.cloud.dims === 3 && !shown.state.flat;
   const first = () => (shown?.state.block ?? 0) * points;
@@ -144,17 +145,19 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     if (!shown || shown.state.point < 0) return "";
     const point = shown.state.point;
     const isKey = point >= tokens.count;
-    const parts = lines.slice(0, 3).map(({ query, key, weight }) => {
-      const other = isKey ? query : key;
-      const words = `${tokens.position[other]} “${isolated(tokens.labels[other])}”`;
+    const text = tokens.text[point % tokens.count];
+    const { whole, weights } = attended;
+    const parts = weights.slice(0, 3).map(({ position, token, weight }) => {
+      const label = token === undefined ? data.texts[text].queries[position] : tokens.labels[token];
+      const words = `${position} “${isolated(label)}”${token === undefined ? " (not among the dots)" : ""}`;
       return `${percent(weight)} ${isKey ? "from query" : "to"} ${words}`;
     });
     const name = nameOf(point);
-    const subject = `${name[0].toUpperCase()}${name.slice(1)} of text ${tokens.text[point % tokens.count]}`;
-    if (!parts.length && !whole) return `${subject} is not among the two highest keys of any query.`;
+    const subject = `${name[0].toUpperCase()}${name.slice(1)} of text ${text}`;
+    const known = `Of this text, the page has only the two highest keys of each query, where they are among the dots.`;
+    if (!whole && !parts.length) return `${subject}: no weight is known. ${known}`;
     const more = lines.length > 3 ? ` The ${Math.min(lines.length, MOST_OF_POINT)} largest weights are drawn.` : "";
-    const known = whole ? "" : isKey ? " Only queries for which it is among the two highest keys are known." : " Only its two highest keys are known.";
-    return `${subject} ${isKey ? "gets" : "gives"} ${joined(parts, "nothing")}.${more}${known}`;
+    return `${subject} ${isKey ? "gets" : "gives"} ${joined(parts, "nothing")}.${more}${whole ? "" : ` ${known}`}`;
   }
 
   // ---- drawing ----------------------------------------------------------------------------------------------
@@ -449,7 +452,10 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       if (other) Object.assign(seen, { zoom: 1, x: 0, y: 0 });
       shown = next;
       const { block, point } = next.state;
-      ({ lines, whole } = point < 0 ? { lines: [], whole: false } : attention.ofPoint(block, point));
+      attended = point < 0 ? { whole: false, weights: [] } : attention.ofPoint(block, point);
+      const [token, isKey] = [point % tokens.count, point >= tokens.count];
+      lines = attended.weights.flatMap(({ token: other, weight }) =>
+        other === undefined ? [] : [isKey ? { query: other, key: token, weight } : { query: token, key: other, weight }]);
       redraw();
     },
     /** A ring around points, as a token pointed at elsewhere has them; -1 for none. */
@@ -457,7 +463,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       hovered = at;
       redraw();
     },
-    about: () => ({ frames, seen: { ...seen }, lines, whole, where: Array.from(where), width, height }),
+    about: () => ({ frames, seen: { ...seen }, lines, whole: attended.whole, where: Array.from(where), width, height }),
     drag,
     zoom,
   };

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..arguments import option, shown, string
 from ..draw.embedding import EmbeddingHead, EmbeddingText, EmbeddingView
-from ..draw.embedding_page import embedding_page
+from ..draw.embedding_page import embedding_page, embedding_view
 from ..draw.joint_embedding import criterion_curve, joint_scatter
 from ..draw.section import Section
 from ..errors import InputError, OutputError
@@ -378,6 +378,12 @@ class EmbeddedPoints(PagedResult):
         with writing(target) as draft:
             draft.write_text(page, encoding="utf-8")
         return target
+
+    def _repr_html_(self) -> str:
+        try:
+            return embedding_view(self.view())._repr_html_()
+        except InputError:  # too large for a notebook: the figures of one head
+            return super()._repr_html_()
 
     # -- tables and figures -----------------------------------------------------------------------------------
 

@@ -301,11 +301,39 @@ def test_of_a_text_that_is_not_carried_the_two_highest_keys_are_said(opened: Any
     assert not about["whole"]
     expected = {(int(head.highest[19, rank]), round(float(head.weights[19, rank]), 3)) for rank in range(2)}
     assert {(line["key"], round(line["weight"], 3)) for line in about["lines"]} == expected
-    assert "Only its two highest keys are known." in said(opened)
+    assert "the page has only the two highest keys of each query" in said(opened)
     key = int(head.highest[19, 0])
     opened.evaluate(f"location.hash = 'layer=0&head=2&point={21 + key}'")
     about = of_page(opened, "plot.about()")
     assert {line["query"] for line in about["lines"]} == set(np.argwhere(head.highest == key)[:, 0].tolist())
+
+
+@pytest.mark.browser
+def test_attention_to_a_token_that_is_no_dot_is_said(chromium: Any, tmp_path: Path) -> None:
+    """Of the first text, token 0 was not sampled."""
+    view = made_view()
+    names = ("text", "position", "special")
+    kept = np.r_[1:21]
+    heads = [
+        replace(
+            head,
+            points={name: points[np.r_[1:21, 22:42]] for name, points in head.points.items()},
+            norms=head.norms[np.r_[1:21, 22:42]],
+            highest=np.maximum(head.highest[1:] - 1, -1),
+            weights=head.weights[1:],
+        )
+        for head in view.heads
+    ]
+    fewer = {name: getattr(view, name)[kept] for name in names}
+    lists = {"labels": view.labels[1:], "classes": view.classes[1:]}
+    with shown(
+        chromium, replace(view, heads=heads, **fewer, **lists), tmp_path, address="#layer=0&head=0&point=1"
+    ) as page:
+        row = view.texts[0].patterns[0, 2].astype(float)
+        first = f"{100 * row[0]:.1f}\u00a0% to 0 “<s>” (not among the dots)"
+        assert first in said(page)
+        drawn = {line["key"]: line["weight"] for line in of_page(page, "plot.about()")["lines"]}
+        assert drawn == pytest.approx({0: row[1], 1: row[2]}, rel=1e-3)
 
 
 @pytest.mark.browser
