@@ -141,6 +141,8 @@
       const rest = entries.slice(MOST_ANOMALIES);
       const more = make("details", { hidden: !rest.length }, make("summary", { text: `${rest.length} more` }), make("ol", { start: MOST_ANOMALIES + 1 }, ...rest));
       const section = make("div", { className: "attnmech-embedding-section", hidden: !entries.length }, make("h3", { text: "Unusual heads, the most unusual first" }), list, more);
+      const kinds = [...new Set(data.anomalies.map(([, , what]) => what))].filter((what) => data.meanings[what]);
+      if (kinds.length) section.append(make("p", { className: "attnmech-reading", text: `${kinds.map((what) => `${what}: ${data.meanings[what]}`).join("; ")}.` }));
       return section;
     }
 

@@ -1,4 +1,4 @@
-// One head of joint embeddings, large: zoom, pan and turn, labels, attention from point to point, its numbers.
+// One head of joint embeddings, large: zoom, pan and turn, labels, attention from point to point.
 
 const REACH = 14; // CSS pixels from the pointer at which a point is still meant
 const LEAST_DRAWN = 0.05; // of all attention lines, the smallest weight
@@ -6,48 +6,6 @@ const MOST_OF_POINT = 40; // lines of one point
 const MOST_LABELS = 140;
 const TURN_STEP = 0.12; // radians an arrow key
 const ZOOMS = [1, 64];
-
-/**
- * What a point attends to, or is attended by: whole where the page carries its text, else what the two highest keys of
- * each query say.
- *
- * @param {EmbeddingTokens} tokens
- * @param {{places: [number, number][], highest: Unpacked, weights: Unpacked, patternOf(text: number): Patterns | undefined}} data
- */
-function embeddingAttention(tokens, { places, highest, weights, patternOf }) {
-  const { count } = tokens;
-  const at = new Map(range(count).map((token) => [`${tokens.text[token]},${tokens.position[token]}`, token]));
-
-  /** The line of each query to its two highest keys, of one head. */
-  function linesOf(block) {
-    const [keys, shares] = [highest.of(block), weights.of(block)];
-    return range(2 * count)
-      .filter((index) => !Number.isNaN(keys[index]))
-      .map((index) => ({ query: Math.floor(index / 2), key: keys[index], weight: shares[index] }));
-  }
-
-  /** Its weights, the largest first: with the other token's position, and its number where it is a dot. */
-  function ofPoint(block, point) {
-    const token = point % count;
-    const isKey = point >= count;
-    const text = tokens.text[token];
-    const pattern = patternOf(text)?.of(...places[block]);
-    if (!pattern) {
-      const found = linesOf(block).filter(({ query, key }) => (isKey ? key : query) === token);
-      const other = ({ query, key }) => (isKey ? query : key);
-      const weights_ = found.map((line) => ({ position: tokens.position[other(line)], token: other(line), weight: line.weight }));
-      return { whole: false, weights: weights_.sort(heaviestFirst) };
-    }
-    const length = Math.sqrt(pattern.length);
-    const own = tokens.position[token];
-    const all = range(length).map((position) => {
-      const weight = pattern[isKey ? position * length + own : own * length + position];
-      return { position, token: at.get(`${text},${position}`), weight };
-    });
-    return { whole: true, weights: all.filter(({ weight }) => weight > 0).sort(heaviestFirst) };
-  }
-  return { linesOf, ofPoint, tokenAt: (text, position) => at.get(`${text},${position}`) };
-}
 
 /**
  * The plot of one head. `pick(point)` hears what the reader takes; -1 is none.
@@ -467,57 +425,4 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     drag,
     zoom,
   };
-}
-
-/**
- * The numbers of a head with what they mean, and the curve from which c was taken.
- *
- * @param {EmbeddingData} data
- */
-function embeddingNumbers({ about, meanings, kinds }, block) {
-  const { numbers, scale, curve, kind } = about[block];
-  const shown = (value) => (value === null ? "—" : with3Digits(value));
-  const row = (label, value, meaning) =>
-    make("tr", {}, make("th", { scope: "row", text: label }), make("td", { text: value }), make("td", { text: meaning }));
-  const rows = Object.entries(numbers).map(([label, value]) => row(label, shown(value), meanings[label] ?? ""));
-  if (kind >= 0) rows.unshift(row("head type", kinds[kind], "as claimed with its interval"));
-  rows.push(row("c", shown(scale), "queries were multiplied by c and keys divided by it; attention stays the same"));
-  const table = make("table", {}, make("tbody", {}, ...rows));
-  return [make("div", { className: "attnmech-embedding-numbers" }, table), ...curveOf(curve, scale)];
-}
-
-function with3Digits(value) {
-  const size = Math.abs(value);
-  const text = size !== 0 && (size < 0.001 || size >= 10000) ? size.toExponential(1) : size.toPrecision(3);
-  return `${value < 0 ? "−" : ""}${text}`;
-}
-
-/** The criterion over c, on a logarithmic axis. */
-function curveOf([grid, criterion], scale) {
-  const there = range(grid.length).filter((index) => grid[index] > 0 && criterion[index] !== null);
-  if (there.length < 2) return [];
-  const [WIDE, HIGH, LEFT, BELOW] = [320, 130, 44, 30];
-  const logs = there.map((index) => Math.log(grid[index]));
-  const values = there.map((index) => criterion[index]);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const x = (log) => LEFT + ((WIDE - LEFT - 8) * (log - logs[0])) / (logs[logs.length - 1] - logs[0] || 1);
-  const y = (value) => 8 + ((HIGH - BELOW - 12) * (high - value)) / (high - low || 1);
-  const path = logs.map((log, index) => `${index ? "L" : "M"}${x(log).toFixed(1)} ${y(values[index]).toFixed(1)}`).join("");
-  const text = (at, words, anchor = "middle") =>
-    makeSvg("text", { x: at[0], y: at[1], "text-anchor": anchor, "font-size": 11, fill: "currentColor" }, words);
-  const marks = [
-    makeSvg("path", { d: `M${LEFT} 4V${HIGH - BELOW}H${WIDE - 4}`, fill: "none", stroke: "currentColor", opacity: 0.4 }),
-    makeSvg("path", { d: path, fill: "none", stroke: "var(--weight)", "stroke-width": 2 }),
-    text([LEFT - 4, y(high) + 4], with3Digits(high), "end"),
-    text([LEFT - 4, y(low) + 4], with3Digits(low), "end"),
-    text([LEFT, HIGH - BELOW + 13], with3Digits(grid[there[0]])),
-    text([WIDE - 18, HIGH - BELOW + 13], with3Digits(grid[there[there.length - 1]])),
-    text([(LEFT + WIDE) / 2, HIGH - 4], "c (logarithmic)"),
-  ];
-  if (scale > 0) {
-    const nearest = there.reduce((best, index) => (Math.abs(Math.log(grid[index] / scale)) < Math.abs(Math.log(grid[best] / scale)) ? index : best));
-    marks.push(makeSvg("circle", { cx: x(Math.log(scale)), cy: y(criterion[nearest]), r: 5, fill: "none", stroke: "var(--other)", "stroke-width": 2.5 }));
-  }
-  const picture = makeSvg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": "the correlation for each c" }, ...marks);
-  return [make("p", { className: "attnmech-reading", text: "Correlation of distance and query-key product for each c; the ring is the c in use." }), picture];
 }

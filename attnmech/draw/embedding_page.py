@@ -22,6 +22,9 @@ MEANINGS: Final = {
     "−1: the nearer a key, the larger its score",
     "Spearman": "rank correlation between the same distance and product",
     "key norm / query norm": "how much longer keys are than queries before scaling",
+    "norm disparity": "median key norm over median query norm",
+    "separated clusters": "distance between the centroids of queries and keys before the shift, in spreads of a cloud",
+    "attends to first": "mean attention to the first token",
     "trustworthiness": "how many neighbours in the plot are neighbours before projection; 1 is all",
 }
 """What the usual numbers mean, by how their labels begin."""
@@ -76,7 +79,7 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
         "highest": pack_keys(np.stack([each.highest for each in view.heads]), axes=1),
         "weights": pack_values(np.stack([each.weights for each in view.heads]).astype(np.float32), axes=1),
         "about": [_about(each, kinds) for each in view.heads],
-        "meanings": {label: _meaning(view, label) for each in view.heads for label in each.numbers},
+        "meanings": {label: _meaning(view, label) for label in _labels(view)},
         "texts": {str(number): _sentence(view, text, layers) for number, text in view.texts.items()},
         "notes": [str(note) for note in view.notes],
         "anomalies": [
@@ -124,6 +127,15 @@ def _about(head: EmbeddingHead, kinds: list[str]) -> dict[str, Any]:
         "curve": [[_plain(value) for value in grid], [_plain(value) for value in criterion]],
         "numbers": {label: _plain(number) for label, number in head.numbers.items()},
     }
+
+
+def _labels(view: EmbeddingView) -> list[str]:
+    """Everything that has a number."""
+    return list(
+        dict.fromkeys(
+            [label for each in view.heads for label in each.numbers] + [what for _, _, what, _ in view.anomalies]
+        )
+    )
 
 
 def _meaning(view: EmbeddingView, label: str) -> str:

@@ -520,3 +520,16 @@ def test_everything_is_printed(chromium: Any, tmp_path: Path) -> None:
         assert box.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
         canvas = box.evaluate("box => box.querySelector('canvas').clientHeight")
         assert canvas >= 9 * of_page(page, "matrix.about()")["side"]
+
+
+@pytest.mark.browser
+def test_a_notebook_shows_the_same_on_its_own_background(chromium: Any, tmp_path: Path) -> None:
+    body = f'<body style="background:#111">{embedding_view(made_view())._repr_html_()}</body>'
+    with opening(chromium, body, tmp_path / "cell.html", ready=READY) as page:
+        page.wait_for_timeout(300)
+        assert page.locator(".attnmech-embedding-cells button").count() == 12
+        assert page.locator(".attnmech-embedding").evaluate("each => getComputedStyle(each).colorScheme") == "dark"
+        page.locator(".attnmech-embedding-cells button").nth(5).click()
+        assert "L1H1: 21 tokens" in page.inner_text(".attnmech-embedding")
+        assert page.evaluate("location.hash") == ""
+        assert page.evaluate("window.owned") is None
