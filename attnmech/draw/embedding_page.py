@@ -18,6 +18,7 @@ MOST_COMPARED: Final = 1000
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP"}
 
 MEANINGS: Final = {
+    "correlation (": "the same correlation between the dots, after projection",
     "correlation": "between distance and query-key product before projection, nearby pairs counting most; "
     "−1: the nearer a key, the larger its score",
     "Spearman": "rank correlation between the same distance and product",

@@ -113,6 +113,17 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(view, heads=[])
 
 
+def test_numbers_and_anomalies_say_what_they_mean() -> None:
+    view = made_view()
+    heads = [replace(head, numbers=head.numbers | {"correlation (PCA)": -0.5, "own": 1.0}) for head in view.heads]
+    anomalies = [(0, 1, "attends to first", 0.7)]
+    data = embedding_view(replace(view, heads=heads, anomalies=anomalies, meanings={"own": "as measured"})).data
+    assert "before projection" in data["meanings"]["correlation"]
+    assert "after projection" in data["meanings"]["correlation (PCA)"]
+    assert data["meanings"]["own"] == "as measured"
+    assert "first token" in data["meanings"]["attends to first"]
+
+
 def test_hostile_text_stays_text() -> None:
     html = embedding_page(made_view())
     assert "<script>window.owned" not in html
