@@ -92,7 +92,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     const kind = tokens.classes[tokens.class[token]];
     return [
       nameOf(point),
-      `text ${tokens.text[token]}, position ${tokens.position[token]} of ${length}`,
+      `${data.unit} ${tokens.text[token]}, position ${tokens.position[token]} of ${length}`,
       ...(kind ? [kind] : []),
       `norm ${normOf(shown?.state.block ?? 0, point).toPrecision(3)} before scaling`,
     ];
@@ -111,8 +111,8 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       return `${percent(weight)} ${isKey ? "from query" : "to"} ${words}`;
     });
     const name = nameOf(point);
-    const subject = `${name[0].toUpperCase()}${name.slice(1)} of text ${text}`;
-    const known = `Of this text, the page has only the two highest keys of each query, where they are among the dots.`;
+    const subject = `${name[0].toUpperCase()}${name.slice(1)} of ${data.unit} ${text}`;
+    const known = `Of this ${data.unit}, the page has only the two highest keys of each query, where they are among the dots.`;
     if (!whole && !parts.length) return `${subject}: no weight is known. ${known}`;
     const more = lines.length > 3 ? ` The ${Math.min(lines.length, MOST_OF_POINT)} largest weights are drawn.` : "";
     return `${subject} ${isKey ? "gets" : "gives"} ${joined(parts, "nothing")}.${more}${whole ? "" : ` ${known}`}`;
@@ -138,7 +138,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     context.fill();
   }
 
-  /** A patch of its picture, or its colour, with the border that says query or key. */
+  /** A patch of its picture, or of its colour, with the border that says query or key; a dot of that colour for others. */
   function patch(context, point, radius, border) {
     const images = /** @type {NonNullable<EmbeddingTokens["images"]>} */ (tokens.images);
     const [rows, columns] = images.grid;
@@ -146,7 +146,11 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     const [x, y, side] = [where[3 * point], where[3 * point + 1], 5 * radius];
     const picture = patches(tokens.text[token]);
     const [row, column] = images.place.subarray(2 * token, 2 * token + 2);
-    if (Number.isNaN(row)) return dot(context, point, radius);
+    if (Number.isNaN(row)) {
+      context.fillStyle = border;
+      dot(context, point, radius);
+      return;
+    }
     const [left, top] = [x - side / 2, y - side / 2];
     if (picture) {
       const [wide, high] = [picture.naturalWidth / columns, picture.naturalHeight / rows];
@@ -223,6 +227,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     const quiet = colourOf(stage, "--quiet");
     const weight = colourOf(stage, "--weight");
     const colour = cssColours(colouring, state.block, norms, points);
+    const border = [colourOf(stage, "--query"), colourOf(stage, "--key")];
     const radius = radii();
     const chosen = state.point;
     const missed = (point) => hits !== null && !hits.has(point % tokens.count);
@@ -233,7 +238,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       const drawn = all.filter((line) => line.weight >= LEAST_DRAWN && (hits === null || hits.has(line.query)));
       strokes(context, drawn, weight);
     }
-    const pictured = tokens.images !== null && points <= 4000;
+    const pictured = tokens.images !== null && state.pictures;
     const depths = inSpace() ? order.toSorted((one, other) => where[3 * one + 2] - where[3 * other + 2]) : order;
     const passes = hits === null ? [() => true] : [missed, (point) => !missed(point)];
     for (const [pass, wanted] of passes.entries()) {
@@ -242,7 +247,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
         if (!wanted(point)) continue;
         context.globalAlpha = faint ? 0.18 : hits !== null || pictured ? 0.95 : inSpace() ? 0.55 + 0.4 * Math.max(-1, Math.min(1, where[3 * point + 2])) : 0.85;
         if (pictured && !faint) {
-          patch(context, point, radius(point), colour(point));
+          patch(context, point, radius(point), border[Number(point >= tokens.count)]);
           continue;
         }
         context.fillStyle = faint ? quiet : colour(point);
@@ -257,7 +262,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       const ends = drawn.map(({ query, key }) => (chosen < tokens.count ? key + tokens.count : query));
       for (const point of [...ends, chosen]) {
         context.fillStyle = colour(point);
-        if (pictured) patch(context, point, radius(point) + 1, colour(point));
+        if (pictured) patch(context, point, radius(point) + 1, border[Number(point >= tokens.count)]);
         else dot(context, point, radius(point) + 1.5);
         context.strokeStyle = ink;
         context.lineWidth = point === chosen ? 2.5 : 1;

@@ -56,8 +56,13 @@ def embedding_page(view: EmbeddingView) -> str:
 def embedding_view(view: EmbeddingView) -> View:
     """The same as a view that shows itself in a notebook."""
     heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
-    found = f"{heads} heads of {view.model}, {tokens:,} tokens from {texts:,} {'text' if texts == 1 else 'texts'}."
+    found = f"{heads} heads of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
     return View("embedding", view.title, READING, _data(view), finding=found)
+
+
+def _unit(view: EmbeddingView) -> str:
+    """What the tokens come from."""
+    return "text" if view.images is None else "image"
 
 
 def _data(view: EmbeddingView) -> dict[str, Any]:
@@ -67,6 +72,7 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
         "layers": layers,
         "places": [[layers.index(each.layer), each.head] for each in view.heads],
         "tokens": len(view.labels),
+        "unit": _unit(view),
         "labels": pack_texts(tuple(visible_token(label) for label in view.labels)),
         "text": pack_keys(np.asarray(view.text)[None], axes=1),
         "position": pack_keys(np.asarray(view.position)[None], axes=1),

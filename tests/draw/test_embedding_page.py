@@ -516,6 +516,19 @@ def test_patches_show_their_picture_and_colours(chromium: Any, tmp_path: Path) -
     with shown(chromium, view, tmp_path, address="#layer=0&head=1&point=7&colour=row") as page:
         assert "row of the patch" in page.inner_text(".attnmech-embedding-legend")
         assert "Attention of token 7" in page.locator(".attnmech-embedding-section").last.inner_text()
+        assert "63 tokens (3 images)" in page.inner_text(".attnmech-embedding-panes")
+        where = np.array(of_page(page, "plot.about()")["where"]).reshape(-1, 3)
+        last = int(np.argmax(where[:, 0]))  # nothing lies over its left edge
+        pixels = page.evaluate(
+            """([x, y]) => {
+                 const canvas = document.querySelector(".attnmech-embedding-plot");
+                 const { data } = canvas.getContext("2d").getImageData(Math.round(x), Math.round(y) - 1, 24, 3);
+                 return Array.from({ length: 72 }, (_, at) => [...data.subarray(4 * at, 4 * at + 3)]);
+               }""",
+            where[last, :2].tolist(),
+        )
+        border = [0, 114, 178] if last < 63 else [213, 94, 0]
+        assert np.abs(np.array(pixels) - border).max(axis=1).min() < 15
         picture = page.locator(".attnmech-embedding-picture")
         box = picture.bounding_box()
         picture.click(position={"x": box["width"] * 3.5 / 5, "y": box["height"] * 2.5 / 4})
