@@ -46,7 +46,9 @@ def texts(count: int) -> "list[Tensor]":
     return [torch.from_numpy(rng.integers(3, N_VOCAB, (1, length))) for length in lengths]
 
 
-def recipe(model: Any, given: "list[Tensor]", projection: Callable[[Array], Array], only: tuple[int, int] | None) -> Any:
+def recipe(
+    model: Any, given: "list[Tensor]", projection: Callable[[Array], Array], only: tuple[int, int] | None
+) -> Any:
     """AttentionViz's steps on transformers' BLOOM: text by text, then head by head."""
     import torch
 
