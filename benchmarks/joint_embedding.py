@@ -3,8 +3,9 @@
     python benchmarks/joint_embedding.py --json joint_embedding.json
 
 Beside it, the recipe of AttentionViz on the same model and tokens: queries and keys by hooks on transformers' model,
-then, head by head, c from a grid by the weighted correlation, the shift, and scikit-learn's projection. It measures none
-of the rest (correlations after projection, trustworthiness, what the shift changes).
+then, head by head, c from a grid by the weighted correlation, the shift, and scikit-learn's projection. It measures
+none of the rest (correlations after projection, trustworthiness, what the shift changes). The steps of one head time
+the projection alone.
 """
 
 import argparse
@@ -46,9 +47,7 @@ def texts(count: int) -> "list[Tensor]":
     return [torch.from_numpy(rng.integers(3, N_VOCAB, (1, length))) for length in lengths]
 
 
-def recipe(
-    model: Any, given: "list[Tensor]", projection: Callable[[Array], Array], only: tuple[int, int] | None
-) -> Any:
+def recipe(model: Any, given: "list[Tensor]", projection: Callable[[Array], Array]) -> Any:
     """AttentionViz's steps on transformers' BLOOM: text by text, then head by head."""
     import torch
 
@@ -68,9 +67,8 @@ def recipe(
     for layer, of_texts in enumerate(kept):
         split = [each.view(len(each), heads, 3, -1).numpy() for each in of_texts]
         for head in range(heads):
-            if only is None or (layer, head) == only:
-                pairs = [(each[:, head, 0], each[:, head, 1]) for each in split]
-                found[layer, head] = projection(_joint(pairs))
+            pairs = [(each[:, head, 0], each[:, head, 1]) for each in split]
+            found[layer, head] = projection(_joint(pairs))
     return found
 
 
@@ -99,26 +97,32 @@ def _criterion(pairs: list[tuple[Array, Array]], q: Array, k: Array, c: float) -
 
 def steps(model: Any, plain: Any, given: "list[Tensor]", tokens: int) -> dict[str, Callable[[], Any]]:
     """What is timed, by name."""
+    import torch
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
     import attnmech as am
+    from attnmech.runs.projected import Projecting
 
-    head = (12, 5)
+    found = am.joint_embedding(model, given[:40], heads=[(0, 5)], sample=tokens)
+    rng = np.random.default_rng(0)
+    # As many points as all texts have, around those of some: what a projection costs depends on their number.
+    drawn = found.vectors[0][rng.integers(0, len(found.vectors[0]), 2 * tokens)]
+    vectors = drawn + 0.1 * torch.from_numpy(rng.normal(size=drawn.shape)).to(drawn)
 
-    def ours(projection: str, **options: Any) -> Any:
-        return am.joint_embedding(model, given, projection=projection, sample=tokens, **options)
+    def one(projection: str) -> Any:
+        return Projecting(projection, 2, 50.0, 0).points(vectors)
 
     tsne = TSNE(metric="cosine", perplexity=50, random_state=0)
     return {
-        "pca, all heads": lambda: ours("pca"),
-        "pca, all heads: the recipe": lambda: recipe(plain, given, PCA(2).fit_transform, None),
-        "pca": lambda: ours("pca", heads=[head]),
-        "tsne": lambda: ours("tsne", heads=[head]),
-        "tsne: the recipe": lambda: recipe(plain, given, tsne.fit_transform, head),
-        "umap": lambda: ours("umap", heads=[head]),
-        "pacmap": lambda: ours("pacmap", heads=[head]),
-        "opentsne": lambda: ours("opentsne", heads=[head]),
+        "pca": lambda: one("pca"),
+        "pacmap": lambda: one("pacmap"),
+        "umap": lambda: one("umap"),
+        "opentsne": lambda: one("opentsne"),
+        "tsne": lambda: one("tsne"),
+        "tsne: the recipe": lambda: tsne.fit_transform(vectors.numpy()),
+        "pca, all heads": lambda: am.joint_embedding(model, given, sample=tokens),
+        "pca, all heads: the recipe": lambda: recipe(plain, given, PCA(2).fit_transform),
     }
 
 
@@ -127,6 +131,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", type=Path)
     options.add_argument("--tokens", type=int, default=TOKENS)
+    options.add_argument("--layers", type=int, help="of the model; by default all 24")
     options.add_argument("--only", nargs="*", help="some of the steps, by name")
     chosen = options.parse_args()
     console, packages = Console(), ("torch", "scikit-learn", "umap-learn", "pacmap", "openTSNE", "transformers")
@@ -134,7 +139,7 @@ def main() -> None:
     console.print(about)
     import attnmech as am
 
-    plain = build(SHAPES["bloom"], chosen.tokens)
+    plain = build(SHAPES["bloom"], chosen.tokens, chosen.layers)
     plain.config._attn_implementation = "eager"
     model = am.load(plain)
     model.certificate  # noqa: B018 - measured apart from what follows

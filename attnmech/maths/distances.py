@@ -29,20 +29,21 @@ def weighted_correlation(
     >>> round(weighted_correlation(distance, 3 - 2 * distance), 6)
     -1.0
     """
-    wide, of = distance.double(), product.double()
-    if not len(wide):
+    if not len(distance):
         return math.nan
-    tau = float(np.percentile(wide.numpy(), percentile))
-    near = wide < tau
-    if int(near.sum()) < 3:
+    # numpy: on so many short vectors torch's threads would only wait for each other.
+    wide = distance.double().numpy()
+    tau = float(np.percentile(wide, percentile))
+    near = np.flatnonzero(wide < tau)
+    if len(near) < 3:
         return math.nan
-    x, y = wide[near], of[near]
-    weight = (tau - x).square()
-    weight = weight / weight.sum()
-    x, y = x - weight @ x, y - weight @ y
-    below = float((weight @ x.square()).sqrt() * (weight @ y.square()).sqrt())
+    x, y = wide[near], product.double().numpy()[near]
     # Rounding leaves a trace of variance where there is none.
-    small = 1e-9 * float(wide.abs().max()) * max(float(of.abs().max()), 1e-300)
+    small = 1e-9 * max(float(x.max() * np.abs(y).max()), 1e-300)
+    weight = (tau - x) ** 2
+    weight /= weight.sum()
+    x, y = x - weight @ x, y - weight @ y
+    below = math.sqrt(float(weight @ x**2) * float(weight @ y**2))
     return float(weight @ (x * y)) / below if below > small else math.nan
 
 
@@ -97,8 +98,11 @@ class PairDistances:
         >>> PairDistances(one, 4 * one, 2 * one).at(2.0)
         tensor([1.], dtype=torch.float64)
         """
-        squared = c**2 * self.query_squares + self.key_squares / c**2 - 2 * self.products
-        return squared.clamp_min_(0).sqrt_()
+        queries, keys, products = (each.numpy() for each in (self.query_squares, self.key_squares, self.products))
+        squared = queries * c**2
+        squared += keys / c**2
+        squared -= 2 * products
+        return torch.from_numpy(np.sqrt(np.maximum(squared, 0, out=squared), out=squared))
 
     def part(self, chosen: Int[Tensor, " part"]) -> "PairDistances":
         """Of some of the pairs."""

@@ -39,7 +39,7 @@ NUMBERS: Final = (
 )
 """What is measured of every head, before projection."""
 
-CURVE_PAIRS: Final = 100_000
+CURVE_PAIRS: Final = 20_000
 """On how many pairs at most, drawn at random, c is chosen; the correlation at that c is on all."""
 
 _FLAT: Final = 1e-6

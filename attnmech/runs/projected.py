@@ -13,7 +13,7 @@ from ..maths.distances import rank_correlation, weighted_correlation
 from ..maths.projections import CANNOT_PLACE, METRICS, Projection, project, trustworthiness
 from .token_pairs import Pairs
 
-FITTED: Final = 10_000
+FITTED: Final = 12_000
 """How many points of a head a projection is computed on; further ones are placed by it."""
 
 TRUST_POINTS: Final = 1_000

@@ -1,12 +1,14 @@
 """Which tokens are points, and which query-key pairs do they make? Real tokens, in one row; pairs that a mask shows."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from numpy.random import Philox
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..batch import Batch
@@ -85,14 +87,25 @@ class Pairs:
         if not self.whole:
             parts = zip(torch.split(self.query, 2**16), torch.split(self.key, 2**16), strict=True)
             return torch.cat([(q[query] * k[key]).sum(dim=-1) for query, key in parts])
-        found, start, first = [], 0, 0
-        ends = torch.searchsorted(self.query, torch.tensor(self.counts).cumsum(0))
-        for count, end in zip(self.counts, ends.tolist(), strict=True):
-            table = q[start : start + count] @ k[start : start + count].T
-            cells = (self.query[first:end] - start) * count + self.key[first:end] - start
-            found.append(table.flatten()[cells])
-            start, first = start + count, end
-        return torch.cat(found)
+        # numpy: on so many small tables torch's threads would only wait for each other.
+        queries, keys = q.numpy(), k.numpy()
+        found, start = [], 0
+        for count, cells in zip(self.counts, self._cells, strict=True):
+            table = queries[start : start + count] @ keys[start : start + count].T
+            found.append(table.ravel()[cells])
+            start += count
+        return torch.from_numpy(np.concatenate(found))
+
+    @cached_property
+    def _cells(self) -> list[NDArray[np.int64]]:
+        """Of each text, where its pairs are in the table of all its queries and keys."""
+        query, key = self.query.numpy(), self.key.numpy()
+        starts = np.cumsum([0, *self.counts])
+        ends = np.searchsorted(query, starts)
+        return [
+            (query[first:end] - start) * count + key[first:end] - start
+            for first, end, start, count in zip(ends, ends[1:], starts, self.counts, strict=False)
+        ]
 
     def some(self, count: int, seed: int) -> Int[Tensor, " some"]:
         """The places of `count` of them drawn at random, in order; of all if there are no more."""
