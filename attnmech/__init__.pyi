@@ -26,6 +26,8 @@ from .methods.head_types import HeadTypes as HeadTypes
 from .methods.head_types import head_types as head_types
 from .methods.importance import HeadImportance as HeadImportance
 from .methods.importance import head_importance as head_importance
+from .methods.joint_embedding import JointEmbedding as JointEmbedding
+from .methods.joint_embedding import joint_embedding as joint_embedding
 from .methods.null_attention import NullAttention as NullAttention
 from .methods.null_attention import null_attention as null_attention
 from .methods.odd_heads import OddHeads as OddHeads

@@ -41,10 +41,11 @@ interface Shared {
 interface Views {
   plotly(stage: Stage, figure: PlotlyFigure & { title?: string }): Promise<unknown>;
   circuitsvis(stage: Stage, data: { element: string; props: object }): void;
-  sentence(stage: Stage, data: SentenceData): Promise<Control & { weights(): number[][][]; lines(): Line[] }>;
+  sentence(stage: Stage, data: SentenceData): Promise<SentenceControl>;
   token_graph(stage: Stage, data: GraphData): Promise<Control & { weights(): number[][]; edges(): Line[] }>;
   model(stage: Stage, data: ModelData): Promise<Control>;
   atlas(stage: Stage, data: AtlasData): void;
+  embedding(stage: Stage, data: EmbeddingData): Promise<object>;
 }
 
 /** The element of a view. */
@@ -61,13 +62,30 @@ interface Control {
 interface HTMLElementEventMap {
   /** What a reader chose in a view. */
   "attnmech-choose": CustomEvent<Partial<Choice>>;
+  /** The options of a sentence view that are not the usual ones. */
+  "attnmech-options": CustomEvent<Partial<SentenceOptions>>;
 }
 
-/** Indices; without a query, all rows are shown. */
+/** Indices; without a query, all rows are shown; instead of one, the sentence view takes a key. */
 interface Choice {
   layer: number;
   head: number;
   query: number | null;
+  key?: number;
+}
+
+interface SentenceControl extends Control {
+  weights(): number[][][];
+  lines(): Line[];
+  options(given: Partial<SentenceOptions>): void;
+}
+
+/** What a reader sets in the sentence view. */
+interface SentenceOptions {
+  mode: number;
+  hideFirst: boolean;
+  hideSpecial: boolean;
+  least: number;
 }
 
 // ---- data (packing.py, patterns.py) -------------------------------------------------------------------------------
@@ -103,11 +121,16 @@ interface LayersData {
 interface LinesData extends LayersData {
   /** What no key has, by row. */
   rest?: Packed | Patterns;
+  /** Rows in which the keys that are kept have no more than this are blank. */
+  floor?: number;
 }
 
 interface SentenceData extends LinesData {
   /** Of each key. */
   special: boolean[];
+  /** Heads that the data leave out, by layer · heads + head. */
+  missing?: number[];
+  options?: Partial<SentenceOptions>;
 }
 
 interface GraphData extends LinesData {
@@ -147,6 +170,122 @@ interface Facts {
   rows: number;
   top: Packed;
   means: Record<"first" | "self" | "previous", number[]>;
+}
+
+// ---- data of joint embeddings (embedding_page.py) -----------------------------------------------------------------
+
+interface EmbeddingData {
+  layers: number[];
+  /** Of each head, the index of its layer and its number. */
+  places: [number, number][];
+  /** How many; there are twice as many points, queries before keys. */
+  tokens: number;
+  /** What they come from: "text" or "image". */
+  unit: string;
+  labels: string;
+  text: Packed;
+  position: Packed;
+  lengths: number[];
+  special: number[];
+  classes: string[];
+  class: Packed;
+  kinds: string[];
+  projections: Record<string, Projection>;
+  norms: Packed;
+  highest: Packed;
+  weights: Packed;
+  about: AboutHead[];
+  meanings: Record<string, string>;
+  texts: Record<string, SentenceData>;
+  notes: string[];
+  anomalies: [number, number, string, number | null][];
+  images: { pictures: Record<string, string>; grid: [number, number]; place: Packed; colours: Packed } | null;
+}
+
+interface Projection {
+  label: string;
+  dims: number;
+  centre: number[][];
+  /** About the centre; one scale for all axes of a head. */
+  points: Packed;
+  /** Of each head, the mean distance between its queries, and between its keys. */
+  spread: [number, number][];
+}
+
+interface AboutHead {
+  kind: number;
+  scale: number | null;
+  curve: [(number | null)[], (number | null)[]];
+  numbers: Record<string, number | null>;
+}
+
+/** What is chosen on the page; its address says it. */
+interface EmbeddingState {
+  show: string;
+  block: number;
+  projection: string;
+  colour: string;
+  search: string;
+  whole: boolean;
+  sorted: boolean;
+  size: number;
+  flat: boolean;
+  pictures: boolean;
+  labels: boolean;
+  lines: boolean;
+  bySize: boolean;
+  text: number;
+  /** Queries before keys; -1 for none. */
+  point: number;
+}
+
+/** The tokens behind the points; -1 stands for no place. */
+interface EmbeddingTokens {
+  count: number;
+  labels: string[];
+  text: Float32Array;
+  position: Float32Array;
+  lengths: number[];
+  class: Float32Array;
+  classes: string[];
+  special: Set<number>;
+  texts: number;
+  images: { pictures: Record<string, string>; grid: [number, number]; place: Float32Array; colours: Float32Array } | null;
+}
+
+/** The points of one projection: `codes` [head point axis] from 0 to 65534, `step` of each head in its units. */
+interface Cloud {
+  label: string;
+  dims: number;
+  codes: Uint16Array;
+  step: number[];
+  spread: [number, number][];
+}
+
+/** What is drawn of the plots of all heads. */
+interface EmbeddingFrame {
+  /** The first plot in view, and how many. */
+  first: number;
+  count: number;
+  /** Points of each. */
+  shown: number;
+  /** What colours show: 0 the token, 1 the norm, 2 the head. */
+  mode: number;
+  /** The point that stands out, -1 for none. */
+  marked: number;
+  /** Left, top, width and height of what is in view of the content, in CSS pixels. */
+  view: [number, number, number, number];
+  /** The side of a plot, the size of a dot, its opacity, device pixels for a CSS pixel. */
+  dots: [number, number, number, number];
+  ink: number[];
+}
+
+/** How points are coloured: by token, by the code of the norm (a ramp of 256), or by head. */
+interface Colouring {
+  by: "token" | "norm" | "head";
+  /** [red green blue] of each point, step of the ramp, or head. */
+  rgb: Uint8Array;
+  legend: { words: string; entries: { colour: string; words: string; shape?: string }[]; ramps: { colours: string[]; words: string }[] };
 }
 
 // ---- data of a report (page.py, carried.py, chart.py) -------------------------------------------------------------

@@ -16,7 +16,8 @@
     suitBackground(stage);
     const { queries, keys, special } = data;
     const weights = await attentionWeights(data);
-    const state = { ...data.chosen, mode: ONE, hideFirst: false, hideSpecial: false, least: 0.02 };
+    const usual = { mode: ONE, hideFirst: false, hideSpecial: false, least: 0.02 };
+    const state = { ...data.chosen, ...usual, ...data.options };
     /** @type {boolean[]} */
     let hidden = []; // of each key, whether it is left out
     /** @type {{head: number | null, weights: Float32Array | Float64Array}[]} */
@@ -32,15 +33,12 @@
     // ---- elements ---------------------------------------------------------------------------------------------
 
     const selectors = headSelectors(data, chosen);
-    const mode = selector("Lines of", MODES, state.mode, (index) => set({ mode: index }));
-    const first = checkbox("hide the first token", false, (ticked) => set({ hideFirst: ticked }));
-    const others = checkbox("hide special tokens", false, (ticked) => set({ hideSpecial: ticked }));
+    const mode = selector("Lines of", MODES, state.mode, (index) => setOption({ mode: index }));
+    const first = checkbox("hide the first token", state.hideFirst, (ticked) => setOption({ hideFirst: ticked }));
+    const others = checkbox("hide special tokens", state.hideSpecial, (ticked) => setOption({ hideSpecial: ticked }));
     const steps = { min: 0, max: LEAST.length - 1, step: 1, value: LEAST.indexOf(state.least) };
     const least = slider("Least weight shown", { ...steps, words: (at) => percent(LEAST[at]) }, (at) => {
-      state.least = LEAST[at];
-      tell();
-      shade();
-      redraw();
+      setOption({ least: LEAST[at] });
     });
     const controls = make("div", { className: "attnmech-controls" });
     if (!data.embedded) controls.append(selectors.layer, selectors.head);
@@ -96,11 +94,20 @@
 
     // ---- what is chosen ---------------------------------------------------------------------------------------
 
-    const headsOn = () => (state.mode === ONE ? [state.head] : range(data.heads).filter((each) => !off.has(each)));
+    const isThere = (each) => !data.missing?.includes(state.layer * data.heads + each);
+    const headsOn = () => (state.mode === ONE ? [state.head] : range(data.heads).filter((each) => !off.has(each) && isThere(each)));
 
     function set(changes) {
       Object.assign(state, changes);
       update();
+    }
+
+    /** Tells the page, too, which options are not the usual ones. */
+    function setOption(changes) {
+      set(changes);
+      const unusual = Object.entries(usual).filter(([name, value]) => state[name] !== value);
+      const detail = Object.fromEntries(unusual.map(([name]) => [name, state[name]]));
+      stage.dispatchEvent(new CustomEvent("attnmech-options", { detail }));
     }
 
     function chosen(changes) {
@@ -252,6 +259,7 @@
       opacities.replaceChildren("Opacity is the weight:", ...weightsShown);
       opacities.hidden = state.mode === ALL;
       for (const [each, button] of switches.entries()) {
+        button.hidden = !isThere(each);
         button.replaceChildren(...(state.mode === ALL ? [swatch(pens[each], 1)] : []), String(each));
       }
       heads.hidden = state.mode === ONE;
@@ -320,14 +328,26 @@
     onChange(stage, restyle);
 
     return {
-      choose({ layer: toLayer = state.layer, head: toHead = state.head, query }) {
+      choose({ layer: toLayer = state.layer, head: toHead = state.head, query, key }) {
         Object.assign(state, { layer: toLayer, head: toHead });
         selectors.show(state);
         if (query !== undefined) picker.pin("query", query);
-        if (typeof query === "number") {
-          const inView = box.scrollTop <= query * ROW && (query + 2) * ROW <= box.scrollTop + box.clientHeight;
-          if (!inView) box.scrollTop = (query + 0.5) * ROW - box.clientHeight / 2;
+        if (key !== undefined) picker.pin("key", key);
+        const row = query ?? key;
+        if (typeof row === "number") {
+          const inView = box.scrollTop <= row * ROW && (row + 2) * ROW <= box.scrollTop + box.clientHeight;
+          if (!inView) box.scrollTop = (row + 0.5) * ROW - box.clientHeight / 2;
         }
+        update();
+      },
+      /** Sets the options; those that are not given become the usual ones. */
+      options(given) {
+        Object.assign(state, usual, given);
+        mode.select.selectedIndex = state.mode;
+        first.box.checked = state.hideFirst;
+        others.box.checked = state.hideSpecial;
+        least.input.value = String(LEAST.indexOf(state.least));
+        least.element.querySelector("output")?.replaceChildren(percent(state.least));
         update();
       },
       /** On paper nothing scrolls: all rows at once, drawn before the page is laid out. */

@@ -58,28 +58,36 @@ function inNextFrame(draw) {
 
 // ---- numbers (attnmech/draw/packing.py) -----------------------------------------------------------------------
 
+const NO_VALUE = 65535;
+
 /**
  * Packed numbers, unzipped: `slice(start, count)` gives some of them as a Float32Array, NaN where there is none.
  *
  * @type {Shared["unpack"]}
  */
 async function unpack({ low, step, codes, scale }) {
-  const bytes = await window.attnmech.unzip(codes);
   const narrow = scale === "root";
-  const total = bytes.length / (narrow ? 1 : 2);
-  const size = total / low.length;
+  const found = narrow ? await window.attnmech.unzip(codes) : await codesOf(codes);
+  const size = found.length / low.length;
   const meaning = { logarithm: Math.exp, root: (value) => value * value, plain: (value) => value }[scale ?? "plain"];
 
   function slice(start, count) {
     const values = new Float32Array(count);
     for (let index = 0, at = start; index < count; index += 1, at += 1) {
       const block = Math.floor(at / size);
-      const code = narrow ? bytes[at] : (bytes[at] << 8) | bytes[at + total];
-      values[index] = !narrow && code === 65535 ? NaN : meaning(low[block] + step[block] * code);
+      values[index] = !narrow && found[at] === NO_VALUE ? NaN : meaning(low[block] + step[block] * found[at]);
     }
     return values;
   }
   return { slice, of: (block) => slice(block * size, size) };
+}
+
+/** The codes of 16 bits themselves: all high bytes come first. @param {string} packed */
+async function codesOf(packed) {
+  const bytes = await window.attnmech.unzip(packed);
+  const codes = new Uint16Array(bytes.length / 2);
+  for (let index = 0; index < codes.length; index += 1) codes[index] = (bytes[index] << 8) | bytes[index + codes.length];
+  return codes;
 }
 
 /** A compressed list of texts. @type {Shared["unpackTexts"]} */
@@ -346,13 +354,14 @@ function slider(label, { min, max, step, value, words }, choose) {
  *
  * @param {LinesData} data
  */
-async function attentionWeights({ pattern, rest, heads, queries, keys }) {
+async function attentionWeights({ pattern, rest, heads, queries, keys, floor = 0 }) {
   const given = await patternsIn(pattern, heads);
   const unseen = rest && (await patternsIn(rest, heads));
 
   /**
    * The softmax again without the hidden keys: a_j / (the kept keys' sum + what no key has, as where a sink is). It
-   * holds where one key has nearly all, unlike a_j / (1 − a_hidden). A row in which nothing is left is NaN.
+   * holds where one key has nearly all, unlike a_j / (1 − a_hidden). A row in which nothing is left is NaN, and so is
+   * one with so little left (`floor`) that the precision of the probabilities does not settle its weights.
    */
   function ofHead(layer, head, hidden) {
     const all = given.of(layer, head);
@@ -362,7 +371,8 @@ async function attentionWeights({ pattern, rest, heads, queries, keys }) {
     for (let query = 0, row = 0; query < queries.length; query += 1, row += keys.length) {
       let total = beside ? beside[query] : 0;
       for (let key = 0; key < keys.length; key += 1) if (!hidden[key]) total += all[row + key];
-      for (let key = 0; key < keys.length; key += 1) left[row + key] = (hidden[key] ? 0 : all[row + key]) / total;
+      if (total <= floor) total = 0;
+      for (let key = 0; key < keys.length; key += 1) left[row + key] = total ? (hidden[key] ? 0 : all[row + key]) / total : NaN;
     }
     return left;
   }
@@ -406,7 +416,7 @@ function announce(stage, detail) {
 
 const MOST_LISTED_BELOW = 60;
 
-/** @type {(one: Line, other: Line) => number} */
+/** @type {(one: {weight: number}, other: {weight: number}) => number} */
 const heaviestFirst = (one, other) => other.weight - one.weight;
 
 const isolated = (text) => `\u2068${text}\u2069`; // a right-to-left token leaves its surroundings alone

@@ -1,0 +1,118 @@
+// The points of joint embeddings (attnmech/draw/embedding_page.py): unpacked, found under the pointer, compared.
+
+const HALF_RANGE = 32767; // codes go from 0 to twice this
+
+/** The tokens that all heads share. @param {EmbeddingData} data @returns {Promise<EmbeddingTokens>} */
+async function embeddingTokens({ tokens: count, labels, text, position, lengths, classes, class: kind, special, images }) {
+  const [names, ...columns] = await Promise.all([unpackTexts(labels), ...[text, position, kind].map(unpack)]);
+  const [ofText, ofPosition, ofClass] = columns.map((each) => each.of(0));
+  const shown = images && {
+    ...images,
+    place: (await unpack(images.place)).of(0),
+    colours: (await unpack(images.colours)).of(0),
+  };
+  return {
+    count, labels: names, text: ofText, position: ofPosition, class: ofClass, classes, lengths,
+    special: new Set(special), texts: new Set(ofText).size, images: shown,
+  };
+}
+
+/** Clouds by projection, each unpacked when it is first asked for. @param {EmbeddingData} data */
+function embeddingClouds({ projections }) {
+  /** @type {Map<string, Promise<Cloud>>} */
+  const made = new Map();
+  async function unpacked(name) {
+    const { label, dims, points, spread } = projections[name];
+    return { label, dims, codes: await codesOf(points.codes), step: points.step, spread };
+  }
+  return (name) => {
+    if (!made.has(name)) made.set(name, unpacked(name));
+    return /** @type {Promise<Cloud>} */ (made.get(name));
+  };
+}
+
+/** An order of the tokens in which every beginning is a fair sample; always the same. */
+function mixed(count) {
+  const order = range(count);
+  for (let at = count - 1, seed = 1; at > 0; at -= 1) {
+    seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0;
+    const other = seed % (at + 1);
+    [order[at], order[other]] = [order[other], order[at]];
+  }
+  return order;
+}
+
+/** The point's coordinates from -1 to 1, turned by `turn` in three dimensions; written to `out`. */
+function coordinates({ codes, dims }, first, point, turn, out) {
+  const at = (first + point) * dims;
+  const x = codes[at] / HALF_RANGE - 1;
+  const y = codes[at + 1] / HALF_RANGE - 1;
+  if (!turn || dims < 3) {
+    out[0] = x;
+    out[1] = y;
+    out[2] = 0;
+    return;
+  }
+  const z = codes[at + 2] / HALF_RANGE - 1;
+  const side = x * turn.cosYaw + z * turn.sinYaw;
+  const depth = z * turn.cosYaw - x * turn.sinYaw;
+  out[0] = side;
+  out[1] = y * turn.cosPitch - depth * turn.sinPitch;
+  out[2] = y * turn.sinPitch + depth * turn.cosPitch;
+}
+
+// ---- search -----------------------------------------------------------------------------------------------------
+
+const MOST_HITS_COMPARED = 300;
+
+/** The tokens whose label, with · for spaces, has what is sought in it, or is that; null where nothing is sought. */
+function hitsOf(labels, search, whole) {
+  if (!search.trim()) return null;
+  const wanted = search.toLowerCase().replaceAll(" ", "·");
+  const same = whole
+    ? (label) => label === wanted || label === `·${wanted}`
+    : (label) => label.includes(wanted);
+  /** @type {Map<string, boolean>} */
+  const known = new Map();
+  return range(labels.length).filter((index) => {
+    const label = labels[index];
+    if (!known.has(label)) known.set(label, same(label.toLowerCase()));
+    return known.get(label);
+  });
+}
+
+/** Some of these, evenly chosen. */
+function sampled(all, most) {
+  const count = Math.min(all.length, most);
+  return range(count).map((index) => all[Math.floor((index * all.length) / count)]);
+}
+
+/**
+ * How close together the hits are in each head: the mean distance between two of them over that between two points of
+ * the same kind, the mean of queries and keys. NaN with fewer than two hits.
+ *
+ * @param {Cloud} cloud
+ */
+function spreadOfHits({ codes, dims, step, spread }, hits, count) {
+  const some = sampled(hits, MOST_HITS_COMPARED);
+  const pairs = (some.length * (some.length - 1)) / 2;
+  const taken = new Float64Array(3 * some.length); // the third axis stays 0 in a plane
+  function meanDistance(first) {
+    some.forEach((token, index) => {
+      for (let axis = 0; axis < dims; axis += 1) taken[3 * index + axis] = codes[(first + token) * dims + axis];
+    });
+    let sum = 0;
+    for (let one = 0; one < taken.length; one += 3) {
+      for (let other = one + 3; other < taken.length; other += 3) {
+        const [x, y, z] = [taken[one] - taken[other], taken[one + 1] - taken[other + 1], taken[one + 2] - taken[other + 2]];
+        sum += Math.sqrt(x * x + y * y + z * z);
+      }
+    }
+    return sum / pairs;
+  }
+  return step.map((unit, block) => {
+    if (!pairs) return Number.NaN;
+    const [queries, keys] = [0, 1].map((kind) => (unit * meanDistance((2 * block + kind) * count)) / spread[block][kind]);
+    return (queries + keys) / 2;
+  });
+}

@@ -1,0 +1,117 @@
+"""How well does the distance between a query and a key stand for their dot product? (formulas §2)
+
+The plain correlation says little: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k, so that for one query c → ∞ drives it to
+−1 by itself. Weighted by w = (τ − distance)² over the pairs nearer than τ, it asks about the near pairs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int
+from scipy.stats import rankdata  # type: ignore[import-untyped]
+from torch import Tensor
+
+NEAR: Final = 20.0
+"""τ is this percentile of the distances."""
+
+
+def weighted_correlation(
+    distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"], percentile: float = NEAR
+) -> float:
+    """Pearson's correlation of distance and dot product over pairs nearer than τ, each with weight (τ − distance)².
+
+    NaN where fewer than three pairs are nearer, or where these do not vary.
+
+    >>> distance = torch.arange(20.0)
+    >>> round(weighted_correlation(distance, 3 - 2 * distance), 6)
+    -1.0
+    """
+    if not len(distance):
+        return math.nan
+    # numpy: on so many short vectors torch's threads would only wait for each other.
+    wide = distance.double().numpy()
+    tau = float(np.percentile(wide, percentile))
+    near = np.flatnonzero(wide < tau)
+    if len(near) < 3:
+        return math.nan
+    x, y = wide[near], product.double().numpy()[near]
+    # Rounding leaves a trace of variance where there is none.
+    small = 1e-9 * max(float(x.max() * np.abs(y).max()), 1e-300)
+    weight = (tau - x) ** 2
+    weight /= weight.sum()
+    x, y = x - weight @ x, y - weight @ y
+    below = math.sqrt(float(weight @ x**2) * float(weight @ y**2))
+    return float(weight @ (x * y)) / below if below > small else math.nan
+
+
+def rank_correlation(distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"]) -> float:
+    """Spearman's: Pearson's correlation of ranks, ties with their mean rank; NaN where one does not vary.
+
+    >>> round(rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 5.0, 4.0])), 6)
+    -1.0
+    """
+    if len(distance) < 2:
+        return math.nan
+    x, y = (rankdata(each.double().numpy()) for each in (distance, product))
+    x, y = x - x.mean(), y - y.mean()
+    below = math.sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / below if below > 0 else math.nan
+
+
+def row_rank_correlation(
+    distance: Float[Tensor, " pair"], product: Float[Tensor, " pair"], row: Int[Tensor, " pair"]
+) -> float:
+    """The Spearman correlation furthest from −1 among rows (queries) of three keys or more; NaN if there is none.
+
+    >>> row = torch.tensor([0, 0, 0, 1, 1, 1])
+    >>> round(row_rank_correlation(torch.tensor([1.0, 2, 3, 5, 4, 6]), torch.tensor([3.0, 2, 1, 2, 3, 1]), row), 6)
+    -1.0
+    """
+    worst = math.nan
+    counts = torch.unique_consecutive(row, return_counts=True)[1].tolist()
+    for x, y in zip(torch.split(distance, counts), torch.split(product, counts), strict=True):
+        found = rank_correlation(x, y) if len(x) > 2 else math.nan
+        if math.isnan(worst) or found > worst:
+            worst = found
+    return worst
+
+
+@dataclass(frozen=True)
+class PairDistances:
+    """The distances of pairs for any c: ‖c q − k / c‖² = c²‖q‖² + ‖k‖²/c² − 2 q·k.
+
+    With a shift, q and k are the queries and keys minus their means: moving the keys' mean to the queries' takes both
+    means out of the difference.
+    """
+
+    query_squares: Float64[Tensor, " pair"]
+    key_squares: Float64[Tensor, " pair"]
+    products: Float64[Tensor, " pair"]
+
+    def at(self, c: float) -> Float64[Tensor, " pair"]:
+        """The distances.
+
+        >>> one = torch.ones(1, dtype=torch.float64)
+        >>> PairDistances(one, 4 * one, 2 * one).at(2.0)
+        tensor([1.], dtype=torch.float64)
+        """
+        queries, keys, products = (each.numpy() for each in (self.query_squares, self.key_squares, self.products))
+        squared = queries * c**2
+        squared += keys / c**2
+        squared -= 2 * products
+        return torch.from_numpy(np.sqrt(np.maximum(squared, 0, out=squared), out=squared))
+
+    def part(self, chosen: Int[Tensor, " part"]) -> "PairDistances":
+        """Of some of the pairs."""
+        return PairDistances(self.query_squares[chosen], self.key_squares[chosen], self.products[chosen])
+
+
+def criterion(
+    distances: PairDistances, product: Float[Tensor, " pair"], grid: Float64[Tensor, " c"]
+) -> Float64[Tensor, " c"]:
+    """The weighted correlation at every c of a grid; the best c has the lowest."""
+    found = [weighted_correlation(distances.at(c), product) for c in grid.tolist()]
+    return torch.tensor(found, dtype=torch.float64)

@@ -1,0 +1,119 @@
+"""How do queries and keys become points of one space in which near means attended to? (formulas §2)
+
+Scaled, after AttentionViz (Yeh et al. 2023, arXiv 2305.03210): q ← c q, k ← k / c, then all keys move so that their
+mean is the queries'. Both leave softmax(q·k) as it was; the distance between a query and a key changes.
+
+Exact: two more coordinates, after which the squared distance is a constant of the query minus twice the score.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+GRID: Final = 25
+"""How many values of c are tried, from 1/8 to 8 times the closed form, in steps of 2^(1/4)."""
+
+
+def norm_scale(q: Float[Tensor, "query d"], k: Float[Tensor, "key d"]) -> float:
+    """c = √(median ‖k‖ / median ‖q‖), which gives queries and keys the same median norm; 1 where a median is 0.
+
+    >>> norm_scale(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 20.0]]))
+    2.0
+    """
+    queries, keys = (float(each.double().norm(dim=-1).quantile(0.5)) for each in (q, k))
+    return math.sqrt(keys / queries) if queries > 0 and keys > 0 else 1.0
+
+
+def scale_grid(middle: float) -> Float64[Tensor, " c"]:
+    """The values of c to try, around the closed form: it follows the lengths of queries and keys.
+
+    >>> grid = scale_grid(2.0)
+    >>> grid[0].item(), grid[12].item(), grid[-1].item()
+    (0.25, 2.0, 16.0)
+    """
+    return middle * torch.exp2(torch.linspace(-3, 3, GRID, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class ScaleAndShift:
+    """q ↦ c q, k ↦ k / c + offset."""
+
+    c: float
+    offset: Float[Tensor, " d"]
+
+    @classmethod
+    def of(cls, q: Float[Tensor, "query d"], k: Float[Tensor, "key d"], c: float, *, shift: bool) -> "ScaleAndShift":
+        """Scaled by c; with `shift`, then moved: the mean of the keys comes to lie at that of the queries.
+
+        >>> q, k = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
+        >>> ScaleAndShift.of(q, k, 2.0, shift=True).keys(k)
+        tensor([[4., 0.]])
+        """
+        offset = c * q.mean(dim=0) - k.mean(dim=0) / c if shift else torch.zeros_like(k[0])
+        return cls(c, offset)
+
+    def queries(self, q: Float[Tensor, "*places d"]) -> Float[Tensor, "*places d"]:
+        """c q."""
+        return q * self.c
+
+    def keys(self, k: Float[Tensor, "*places d"]) -> Float[Tensor, "*places d"]:
+        """k / c + offset."""
+        return k / self.c + self.offset.to(k)
+
+
+@dataclass(frozen=True)
+class Sphere:
+    """q ↦ [scale · q, slope, 0], k ↦ [k, p, √(M² − ‖k‖² − p²)]: the keys lie on a sphere of radius M.
+
+    ‖q̃ − k̃‖² = ‖q̃‖² + M² − 2 (scale · q·k + slope · p): for one query, distance falls exactly as the score rises. p is
+    the key's position as the score counts it, position term / slope, from the first key of its text on.
+    """
+
+    scale: float
+    slope: float
+    radius_squared: float
+
+    @classmethod
+    def of(cls, k: Float[Tensor, "key d"], p: Float[Tensor, " key"], scale: float, slope: float) -> "Sphere":
+        """M² = max_j(‖k_j‖² + p_j²)."""
+        return cls(scale, slope, float((k.double().square().sum(dim=-1) + p.double().square()).max()))
+
+    def queries(self, q: Float[Tensor, "*places d"]) -> Float64[Tensor, "*places d_and_two"]:
+        """In float64: the last coordinate is a root, and M may be much larger than differences of scores.
+
+        >>> Sphere(0.5, -1.0, 25.0).queries(torch.tensor([[2.0]]))
+        tensor([[ 1., -1.,  0.]], dtype=torch.float64)
+        """
+        wide = q.double()
+        slope, zero = torch.full_like(wide[..., :1], self.slope), torch.zeros_like(wide[..., :1])
+        return torch.cat((self.scale * wide, slope, zero), dim=-1)
+
+    def keys(self, k: Float[Tensor, "*places d"], p: Float[Tensor, "*places"]) -> Float64[Tensor, "*places d_and_two"]:
+        """In float64.
+
+        >>> Sphere(0.5, -1.0, 25.0).keys(torch.tensor([[0.0]]), torch.tensor([3.0]))
+        tensor([[0., 3., 4.]], dtype=torch.float64)
+        """
+        wide, place = k.double(), p.double()[..., None]
+        rest = self.radius_squared - wide.square().sum(dim=-1, keepdim=True) - place.square()
+        return torch.cat((wide, place, rest.clamp_min(0).sqrt()), dim=-1)
+
+
+def spread_ratio(chosen: Float[Tensor, "chosen d"], others: Float[Tensor, "point d"]) -> float:
+    """Mean distance between two of the chosen points, divided by that between two of all points.
+
+    Below 1 the chosen points lie closer together than points drawn at random; NaN for fewer than two of either, or if
+    all points are one.
+
+    >>> points = torch.tensor([[0.0], [1.0], [10.0]])
+    >>> round(spread_ratio(points[:2], points), 3)
+    0.15
+    """
+    if len(chosen) < 2 or len(others) < 2:
+        return math.nan
+    whole = float(torch.pdist(others.double()).mean())
+    return float(torch.pdist(chosen.double()).mean()) / whole if whole > 0 else math.nan

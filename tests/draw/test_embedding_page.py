@@ -1,0 +1,559 @@
+"""The page of joint embeddings: it carries what was given, and a browser shows the numbers of what is chosen."""
+
+import json
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from gzip import decompress
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import opening
+
+from attnmech.draw.embedding import EmbeddingView
+from attnmech.draw.embedding_page import embedding_page, embedding_view, mean_distance
+from attnmech.draw.text import visible_token
+from attnmech.errors import InputError
+
+from .embedding_views import made_images, made_view
+from .token_pages import selector, without
+
+READY = ".attnmech-sentence-box"
+SPREAD_SEARCH = "a"
+WITHOUT_GL = """
+  const original = HTMLCanvasElement.prototype.getContext;
+  HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
+    return kind === "webgl2" ? null : original.call(this, kind, ...rest);
+  };
+"""
+
+
+def decoded(packed: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers out of their codes, written down from the format's description alone."""
+    high, low = np.frombuffer(decompress(b64decode(packed["codes"])), dtype=np.uint8).reshape(2, -1).astype(int)
+    codes = (256 * high + low).reshape(len(packed["low"]), -1)
+    values = np.array(packed["low"])[:, None] + np.array(packed["step"])[:, None] * codes
+    return np.where(codes == 65535, np.nan, values).reshape(shape)
+
+
+def naive_mean_distance(points: np.ndarray) -> float:
+    pairs = list(combinations(points.astype(float), 2))
+    return sum(float(np.sqrt(((one - other) ** 2).sum())) for one, other in pairs) / len(pairs)
+
+
+# ---- what is carried ----------------------------------------------------------------------------------------------
+
+
+def test_positions_come_back_within_a_65535th_of_the_range() -> None:
+    view = made_view()
+    carried = embedding_view(view).data["projections"]
+    assert {name: each["dims"] for name, each in carried.items()} == {"pca": 3, "tsne": 2}
+    for name, each in carried.items():
+        given = np.stack([head.points[name] for head in view.heads]).astype(float)
+        back = decoded(each["points"], given.shape) + np.array(each["centre"])[:, None]
+        extent = (given.max(axis=1) - given.min(axis=1)).max(axis=-1)
+        assert (np.abs(back - given).max(axis=(1, 2)) <= extent / 65535).all()
+        assert (np.abs(back - given).max(axis=(1, 2)) > 0).all()
+
+
+def test_all_axes_of_a_head_have_one_scale() -> None:
+    view = made_view()
+    packed = embedding_view(view).data["projections"]["pca"]["points"]
+    for head, low, step in zip(view.heads, packed["low"], packed["step"], strict=True):
+        extent = np.ptp(head.points["pca"].astype(float), axis=0).max()
+        assert low == pytest.approx(-extent / 2)
+        assert step == pytest.approx(extent / 65534)
+
+
+def test_mean_distances_are_those_of_queries_and_of_keys() -> None:
+    view = made_view()
+    for name, each in embedding_view(view).data["projections"].items():
+        for head, (queries, keys) in zip(view.heads, each["spread"], strict=True):
+            half = len(view.labels)
+            assert queries == pytest.approx(naive_mean_distance(head.points[name][:half]), rel=1e-5)
+            assert keys == pytest.approx(naive_mean_distance(head.points[name][half:]), rel=1e-5)
+
+
+def test_of_many_points_a_thousand_are_compared() -> None:
+    points = np.random.default_rng(0).normal(size=(2500, 2))
+    assert mean_distance(points) == pytest.approx(naive_mean_distance(points[np.arange(1000) * 5 // 2]), rel=1e-6)
+    assert mean_distance(points[:1]) == 0
+
+
+def test_tokens_norms_and_highest_keys_are_carried() -> None:
+    view = made_view()
+    data = embedding_view(view).data
+    shape = (len(view.heads), len(view.labels), 2)
+    highest = np.nan_to_num(decoded(data["highest"], shape), nan=-1)
+    np.testing.assert_array_equal(highest, [head.highest for head in view.heads])
+    norms = np.stack([head.norms for head in view.heads])
+    np.testing.assert_allclose(decoded(data["norms"], norms.shape), norms, atol=np.ptp(norms) / 65535)
+    labels = json.loads(decompress(b64decode(data["labels"])))
+    assert labels == [visible_token(label) for label in view.labels]
+    kinds = decoded(data["class"], (len(view.labels),))
+    assert [data["classes"][int(kind)] for kind in kinds] == list(view.classes)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    view = made_view()
+    first = view.heads[0]
+    with pytest.raises(InputError, match=r"`text` must have the shape \(21,\); got \(20,\)"):
+        replace(view, text=view.text[1:])
+    with pytest.raises(InputError, match=r"points\['pca'\] of L0H0` must have the shape \(42, 3\); got \(41, 3\)"):
+        replace(view, heads=[replace(first, points=first.points | {"pca": first.points["pca"][1:]}), *view.heads[1:]])
+    with pytest.raises(InputError, match="the same projections"):
+        replace(view, heads=[replace(first, points={"pca": first.points["pca"]}), *view.heads[1:]])
+    with pytest.raises(InputError, match="by layer and head, each once"):
+        replace(view, heads=[*view.heads, first])
+    with pytest.raises(InputError, match="nothing to show: 0 heads"):
+        replace(view, heads=[])
+
+
+def test_numbers_and_anomalies_say_what_they_mean() -> None:
+    view = made_view()
+    heads = [replace(head, numbers=head.numbers | {"correlation (PCA)": -0.5, "own": 1.0}) for head in view.heads]
+    anomalies = [(0, 1, "attends to first", 0.7)]
+    data = embedding_view(replace(view, heads=heads, anomalies=anomalies, meanings={"own": "as measured"})).data
+    assert "before projection" in data["meanings"]["correlation"]
+    assert "after projection" in data["meanings"]["correlation (PCA)"]
+    assert data["meanings"]["own"] == "as measured"
+    assert "first token" in data["meanings"]["attends to first"]
+
+
+def test_hostile_text_stays_text() -> None:
+    html = embedding_page(made_view())
+    assert "<script>window.owned" not in html
+    assert "<img src" not in html
+
+
+# ---- in a browser -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def shown(chromium: Any, view: EmbeddingView, tmp_path: Path, **given: Any) -> Iterator[Any]:
+    with opening(chromium, embedding_page(view), tmp_path / "page.html", **{"ready": READY} | given) as page:
+        page.set_default_timeout(5000)
+        yield page
+        assert page.evaluate("window.owned") is None
+
+
+@pytest.fixture
+def opened(chromium: Any, tmp_path: Path) -> Iterator[Any]:
+    with shown(chromium, made_view(), tmp_path) as page:
+        yield page
+
+
+def of_page(page: Any, code: str) -> Any:
+    """What the view's control says, once it has drawn."""
+    page.wait_for_timeout(300)
+    return page.evaluate(f"document.getElementById('figure-0').control.{code}")
+
+
+def said(page: Any) -> str:
+    return str(page.inner_text(".attnmech-embedding-said")).replace("\u2068", "").replace("\u2069", "")
+
+
+def choose(page: Any, label: str, option: str) -> None:
+    selector(page, label).first.select_option(option)
+
+
+def search(page: Any, text: str) -> None:
+    page.get_by_label("Search").fill(text)
+    page.wait_for_function("wanted => location.hash.includes('search=' + wanted)", arg=text)
+
+
+@pytest.mark.browser
+def test_points_stand_where_their_coordinates_say(opened: Any) -> None:
+    choose(opened, "Projection", "t-SNE")
+    choose(opened, "Layer", "1")
+    choose(opened, "Head", "2")
+    about = of_page(opened, "plot.about()")
+    given = made_view().heads[4 + 2].points["tsne"].astype(float)
+    middle = (given.max(axis=0) + given.min(axis=0)) / 2
+    scale = 0.92 * min(about["width"], about["height"]) / np.ptp(given, axis=0).max()
+    where = np.array(about["where"]).reshape(-1, 3)[:, :2]
+    expected = np.array([about["width"], about["height"]]) / 2 + (given - middle) * scale * [1, -1]
+    np.testing.assert_allclose(where, expected, atol=0.05)
+
+
+@pytest.mark.browser
+def test_turning_keeps_distances_in_three_dimensions(opened: Any) -> None:
+    given = made_view().heads[of_page(opened, "state().block")].points["pca"].astype(float)
+    distances = np.linalg.norm(given[:, None] - given[None], axis=-1)
+    for _ in range(2):
+        about = of_page(opened, "plot.about()")
+        where = np.array(about["where"]).reshape(-1, 3)
+        scale = 0.68 * min(about["width"], about["height"]) / 2  # pixels of 1, as the third column has it
+        where[:, 2] *= scale
+        drawn = np.linalg.norm(where[:, None] - where[None], axis=-1)
+        np.testing.assert_allclose(drawn, distances * 2 * scale / np.ptp(given, axis=0).max(), atol=0.1)
+        opened.locator(".attnmech-embedding-plot").press("ArrowRight")
+        opened.locator(".attnmech-embedding-plot").press("ArrowDown")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("gl", [True, False])
+def test_small_plots_show_each_head_where_its_points_are(chromium: Any, tmp_path: Path, gl: bool) -> None:
+    """Every point of every head has ink at its place."""
+    view = made_view(hostile=False)
+    path = tmp_path / "page.html"
+    with opening(chromium, embedding_page(view), path, ready=READY) as page:
+        if not gl:
+            page.add_init_script(WITHOUT_GL)
+            page.reload()
+            page.wait_for_selector(READY)
+        about = of_page(page, "matrix.about()")
+        assert about["webgl"] is gl
+        inked = np.array(
+            page.evaluate(
+                """() => {
+                     const canvas = document.querySelector(".attnmech-embedding-plots");
+                     const copy = document.createElement("canvas");
+                     Object.assign(copy, { width: canvas.width, height: canvas.height });
+                     copy.getContext("2d").drawImage(canvas, 0, 0);
+                     const { data } = copy.getContext("2d").getImageData(0, 0, copy.width, copy.height);
+                     return Array.from({ length: copy.height }, (_, y) =>
+                       Array.from({ length: copy.width }, (_, x) => data[4 * (y * copy.width + x) + 3] > 0));
+                   }"""
+            )
+        )
+        assert ("no WebGL2" in page.inner_text(".attnmech-embedding-panes")) is not gl
+        assert len(about["slots"]) == len(view.heads)
+        for slot in about["slots"]:
+            given = view.heads[slot["block"]].points["pca"].astype(float)
+            middle = (given.max(axis=0) + given.min(axis=0))[:2] / 2
+            share = 0.5 + (given[:, :2] - middle) / np.ptp(given, axis=0).max()
+            corner = 0.04 + 0.92 * np.stack([share[:, 0], 1 - share[:, 1]], axis=1)
+            x, y = (np.array([slot["x"], slot["y"]]) + about["side"] * corner).T
+            there = y < len(inked) - 2
+            near = [
+                inked[int(b) - 1 : int(b) + 2, int(a) - 1 : int(a) + 2].any()
+                for a, b in zip(x[there], y[there], strict=True)
+            ]
+            assert all(near)
+
+
+@pytest.mark.browser
+def test_a_search_sorts_heads_by_the_spread_of_its_hits(opened: Any) -> None:
+    view = made_view()
+    search(opened, SPREAD_SEARCH)
+    opened.get_by_label("sort heads by how close the hits are").check()
+    hits = [index for index, label in enumerate(view.labels) if SPREAD_SEARCH in visible_token(label).lower()]
+    assert len(hits) > 2
+    assert of_page(opened, "hits()") == hits
+    half = len(view.labels)
+    expected = []
+    for head in view.heads:
+        points = head.points["pca"]
+        kinds = [points[:half], points[half:]]
+        expected.append(np.mean([naive_mean_distance(each[hits]) / naive_mean_distance(each) for each in kinds]))
+    np.testing.assert_allclose(of_page(opened, "spread()"), expected, rtol=2e-3)
+    order = [slot["block"] for slot in of_page(opened, "matrix.about()")["slots"]]
+    assert order == np.argsort(expected, kind="stable").tolist()
+    first = view.heads[order[0]]
+    captions = opened.locator(".attnmech-embedding-cells button span").all_inner_texts()
+    assert captions[order[0]] == f"L{first.layer}H{first.head} {expected[order[0]]:.2f}"
+    found = opened.inner_text(".attnmech-embedding > .attnmech-finding")
+    assert f"{len(hits)} tokens of 21. Closest together in L{first.layer}H{first.head} ({min(expected):.2f})" in found
+
+
+@pytest.mark.browser
+def test_whole_tokens_only(opened: Any) -> None:
+    search(opened, "the")
+    labels = made_view().labels
+    assert of_page(opened, "hits()") == [index for index, label in enumerate(labels) if "the" in label]
+    opened.get_by_label("whole token").check()
+    assert of_page(opened, "hits()") == [index for index, label in enumerate(labels) if label == " the"]
+
+
+@pytest.mark.browser
+def test_a_point_says_its_attention(opened: Any) -> None:
+    view = made_view()
+    choose(opened, "Layer", "2")
+    choose(opened, "Head", "1")
+    block = 2 * 4 + 1
+    start, query = 7, 5  # the second text
+    choose(opened, "Point", "query")
+    opened.get_by_label("token of the point").fill(str(start + query))
+    opened.get_by_label("token of the point").press("Enter")
+    row = view.texts[1].patterns[block, query].astype(float)
+    best, second, *_ = np.argsort(-row)
+    about = of_page(opened, "plot.about()")
+    assert about["whole"]
+    drawn = {line["key"] - start: line["weight"] for line in about["lines"]}
+    assert drawn == pytest.approx({key: row[key] for key in range(query + 1)}, rel=1e-3)
+    assert said(opened).startswith(f"Query 5 “{visible_token(view.labels[start + query])}” of text 1 gives ")
+    words = (
+        f"{100 * row[best]:.1f}\u00a0% to {best} “{visible_token(view.labels[start + best])}”, {100 * row[second]:.1f}"
+    )
+    assert words in said(opened)
+    choose(opened, "Point", "key")
+    column = view.texts[1].patterns[block, :, query].astype(float)
+    drawn = {line["query"] - start: line["weight"] for line in of_page(opened, "plot.about()")["lines"]}
+    assert drawn == pytest.approx({other: column[other] for other in range(query, 9)}, rel=1e-3)
+    assert said(opened).startswith(f"Key 5 “{visible_token(view.labels[start + query])}” of text 1 gets ")
+    choose(opened, "Point", "query")
+    assert of_page(opened, "state().text") == 1  # its sentence is shown, with the token chosen
+    chosen = opened.locator(".attnmech-sentence-query [aria-pressed='true']")
+    assert chosen.inner_text().endswith(visible_token(view.labels[start + query]))
+
+
+@pytest.mark.browser
+def test_of_a_text_that_is_not_carried_the_two_highest_keys_are_said(opened: Any) -> None:
+    view = made_view()
+    start, query = 16, 3  # the third text
+    opened.evaluate(f"location.hash = 'layer=0&head=2&point={start + query}'")
+    about = of_page(opened, "plot.about()")
+    head = view.heads[2]
+    assert not about["whole"]
+    expected = {(int(head.highest[19, rank]), round(float(head.weights[19, rank]), 3)) for rank in range(2)}
+    assert {(line["key"], round(line["weight"], 3)) for line in about["lines"]} == expected
+    assert "the page has only the two highest keys of each query" in said(opened)
+    key = int(head.highest[19, 0])
+    opened.evaluate(f"location.hash = 'layer=0&head=2&point={21 + key}'")
+    about = of_page(opened, "plot.about()")
+    assert {line["query"] for line in about["lines"]} == set(np.argwhere(head.highest == key)[:, 0].tolist())
+
+
+@pytest.mark.browser
+def test_attention_to_a_token_that_is_no_dot_is_said(chromium: Any, tmp_path: Path) -> None:
+    """Of the first text, token 0 was not sampled."""
+    view = made_view()
+    names = ("text", "position", "special")
+    kept = np.r_[1:21]
+    heads = [
+        replace(
+            head,
+            points={name: points[np.r_[1:21, 22:42]] for name, points in head.points.items()},
+            norms=head.norms[np.r_[1:21, 22:42]],
+            highest=np.maximum(head.highest[1:] - 1, -1),
+            weights=head.weights[1:],
+        )
+        for head in view.heads
+    ]
+    fewer = {name: getattr(view, name)[kept] for name in names}
+    lists = {"labels": view.labels[1:], "classes": view.classes[1:]}
+    with shown(
+        chromium, replace(view, heads=heads, **fewer, **lists), tmp_path, address="#layer=0&head=0&point=1"
+    ) as page:
+        row = view.texts[0].patterns[0, 2].astype(float)
+        first = f"{100 * row[0]:.1f}\u00a0% to 0 “<s>” (not among the dots)"
+        assert first in said(page)
+        drawn = {line["key"]: line["weight"] for line in of_page(page, "plot.about()")["lines"]}
+        assert drawn == pytest.approx({0: row[1], 1: row[2]}, rel=1e-3)
+
+
+@pytest.mark.browser
+def test_a_click_on_a_dot_and_on_a_token_choose_the_same(opened: Any) -> None:
+    opened.evaluate("location.hash = 'layer=1&head=1&projection=tsne'")
+    about = of_page(opened, "plot.about()")
+    where = np.array(about["where"]).reshape(-1, 3)[:, :2]
+    gaps = np.linalg.norm(where[:, None] - where[None], axis=-1) + 1e6 * np.eye(len(where))
+    lonely = int(np.argmax(gaps.min(axis=1)[: 7 + 9]))  # a query of a text that is carried
+    opened.locator(".attnmech-embedding-plot").click(
+        position={"x": float(where[lonely, 0]), "y": float(where[lonely, 1])}
+    )
+    assert of_page(opened, "state().point") == lonely
+    opened.locator(".attnmech-sentence-key button").nth(2).click()
+    text = of_page(opened, "state().text")
+    assert of_page(opened, "state().point") == 21 + [0, 7][text] + 2
+    opened.locator(".attnmech-sentence-key button").nth(2).click()
+    assert of_page(opened, "state().point") == -1
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("precision", [np.float16, np.float32])
+def test_hiding_the_first_token_computes_the_softmax_again(chromium: Any, tmp_path: Path, precision: Any) -> None:
+    view = made_view(precision=precision)
+    patterns = view.texts[0].patterns.copy()
+    patterns[1, 4] = 0
+    patterns[1, 4, [0, 1, 2]] = [1 - 3e-7, 2e-7, 1e-7]  # float16 has one digit of these
+    text = replace(view.texts[0], patterns=patterns)
+    with shown(chromium, replace(view, texts={0: text}), tmp_path, address="#layer=0&head=1&hideFirst=true") as page:
+        found = page.evaluate("document.querySelector('.attnmech-sentence').parentElement !== null")
+        assert found
+        weights = np.array(of_page(page, "sentence().weights()"), dtype=float)[0]
+        expected = without(patterns[1].astype(float), [0])
+        if precision is np.float16:
+            expected[4] = np.nan
+        np.testing.assert_allclose(weights, expected, rtol=2e-3)
+        blank = page.locator(".attnmech-sentence-query .attnmech-sentence-blank").count()
+        assert blank == (2 if precision is np.float16 else 1)
+        assert "No key is left for query 0" in page.inner_text(".attnmech-sentence .attnmech-finding")
+
+
+@pytest.mark.browser
+def test_heads_that_were_left_out_have_no_plot_and_no_part_in_the_mean(chromium: Any, tmp_path: Path) -> None:
+    view = made_view(missing=[(1, 0), (1, 3)])
+    with shown(chromium, view, tmp_path, address="#layer=1&head=2&mode=2") as page:
+        assert len(of_page(page, "matrix.about()")["slots"]) == 10
+        weights = np.array(of_page(page, "sentence().weights()"), dtype=float)[0]
+        np.testing.assert_allclose(weights, view.texts[0].patterns[[4, 5]].mean(axis=0), rtol=1e-3)
+        choose(page, "Head", "3")
+        assert of_page(page, "state().block") == 4  # the layer's first
+
+
+@pytest.mark.browser
+def test_the_address_says_the_choice_and_back_undoes_it(opened: Any) -> None:
+    usual = of_page(opened, "state()")
+    choose(opened, "Colour", "token type")
+    choose(opened, "Layer", "2")
+    opened.get_by_label("hide the first token").check()
+    search(opened, "dog")
+    opened.get_by_label("labels").check()
+    chosen = of_page(opened, "state()")
+    assert chosen == usual | {"colour": "class", "block": 9, "search": "dog", "labels": True}
+    address = opened.evaluate("location.hash")
+    assert address == "#layer=2&head=1&colour=class&search=dog&labels=true&hideFirst=true"
+    for key in ("labels", "search"):
+        opened.go_back()
+        chosen[key] = usual[key]
+        assert of_page(opened, "state()") == chosen
+    opened.goto("about:blank")
+    opened.go_back()
+    opened.wait_for_selector(READY)
+    assert of_page(opened, "state()") == chosen
+    assert opened.get_by_label("hide the first token").is_checked()
+
+
+@pytest.mark.browser
+def test_a_wrong_address_falls_back_to_what_is_usual(chromium: Any, tmp_path: Path) -> None:
+    address = "#layer=99&head=1&projection=</script>&colour=__proto__&point=1e9&text=7&size=-3&show=x&labels=maybe"
+    with shown(chromium, made_view(), tmp_path, address=address) as page:
+        state = of_page(page, "state()")
+        assert (state["projection"], state["colour"], state["point"], state["show"]) == ("pca", "kind", -1, "both")
+        assert (state["block"], state["text"], state["size"], state["labels"]) == (1, 0, 1, False)
+
+
+@pytest.mark.browser
+def test_an_anomaly_leads_to_its_head(opened: Any) -> None:
+    opened.get_by_role("button", name="L0H3: keys are longer than queries, norm ratio, 8.00").click()
+    assert of_page(opened, "state().block") == 3
+    assert "L0H3: 21 tokens (3 texts)" in opened.inner_text(".attnmech-embedding-panes")
+
+
+@pytest.mark.browser
+def test_arrow_keys_go_from_plot_to_plot(opened: Any) -> None:
+    opened.locator(".attnmech-embedding-cells [aria-pressed='true']").focus()
+    for key, block in (
+        ("ArrowRight", 2),
+        ("ArrowDown", 6),
+        ("ArrowLeft", 5),
+        ("End", 11),
+        ("ArrowRight", 11),
+        ("Home", 0),
+    ):
+        opened.keyboard.press(key)
+        assert of_page(opened, "state().block") == block
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["normalised", "modulo", "norm", "class", "length", "head"])
+def test_every_colour_has_a_legend(opened: Any, scheme: str) -> None:
+    opened.evaluate(f"location.hash = 'layer=0&head=0&colour={scheme}'")
+    opened.wait_for_timeout(300)
+    words = {
+        "normalised": "light = start of the text",
+        "modulo": "position mod 5",
+        "norm": "before scaling: lowest to highest",
+        "class": "punctuation",
+        "length": "text length, 5 to 9 tokens",
+        "head": "previous token",
+    }
+    assert words[scheme] in opened.inner_text(".attnmech-embedding-legend")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["modulo", "class"])
+def test_dots_have_the_colours_of_the_legend(opened: Any, scheme: str) -> None:
+    view = made_view()
+    opened.evaluate(f"location.hash = 'layer=0&head=1&projection=tsne&colour={scheme}'")
+    where = np.array(of_page(opened, "plot.about()")["where"]).reshape(-1, 3)[:, :2]
+    gaps = np.linalg.norm(where[:, None] - where[None], axis=-1) + 1e6 * np.eye(len(where))
+    legend = opened.evaluate(
+        """() => [...document.querySelectorAll(".attnmech-embedding-legend span:has(i)")].map((each) => {
+             const { backgroundColor } = getComputedStyle(each.firstChild);
+             return [each.textContent.trim(), backgroundColor.match(/[0-9]+/g).map(Number)];
+           })"""
+    )
+    colours = [colour for _, colour in legend]
+    names = [words for words, _ in legend]
+    for point in np.flatnonzero(gaps.min(axis=1) > 9).tolist():
+        token, is_key = point % len(view.labels), point >= len(view.labels)
+        if scheme == "modulo":
+            expected = colours[5 * is_key + int(view.position[token]) % 5]
+        else:
+            expected = colours[names.index(view.classes[token])]
+        pixel = opened.evaluate(
+            """([x, y]) => {
+                 const canvas = document.querySelector(".attnmech-embedding-plot");
+                 return [...canvas.getContext("2d").getImageData(Math.round(x), Math.round(y), 1, 1).data].slice(0, 3);
+               }""",
+            where[point].tolist(),
+        )
+        np.testing.assert_allclose(pixel, expected, atol=3)
+
+
+@pytest.mark.browser
+def test_a_phone_needs_no_sideways_scrolling(chromium: Any, tmp_path: Path) -> None:
+    view = made_view(layers=2, heads=12)
+    with shown(chromium, view, tmp_path, width=390, height=844, address="#layer=0&head=1&search=dog&point=2") as page:
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.set_viewport_size({"width": 1000, "height": 700})
+        page.wait_for_timeout(300)
+        assert of_page(page, "plot.about()")["width"] > 390
+
+
+@pytest.mark.browser
+def test_patches_show_their_picture_and_colours(chromium: Any, tmp_path: Path) -> None:
+    images, lengths = made_images()
+    view = made_view(lengths=lengths, images=images, hostile=False)
+    with shown(chromium, view, tmp_path, address="#layer=0&head=1&point=7&colour=row") as page:
+        assert "row of the patch" in page.inner_text(".attnmech-embedding-legend")
+        assert "Attention of token 7" in page.locator(".attnmech-embedding-section").last.inner_text()
+        assert "63 tokens (3 images)" in page.inner_text(".attnmech-embedding-panes")
+        where = np.array(of_page(page, "plot.about()")["where"]).reshape(-1, 3)
+        last = int(np.argmax(where[:, 0]))  # nothing lies over its left edge
+        pixels = page.evaluate(
+            """([x, y]) => {
+                 const canvas = document.querySelector(".attnmech-embedding-plot");
+                 const { data } = canvas.getContext("2d").getImageData(Math.round(x), Math.round(y) - 1, 24, 3);
+                 return Array.from({ length: 72 }, (_, at) => [...data.subarray(4 * at, 4 * at + 3)]);
+               }""",
+            where[last, :2].tolist(),
+        )
+        border = [0, 114, 178] if last < 63 else [213, 94, 0]
+        assert np.abs(np.array(pixels) - border).max(axis=1).min() < 15
+        picture = page.locator(".attnmech-embedding-picture")
+        box = picture.bounding_box()
+        picture.click(position={"x": box["width"] * 3.5 / 5, "y": box["height"] * 2.5 / 4})
+        assert of_page(page, "state().point") == 1 + 2 * 5 + 3
+
+
+@pytest.mark.browser
+def test_everything_is_printed(chromium: Any, tmp_path: Path) -> None:
+    with shown(chromium, made_view(layers=9), tmp_path, height=500) as page:
+        page.emulate_media(media="print")
+        page.wait_for_timeout(300)
+        box = page.locator(".attnmech-embedding-matrix")
+        assert box.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
+        canvas = box.evaluate("box => box.querySelector('canvas').clientHeight")
+        assert canvas >= 9 * of_page(page, "matrix.about()")["side"]
+
+
+@pytest.mark.browser
+def test_a_notebook_shows_the_same_on_its_own_background(chromium: Any, tmp_path: Path) -> None:
+    body = f'<body style="background:#111">{embedding_view(made_view())._repr_html_()}</body>'
+    with opening(chromium, body, tmp_path / "cell.html", ready=READY) as page:
+        page.wait_for_timeout(300)
+        assert page.locator(".attnmech-embedding-cells button").count() == 12
+        assert page.locator(".attnmech-embedding").evaluate("each => getComputedStyle(each).colorScheme") == "dark"
+        page.locator(".attnmech-embedding-cells button").nth(5).click()
+        assert "L1H1: 21 tokens" in page.inner_text(".attnmech-embedding")
+        assert page.evaluate("location.hash") == ""
+        assert page.evaluate("window.owned") is None
