@@ -1,4 +1,4 @@
-"""The command line: `attnmech report`, `focus`, `heads`, `ablate`, `null` and `check`.
+"""The command line: `attnmech report`, `focus`, `heads`, `embed`, `ablate`, `null` and `check`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Console
@@ -191,6 +191,49 @@ def heads(
         outputs.write(found)
     shown = found.claims[["layer", "head", "kind", "mass", "baseline", "low", "high"]].head(15)
     _print_sweep(hooked, found, outputs, shown, "Kinds of heads, the strongest first")
+
+
+@app.command()
+def embed(
+    model: ModelOption = None,
+    text: TextOption = None,
+    file: CorpusOption = None,
+    out: TableOption = Path("embed.csv"),
+    overwrite: OverwriteOption = False,
+    projection: Annotated[
+        list[str] | None,
+        typer.Option("--projection", help="pca (usual), tsne, umap, pacmap or opentsne; may be repeated."),
+    ] = None,
+    dims: Annotated[int, typer.Option(help="Dimensions of the picture, 2 or 3.")] = 2,
+    layers: Annotated[str | None, typer.Option(help="Layers, such as 0,5,11; all if left out.")] = None,
+    sample: Annotated[int, typer.Option(help="Most tokens that become points.")] = 2000,
+    truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+) -> None:
+    """Shows queries and keys of all heads in one space, near where attended to; writes a table and a page.
+
+    Without a text, 64 documents in the demo model's language are used.
+    """
+    wanted = _numbers("--layers", layers)
+    with _outputs(text, file, out, overwrite) as outputs:
+        outputs.require_no_journal()
+        with _stages("importing torch and transformers", total=3) as step:
+            from .demo.text import documents
+            from .methods.joint_embedding import joint_embedding
+            from .model.load import load
+            from .runs.corpus import Corpus
+
+            step("loading and certifying the model")
+            inputs = Corpus(file) if file is not None else [text] if text is not None else documents(64)
+            hooked = load(model)
+            step("embedding queries and keys")
+            found = joint_embedding(
+                hooked, inputs, layers=wanted, projection=projection or ["pca"], dims=cast(Literal[2, 3], dims),
+                sample=sample, truncate=truncate,
+            )  # fmt: skip
+        outputs.write(found)
+    shown = found.to_frame().nsmallest(10, "correlation")
+    columns = ["layer", "head", "correlation", "spearman", "scale", "disparity", "separation"]
+    _print_sweep(hooked, found, outputs, shown[columns], "Heads whose distances say most of their scores")
 
 
 @app.command()
@@ -390,6 +433,16 @@ def _text(text: str | None, file: Path | None) -> str | None:
         raise InputError(f"cannot read {file}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from error
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}.") from error
+
+
+def _numbers(option: str, given: str | None) -> list[int] | None:
+    """Whole numbers between commas."""
+    if given is None:
+        return None
+    try:
+        return [int(each) for each in given.split(",")]
+    except ValueError:
+        raise InputError(f"{option} takes whole numbers between commas, such as 0,5,11; got {given}.") from None
 
 
 def _own_paragraph() -> str:

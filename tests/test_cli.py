@@ -372,3 +372,19 @@ def test_heads_without_and_with_a_corpus(
     assert pd.read_csv(table)["first"].to_numpy() == pytest.approx(of_texts["first"].to_numpy(), abs=1e-4)
     assert run(monkeypatch, "heads", "--out", str(out)) == 2
     assert "exists; give --overwrite" in capsys.readouterr().err
+
+
+def test_embed_writes_a_table_and_a_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, text = tmp_path / "embed.csv", "When Anna and Tom met at the shore, Tom gave an old anchor to Clara."
+    options = ["--projection", "pca", "--dims", "3", "--layers", "0,2", "--out", str(out)]
+    assert run(monkeypatch, "embed", "--text", text, *options) == 0
+    expected = am.joint_embedding(am.load(), [text], layers=[0, 2], dims=3)
+    table = pd.read_csv(out)
+    assert table[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [list(each) for each in expected.heads]
+    assert table.correlation.to_numpy() == pytest.approx(expected.to_frame().correlation.to_numpy(), nan_ok=True)
+    assert expected.lead in " ".join(capsys.readouterr().out.split())
+    assert "Joint embedding of the queries and keys" in out.with_suffix(".html").read_text("utf-8")
+    assert run(monkeypatch, "embed", "--layers", "0;2", "--out", str(tmp_path / "other.csv")) == 2
+    assert "--layers takes whole numbers between commas, such as 0,5,11; got 0;2." in capsys.readouterr().err

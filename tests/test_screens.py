@@ -56,6 +56,7 @@ VIEWS: dict[str, Callable[[], Any]] = {
     ),
     "effects": lambda: am.ablate_heads(am.load(), [PARAGRAPH, "Anna sang of shells."]),
     "focus": lambda: am.attention_focus(am.load(), HARD),
+    "joint-embedding": lambda: am.joint_embedding(am.load(), [HARD, PARAGRAPH], dims=3),
     "updates": lambda: am.residual_updates(am.load(), HARD),
 }
 
@@ -129,6 +130,7 @@ def results() -> list[Any]:
         am.null_attention(model, texts, heads=few),
         am.patch(model, clean, corrupted, heads=few, answers=" Anna", against=" Tom"),
         am.head_importance(model, texts),
+        am.joint_embedding(model, texts, layers=[1, 2]),
         am.ablate_pairs(model, texts, [(few[0], few[1])]),
         am.prune_heads(model, texts, heads=few, steps=2),
         model.certificate,

@@ -158,6 +158,8 @@ interface EmbeddingData {
   places: [number, number][];
   /** How many; there are twice as many points, queries before keys. */
   tokens: number;
+  /** What they come from: "text" or "image". */
+  unit: string;
   labels: string;
   text: Packed;
   position: Packed;
@@ -206,6 +208,7 @@ interface EmbeddingState {
   sorted: boolean;
   size: number;
   flat: boolean;
+  pictures: boolean;
   labels: boolean;
   lines: boolean;
   bySize: boolean;

@@ -22,11 +22,12 @@
     const projections = Object.keys(data.projections);
     const colours = coloursOffered(data);
     const texts = Object.keys(data.texts).map(Number);
+    const unit = data.unit === "text" ? "Text" : "Image";
     const onPage = "attnmechPage" in document.documentElement.dataset;
     /** @type {EmbeddingState} */
     const usual = {
       show: "both", block: firstBlock(), projection: projections[0], colour: "kind", search: "", whole: false, sorted: false, size: 1,
-      flat: false, labels: false, lines: false, bySize: false, text: texts[0] ?? -1, point: -1,
+      flat: false, pictures: true, labels: false, lines: false, bySize: false, text: texts[0] ?? -1, point: -1,
     };
     const state = { ...usual };
     let options = /** @type {Partial<SentenceOptions>} */ ({});
@@ -102,13 +103,15 @@
     const withLabels = checkbox("labels", false, (ticked) => choose({ labels: ticked }));
     const withLines = checkbox("attention lines", false, (ticked) => choose({ lines: ticked }));
     const bySize = checkbox("dot size by norm", false, (ticked) => choose({ bySize: ticked }));
+    const withPictures = checkbox("pictures (blue border: query, orange: key)", true, (ticked) => choose({ pictures: ticked }));
+    withPictures.element.hidden = data.images === null;
     const kind = selector("Point", ["none", "query", "key"], 0, pointFromControls);
     const number = make("input", { type: "number", min: 0, max: tokens.count - 1, step: 1, "aria-label": "token of the point", title: "number of the token over all texts", onchange: pointFromControls });
     number.value = "0";
     const picker = make("span", { className: "attnmech-control" }, kind.element, number);
     const headControls = make("div", { className: "attnmech-controls" },
       step(-1, "← previous", "previous head"), step(1, "next →", "next head"), layer.element, head.element, dims.element,
-      withLabels.element, withLines.element, bySize.element, picker);
+      withPictures.element, withLabels.element, withLines.element, bySize.element, picker);
     const said = make("p", { className: "attnmech-finding attnmech-embedding-said", "aria-live": "polite" });
     const about = make("div", { className: "attnmech-embedding-about" });
     const headPane = make("div", { className: "attnmech-embedding-pane attnmech-embedding-right" },
@@ -116,7 +119,7 @@
       make("details", { open: true }, make("summary", { text: "The head's numbers" }), about));
 
     const textOptions = texts.map((text) => `${text}: ${(data.texts[text].queries ?? []).slice(0, 8).join(" ").slice(0, 50)}…`);
-    const text = selector("Text", textOptions, 0, (index) => choose({ text: texts[index], point: -1 }));
+    const text = selector(unit, textOptions, 0, (index) => choose({ text: texts[index], point: -1 }));
     const sentencePlace = make("div");
     const sentenceHeading = make("h3");
     const sentencePane = make("div", { className: "attnmech-embedding-section", hidden: texts.length === 0 },
@@ -141,6 +144,8 @@
       const rest = entries.slice(MOST_ANOMALIES);
       const more = make("details", { hidden: !rest.length }, make("summary", { text: `${rest.length} more` }), make("ol", { start: MOST_ANOMALIES + 1 }, ...rest));
       const section = make("div", { className: "attnmech-embedding-section", hidden: !entries.length }, make("h3", { text: "Unusual heads, the most unusual first" }), list, more);
+      const kinds = [...new Set(data.anomalies.map(([, , what]) => what))].filter((what) => data.meanings[what]);
+      if (kinds.length) section.append(make("p", { className: "attnmech-reading", text: `${kinds.map((what) => `${what}: ${data.meanings[what]}`).join("; ")}.` }));
       return section;
     }
 
@@ -210,7 +215,7 @@
       if (isRanked && changed("sorted", "search", "whole", "projection")) matrix.toTop();
       else if (changed("block")) matrix.reveal(state.block);
       plot.show({ state, cloud, colouring, hits });
-      title.textContent = `${names[state.block]}: ${counting(tokens.count, "token")} (${counting(tokens.texts, "text")})`;
+      title.textContent = `${names[state.block]}: ${counting(tokens.count, "token")} (${counting(tokens.texts, data.unit)})`;
       said.textContent = plot.sentence() || "Choose a dot to see what it attends to; a query is a circle, a key a square.";
       if (changed("block")) about.replaceChildren(...embeddingNumbers(data, state.block));
       await showText();
@@ -229,6 +234,7 @@
       head.select.selectedIndex = headNumbers.indexOf(places[state.block][1]);
       dims.element.hidden = cloud.dims < 3;
       dims.select.selectedIndex = Number(state.flat);
+      withPictures.box.checked = state.pictures;
       withLabels.box.checked = state.labels;
       withLines.box.checked = state.lines;
       bySize.box.checked = state.bySize;
@@ -310,7 +316,7 @@
       const at = here ? (isKey ? { key: tokens.position[token] } : { query: tokens.position[token] }) : { query: null };
       control.choose({ layer: layer_, head: head_, ...at });
       picture?.show(patterns[number_].of(layer_, head_), here && !isKey ? tokens.position[token] : -1);
-      sentenceHeading.textContent = `Text ${number_}, as ${names[state.block]} sees it`;
+      sentenceHeading.textContent = `${unit} ${number_}, as ${names[state.block]} sees it`;
     }
 
     // ---- choosing ---------------------------------------------------------------------------------------------
@@ -384,6 +390,8 @@
         const read = typeof value === "number" ? Number(given[name]) : typeof value === "boolean" ? given[name] === "true" : given[name];
         state[name] = !fits[name] || fits[name](read) ? read : value;
       }
+      const of = state.point < 0 ? -1 : tokens.text[state.point % tokens.count];
+      if (!Object.hasOwn(given, "text") && texts.includes(of)) state.text = of;
       const block = blockAt.get(String([layers.indexOf(Number(given.layer)), Number(given.head)]));
       state.block = block ?? usual.block;
       options = Object.fromEntries(

@@ -1,4 +1,4 @@
-// One head of joint embeddings, large: zoom, pan and turn, labels, attention from point to point, its numbers.
+// One head of joint embeddings, large: zoom, pan and turn, labels, attention from point to point.
 
 const REACH = 14; // CSS pixels from the pointer at which a point is still meant
 const LEAST_DRAWN = 0.05; // of all attention lines, the smallest weight
@@ -6,48 +6,6 @@ const MOST_OF_POINT = 40; // lines of one point
 const MOST_LABELS = 140;
 const TURN_STEP = 0.12; // radians an arrow key
 const ZOOMS = [1, 64];
-
-/**
- * What a point attends to, or is attended by: whole where the page carries its text, else what the two highest keys of
- * each query say.
- *
- * @param {EmbeddingTokens} tokens
- * @param {{places: [number, number][], highest: Unpacked, weights: Unpacked, patternOf(text: number): Patterns | undefined}} data
- */
-function embeddingAttention(tokens, { places, highest, weights, patternOf }) {
-  const { count } = tokens;
-  const at = new Map(range(count).map((token) => [`${tokens.text[token]},${tokens.position[token]}`, token]));
-
-  /** The line of each query to its two highest keys, of one head. */
-  function linesOf(block) {
-    const [keys, shares] = [highest.of(block), weights.of(block)];
-    return range(2 * count)
-      .filter((index) => !Number.isNaN(keys[index]))
-      .map((index) => ({ query: Math.floor(index / 2), key: keys[index], weight: shares[index] }));
-  }
-
-  function ofPoint(block, point) {
-    const token = point % count;
-    const isKey = point >= count;
-    const pattern = patternOf(tokens.text[token])?.of(...places[block]);
-    const ofThis = ({ query, key }) => (isKey ? key : query) === token;
-    if (!pattern) return { whole: false, lines: linesOf(block).filter(ofThis).sort(heaviestFirst) };
-    const length = Math.sqrt(pattern.length);
-    const own = tokens.position[token];
-    const lines = range(length).map((other) => {
-      const to = at.get(`${tokens.text[token]},${other}`);
-      return { other: to, weight: pattern[isKey ? other * length + own : own * length + other] };
-    });
-    const there = lines.filter(({ other, weight }) => other !== undefined && weight > 0);
-    return {
-      whole: true,
-      lines: there
-        .map(({ other, weight }) => ({ query: isKey ? Number(other) : token, key: isKey ? token : Number(other), weight }))
-        .sort(heaviestFirst),
-    };
-  }
-  return { linesOf, ofPoint, tokenAt: (text, position) => at.get(`${text},${position}`) };
-}
 
 /**
  * The plot of one head. `pick(point)` hears what the reader takes; -1 is none.
@@ -81,9 +39,10 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
   const where = new Float32Array(3 * points); // pixels of each point, and its depth
   /** @type {{state: EmbeddingState, cloud: Cloud, colouring: Colouring, hits: Set<number> | null} | null} */
   let shown = null;
+  /** @type {ReturnType<typeof attention.ofPoint>} */
+  let attended = { whole: false, weights: [] };
   /** @type {Line[]} */
-  let lines = [];
-  let whole = false;
+  let lines = []; // between dots
 
   const inSpace = () => shown !== null && shown.cloud.dims === 3 && !shown.state.flat;
   const first = () => (shown?.state.block ?? 0) * points;
@@ -133,7 +92,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     const kind = tokens.classes[tokens.class[token]];
     return [
       nameOf(point),
-      `text ${tokens.text[token]}, position ${tokens.position[token]} of ${length}`,
+      `${data.unit} ${tokens.text[token]}, position ${tokens.position[token]} of ${length}`,
       ...(kind ? [kind] : []),
       `norm ${normOf(shown?.state.block ?? 0, point).toPrecision(3)} before scaling`,
     ];
@@ -144,17 +103,19 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     if (!shown || shown.state.point < 0) return "";
     const point = shown.state.point;
     const isKey = point >= tokens.count;
-    const parts = lines.slice(0, 3).map(({ query, key, weight }) => {
-      const other = isKey ? query : key;
-      const words = `${tokens.position[other]} “${isolated(tokens.labels[other])}”`;
+    const text = tokens.text[point % tokens.count];
+    const { whole, weights } = attended;
+    const parts = weights.slice(0, 3).map(({ position, token, weight }) => {
+      const label = token === undefined ? data.texts[text].queries[position] : tokens.labels[token];
+      const words = `${position} “${isolated(label)}”${token === undefined ? " (not among the dots)" : ""}`;
       return `${percent(weight)} ${isKey ? "from query" : "to"} ${words}`;
     });
     const name = nameOf(point);
-    const subject = `${name[0].toUpperCase()}${name.slice(1)} of text ${tokens.text[point % tokens.count]}`;
-    if (!parts.length && !whole) return `${subject} is not among the two highest keys of any query.`;
+    const subject = `${name[0].toUpperCase()}${name.slice(1)} of ${data.unit} ${text}`;
+    const known = `Of this ${data.unit}, the page has only the two highest keys of each query, where they are among the dots.`;
+    if (!whole && !parts.length) return `${subject}: no weight is known. ${known}`;
     const more = lines.length > 3 ? ` The ${Math.min(lines.length, MOST_OF_POINT)} largest weights are drawn.` : "";
-    const known = whole ? "" : isKey ? " Only queries for which it is among the two highest keys are known." : " Only its two highest keys are known.";
-    return `${subject} ${isKey ? "gets" : "gives"} ${joined(parts, "nothing")}.${more}${known}`;
+    return `${subject} ${isKey ? "gets" : "gives"} ${joined(parts, "nothing")}.${more}${whole ? "" : ` ${known}`}`;
   }
 
   // ---- drawing ----------------------------------------------------------------------------------------------
@@ -177,7 +138,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     context.fill();
   }
 
-  /** A patch of its picture, or its colour, with the border that says query or key. */
+  /** A patch of its picture, or of its colour, with the border that says query or key; a dot of that colour for others. */
   function patch(context, point, radius, border) {
     const images = /** @type {NonNullable<EmbeddingTokens["images"]>} */ (tokens.images);
     const [rows, columns] = images.grid;
@@ -185,7 +146,11 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     const [x, y, side] = [where[3 * point], where[3 * point + 1], 5 * radius];
     const picture = patches(tokens.text[token]);
     const [row, column] = images.place.subarray(2 * token, 2 * token + 2);
-    if (Number.isNaN(row)) return dot(context, point, radius);
+    if (Number.isNaN(row)) {
+      context.fillStyle = border;
+      dot(context, point, radius);
+      return;
+    }
     const [left, top] = [x - side / 2, y - side / 2];
     if (picture) {
       const [wide, high] = [picture.naturalWidth / columns, picture.naturalHeight / rows];
@@ -262,6 +227,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
     const quiet = colourOf(stage, "--quiet");
     const weight = colourOf(stage, "--weight");
     const colour = cssColours(colouring, state.block, norms, points);
+    const border = [colourOf(stage, "--query"), colourOf(stage, "--key")];
     const radius = radii();
     const chosen = state.point;
     const missed = (point) => hits !== null && !hits.has(point % tokens.count);
@@ -272,7 +238,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       const drawn = all.filter((line) => line.weight >= LEAST_DRAWN && (hits === null || hits.has(line.query)));
       strokes(context, drawn, weight);
     }
-    const pictured = tokens.images !== null && points <= 4000;
+    const pictured = tokens.images !== null && state.pictures;
     const depths = inSpace() ? order.toSorted((one, other) => where[3 * one + 2] - where[3 * other + 2]) : order;
     const passes = hits === null ? [() => true] : [missed, (point) => !missed(point)];
     for (const [pass, wanted] of passes.entries()) {
@@ -281,7 +247,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
         if (!wanted(point)) continue;
         context.globalAlpha = faint ? 0.18 : hits !== null || pictured ? 0.95 : inSpace() ? 0.55 + 0.4 * Math.max(-1, Math.min(1, where[3 * point + 2])) : 0.85;
         if (pictured && !faint) {
-          patch(context, point, radius(point), colour(point));
+          patch(context, point, radius(point), border[Number(point >= tokens.count)]);
           continue;
         }
         context.fillStyle = faint ? quiet : colour(point);
@@ -296,7 +262,7 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       const ends = drawn.map(({ query, key }) => (chosen < tokens.count ? key + tokens.count : query));
       for (const point of [...ends, chosen]) {
         context.fillStyle = colour(point);
-        if (pictured) patch(context, point, radius(point) + 1, colour(point));
+        if (pictured) patch(context, point, radius(point) + 1, border[Number(point >= tokens.count)]);
         else dot(context, point, radius(point) + 1.5);
         context.strokeStyle = ink;
         context.lineWidth = point === chosen ? 2.5 : 1;
@@ -449,7 +415,10 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       if (other) Object.assign(seen, { zoom: 1, x: 0, y: 0 });
       shown = next;
       const { block, point } = next.state;
-      ({ lines, whole } = point < 0 ? { lines: [], whole: false } : attention.ofPoint(block, point));
+      attended = point < 0 ? { whole: false, weights: [] } : attention.ofPoint(block, point);
+      const [token, isKey] = [point % tokens.count, point >= tokens.count];
+      lines = attended.weights.flatMap(({ token: other, weight }) =>
+        other === undefined ? [] : [isKey ? { query: other, key: token, weight } : { query: token, key: other, weight }]);
       redraw();
     },
     /** A ring around points, as a token pointed at elsewhere has them; -1 for none. */
@@ -457,61 +426,8 @@ function embeddingHead(stage, data, tokens, { pick, norms, normOf, attention, pa
       hovered = at;
       redraw();
     },
-    about: () => ({ frames, seen: { ...seen }, lines, whole, where: Array.from(where), width, height }),
+    about: () => ({ frames, seen: { ...seen }, lines, whole: attended.whole, where: Array.from(where), width, height }),
     drag,
     zoom,
   };
-}
-
-/**
- * The numbers of a head with what they mean, and the curve from which c was taken.
- *
- * @param {EmbeddingData} data
- */
-function embeddingNumbers({ about, meanings, kinds }, block) {
-  const { numbers, scale, curve, kind } = about[block];
-  const shown = (value) => (value === null ? "—" : with3Digits(value));
-  const row = (label, value, meaning) =>
-    make("tr", {}, make("th", { scope: "row", text: label }), make("td", { text: value }), make("td", { text: meaning }));
-  const rows = Object.entries(numbers).map(([label, value]) => row(label, shown(value), meanings[label] ?? ""));
-  if (kind >= 0) rows.unshift(row("head type", kinds[kind], "as claimed with its interval"));
-  rows.push(row("c", shown(scale), "queries were multiplied by c and keys divided by it; attention stays the same"));
-  const table = make("table", {}, make("tbody", {}, ...rows));
-  return [make("div", { className: "attnmech-embedding-numbers" }, table), ...curveOf(curve, scale)];
-}
-
-function with3Digits(value) {
-  const size = Math.abs(value);
-  const text = size !== 0 && (size < 0.001 || size >= 10000) ? size.toExponential(1) : size.toPrecision(3);
-  return `${value < 0 ? "−" : ""}${text}`;
-}
-
-/** The criterion over c, on a logarithmic axis. */
-function curveOf([grid, criterion], scale) {
-  const there = range(grid.length).filter((index) => grid[index] > 0 && criterion[index] !== null);
-  if (there.length < 2) return [];
-  const [WIDE, HIGH, LEFT, BELOW] = [320, 130, 44, 30];
-  const logs = there.map((index) => Math.log(grid[index]));
-  const values = there.map((index) => criterion[index]);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const x = (log) => LEFT + ((WIDE - LEFT - 8) * (log - logs[0])) / (logs[logs.length - 1] - logs[0] || 1);
-  const y = (value) => 8 + ((HIGH - BELOW - 12) * (high - value)) / (high - low || 1);
-  const path = logs.map((log, index) => `${index ? "L" : "M"}${x(log).toFixed(1)} ${y(values[index]).toFixed(1)}`).join("");
-  const text = (at, words, anchor = "middle") =>
-    makeSvg("text", { x: at[0], y: at[1], "text-anchor": anchor, "font-size": 11, fill: "currentColor" }, words);
-  const marks = [
-    makeSvg("path", { d: `M${LEFT} 4V${HIGH - BELOW}H${WIDE - 4}`, fill: "none", stroke: "currentColor", opacity: 0.4 }),
-    makeSvg("path", { d: path, fill: "none", stroke: "var(--weight)", "stroke-width": 2 }),
-    text([LEFT - 4, y(high) + 4], with3Digits(high), "end"),
-    text([LEFT - 4, y(low) + 4], with3Digits(low), "end"),
-    text([LEFT, HIGH - BELOW + 13], with3Digits(grid[there[0]])),
-    text([WIDE - 18, HIGH - BELOW + 13], with3Digits(grid[there[there.length - 1]])),
-    text([(LEFT + WIDE) / 2, HIGH - 4], "c (logarithmic)"),
-  ];
-  if (scale > 0) {
-    const nearest = there.reduce((best, index) => (Math.abs(Math.log(grid[index] / scale)) < Math.abs(Math.log(grid[best] / scale)) ? index : best));
-    marks.push(makeSvg("circle", { cx: x(Math.log(scale)), cy: y(criterion[nearest]), r: 5, fill: "none", stroke: "var(--other)", "stroke-width": 2.5 }));
-  }
-  const picture = makeSvg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": "the correlation for each c" }, ...marks);
-  return [make("p", { className: "attnmech-reading", text: "Correlation of distance and query-key product for each c; the ring is the c in use." }), picture];
 }

@@ -18,10 +18,14 @@ MOST_COMPARED: Final = 1000
 NAMES: Final = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP", "pacmap": "PaCMAP"}
 
 MEANINGS: Final = {
+    "correlation (": "the same correlation between the dots, after projection",
     "correlation": "between distance and query-key product before projection, nearby pairs counting most; "
     "−1: the nearer a key, the larger its score",
     "Spearman": "rank correlation between the same distance and product",
     "key norm / query norm": "how much longer keys are than queries before scaling",
+    "norm disparity": "median key norm over median query norm",
+    "separated clusters": "distance between the centroids of queries and keys before the shift, in spreads of a cloud",
+    "attends to first": "mean attention to the first token",
     "trustworthiness": "how many neighbours in the plot are neighbours before projection; 1 is all",
 }
 """What the usual numbers mean, by how their labels begin."""
@@ -52,8 +56,13 @@ def embedding_page(view: EmbeddingView) -> str:
 def embedding_view(view: EmbeddingView) -> View:
     """The same as a view that shows itself in a notebook."""
     heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
-    found = f"{heads} heads of {view.model}, {tokens:,} tokens from {texts:,} {'text' if texts == 1 else 'texts'}."
+    found = f"{heads} heads of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
     return View("embedding", view.title, READING, _data(view), finding=found)
+
+
+def _unit(view: EmbeddingView) -> str:
+    """What the tokens come from."""
+    return "text" if view.images is None else "image"
 
 
 def _data(view: EmbeddingView) -> dict[str, Any]:
@@ -63,6 +72,7 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
         "layers": layers,
         "places": [[layers.index(each.layer), each.head] for each in view.heads],
         "tokens": len(view.labels),
+        "unit": _unit(view),
         "labels": pack_texts(tuple(visible_token(label) for label in view.labels)),
         "text": pack_keys(np.asarray(view.text)[None], axes=1),
         "position": pack_keys(np.asarray(view.position)[None], axes=1),
@@ -76,7 +86,7 @@ def _data(view: EmbeddingView) -> dict[str, Any]:
         "highest": pack_keys(np.stack([each.highest for each in view.heads]), axes=1),
         "weights": pack_values(np.stack([each.weights for each in view.heads]).astype(np.float32), axes=1),
         "about": [_about(each, kinds) for each in view.heads],
-        "meanings": {label: _meaning(view, label) for each in view.heads for label in each.numbers},
+        "meanings": {label: _meaning(view, label) for label in _labels(view)},
         "texts": {str(number): _sentence(view, text, layers) for number, text in view.texts.items()},
         "notes": [str(note) for note in view.notes],
         "anomalies": [
@@ -126,6 +136,15 @@ def _about(head: EmbeddingHead, kinds: list[str]) -> dict[str, Any]:
     }
 
 
+def _labels(view: EmbeddingView) -> list[str]:
+    """Everything that has a number."""
+    return list(
+        dict.fromkeys(
+            [label for each in view.heads for label in each.numbers] + [what for _, _, what, _ in view.anomalies]
+        )
+    )
+
+
 def _meaning(view: EmbeddingView, label: str) -> str:
     known = (words for start, words in MEANINGS.items() if label.startswith(start))
     return view.meanings.get(label) or next(known, "")
@@ -148,17 +167,17 @@ def _sentence(view: EmbeddingView, text: EmbeddingText, layers: list[int]) -> di
     data = {name: value for name, value in made.data.items() if name != "rest"}
     if text.rest is not None:
         data["rest"] = pack_values(rest)
-    return data | {"embedded": True, "missing": missing, "floor": _floor(text.patterns)}
+    return data | {"embedded": True, "missing": missing, "floor": _floor(text)}
 
 
-def _floor(patterns: np.ndarray) -> float:
+def _floor(text: EmbeddingText) -> float:
     """The least sum of a row's kept keys that gives their weights to within 1 %.
 
-    Half a step of the smallest float16 numbers is 2⁻²⁵, that of float32 numbers near 1 is 2⁻²⁵, too, but only the
-    hidden keys are near 1: the others keep their own precision, down to 2⁻¹⁵⁰.
+    Half a step of the smallest numbers is 2⁻²⁵ in float16 and 2⁻¹⁵⁰ in float32. What no key has is 1 minus a sum that
+    was rounded to 2⁻¹² or 2⁻²⁵ of its size.
     """
-    step = 2.0**-25 if patterns.dtype == np.float16 else 2.0**-150
-    return float(100 * patterns.shape[-1] * step)
+    smallest, relative = (2.0**-25, 2.0**-12) if text.patterns.dtype == np.float16 else (2.0**-150, 2.0**-25)
+    return float(100 * (text.patterns.shape[-1] * smallest + (0 if text.rest is None else relative)))
 
 
 def _images(images: EmbeddingImages) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from attnmech.draw.text import json_for_script
 
 VIEWS = (
     *("shared.js", "plotly_figure.js", "circuitsvis.js", "sentence.js", "graph.js", "all_heads.js"),
-    *("embedding_points.js", "embedding_colours.js", "embedding_matrix.js", "embedding_head.js"),
-    *("embedding_picture.js", "embedding.js"),
+    *("embedding_points.js", "embedding_colours.js", "embedding_painters.js", "embedding_matrix.js"),
+    *("embedding_attention.js", "embedding_head.js", "embedding_numbers.js", "embedding_picture.js", "embedding.js"),
 )
 """What attnmech's own script consists of."""
 

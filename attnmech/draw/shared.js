@@ -416,7 +416,7 @@ function announce(stage, detail) {
 
 const MOST_LISTED_BELOW = 60;
 
-/** @type {(one: Line, other: Line) => number} */
+/** @type {(one: {weight: number}, other: {weight: number}) => number} */
 const heaviestFirst = (one, other) => other.weight - one.weight;
 
 const isolated = (text) => `\u2068${text}\u2069`; // a right-to-left token leaves its surroundings alone

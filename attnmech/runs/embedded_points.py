@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..arguments import option, shown, string
 from ..draw.embedding import EmbeddingHead, EmbeddingText, EmbeddingView
-from ..draw.embedding_page import embedding_page
+from ..draw.embedding_page import embedding_page, embedding_view
+from ..draw.figure_page import table_html
 from ..draw.joint_embedding import criterion_curve, joint_scatter
 from ..draw.section import Section
 from ..errors import InputError, OutputError
@@ -378,6 +379,13 @@ class EmbeddedPoints(PagedResult):
         with writing(target) as draft:
             draft.write_text(page, encoding="utf-8")
         return target
+
+    def _repr_html_(self) -> str:
+        try:
+            shown = embedding_view(self.view())._repr_html_()
+        except InputError:  # too large: the figures of one head
+            return super()._repr_html_()
+        return f"{shown}<details><summary>The numbers</summary>{table_html(self.to_frame())}</details>"
 
     # -- tables and figures -----------------------------------------------------------------------------------
 

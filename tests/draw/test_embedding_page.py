@@ -113,6 +113,17 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(view, heads=[])
 
 
+def test_numbers_and_anomalies_say_what_they_mean() -> None:
+    view = made_view()
+    heads = [replace(head, numbers=head.numbers | {"correlation (PCA)": -0.5, "own": 1.0}) for head in view.heads]
+    anomalies = [(0, 1, "attends to first", 0.7)]
+    data = embedding_view(replace(view, heads=heads, anomalies=anomalies, meanings={"own": "as measured"})).data
+    assert "before projection" in data["meanings"]["correlation"]
+    assert "after projection" in data["meanings"]["correlation (PCA)"]
+    assert data["meanings"]["own"] == "as measured"
+    assert "first token" in data["meanings"]["attends to first"]
+
+
 def test_hostile_text_stays_text() -> None:
     html = embedding_page(made_view())
     assert "<script>window.owned" not in html
@@ -280,6 +291,12 @@ def test_a_point_says_its_attention(opened: Any) -> None:
         f"{100 * row[best]:.1f}\u00a0% to {best} “{visible_token(view.labels[start + best])}”, {100 * row[second]:.1f}"
     )
     assert words in said(opened)
+    choose(opened, "Point", "key")
+    column = view.texts[1].patterns[block, :, query].astype(float)
+    drawn = {line["query"] - start: line["weight"] for line in of_page(opened, "plot.about()")["lines"]}
+    assert drawn == pytest.approx({other: column[other] for other in range(query, 9)}, rel=1e-3)
+    assert said(opened).startswith(f"Key 5 “{visible_token(view.labels[start + query])}” of text 1 gets ")
+    choose(opened, "Point", "query")
     assert of_page(opened, "state().text") == 1  # its sentence is shown, with the token chosen
     chosen = opened.locator(".attnmech-sentence-query [aria-pressed='true']")
     assert chosen.inner_text().endswith(visible_token(view.labels[start + query]))
@@ -295,11 +312,39 @@ def test_of_a_text_that_is_not_carried_the_two_highest_keys_are_said(opened: Any
     assert not about["whole"]
     expected = {(int(head.highest[19, rank]), round(float(head.weights[19, rank]), 3)) for rank in range(2)}
     assert {(line["key"], round(line["weight"], 3)) for line in about["lines"]} == expected
-    assert "Only its two highest keys are known." in said(opened)
+    assert "the page has only the two highest keys of each query" in said(opened)
     key = int(head.highest[19, 0])
     opened.evaluate(f"location.hash = 'layer=0&head=2&point={21 + key}'")
     about = of_page(opened, "plot.about()")
     assert {line["query"] for line in about["lines"]} == set(np.argwhere(head.highest == key)[:, 0].tolist())
+
+
+@pytest.mark.browser
+def test_attention_to_a_token_that_is_no_dot_is_said(chromium: Any, tmp_path: Path) -> None:
+    """Of the first text, token 0 was not sampled."""
+    view = made_view()
+    names = ("text", "position", "special")
+    kept = np.r_[1:21]
+    heads = [
+        replace(
+            head,
+            points={name: points[np.r_[1:21, 22:42]] for name, points in head.points.items()},
+            norms=head.norms[np.r_[1:21, 22:42]],
+            highest=np.maximum(head.highest[1:] - 1, -1),
+            weights=head.weights[1:],
+        )
+        for head in view.heads
+    ]
+    fewer = {name: getattr(view, name)[kept] for name in names}
+    lists = {"labels": view.labels[1:], "classes": view.classes[1:]}
+    with shown(
+        chromium, replace(view, heads=heads, **fewer, **lists), tmp_path, address="#layer=0&head=0&point=1"
+    ) as page:
+        row = view.texts[0].patterns[0, 2].astype(float)
+        first = f"{100 * row[0]:.1f}\u00a0% to 0 “<s>” (not among the dots)"
+        assert first in said(page)
+        drawn = {line["key"]: line["weight"] for line in of_page(page, "plot.about()")["lines"]}
+        assert drawn == pytest.approx({0: row[1], 1: row[2]}, rel=1e-3)
 
 
 @pytest.mark.browser
@@ -423,6 +468,37 @@ def test_every_colour_has_a_legend(opened: Any, scheme: str) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["modulo", "class"])
+def test_dots_have_the_colours_of_the_legend(opened: Any, scheme: str) -> None:
+    view = made_view()
+    opened.evaluate(f"location.hash = 'layer=0&head=1&projection=tsne&colour={scheme}'")
+    where = np.array(of_page(opened, "plot.about()")["where"]).reshape(-1, 3)[:, :2]
+    gaps = np.linalg.norm(where[:, None] - where[None], axis=-1) + 1e6 * np.eye(len(where))
+    legend = opened.evaluate(
+        """() => [...document.querySelectorAll(".attnmech-embedding-legend span:has(i)")].map((each) => {
+             const { backgroundColor } = getComputedStyle(each.firstChild);
+             return [each.textContent.trim(), backgroundColor.match(/[0-9]+/g).map(Number)];
+           })"""
+    )
+    colours = [colour for _, colour in legend]
+    names = [words for words, _ in legend]
+    for point in np.flatnonzero(gaps.min(axis=1) > 9).tolist():
+        token, is_key = point % len(view.labels), point >= len(view.labels)
+        if scheme == "modulo":
+            expected = colours[5 * is_key + int(view.position[token]) % 5]
+        else:
+            expected = colours[names.index(view.classes[token])]
+        pixel = opened.evaluate(
+            """([x, y]) => {
+                 const canvas = document.querySelector(".attnmech-embedding-plot");
+                 return [...canvas.getContext("2d").getImageData(Math.round(x), Math.round(y), 1, 1).data].slice(0, 3);
+               }""",
+            where[point].tolist(),
+        )
+        np.testing.assert_allclose(pixel, expected, atol=3)
+
+
+@pytest.mark.browser
 def test_a_phone_needs_no_sideways_scrolling(chromium: Any, tmp_path: Path) -> None:
     view = made_view(layers=2, heads=12)
     with shown(chromium, view, tmp_path, width=390, height=844, address="#layer=0&head=1&search=dog&point=2") as page:
@@ -440,6 +516,19 @@ def test_patches_show_their_picture_and_colours(chromium: Any, tmp_path: Path) -
     with shown(chromium, view, tmp_path, address="#layer=0&head=1&point=7&colour=row") as page:
         assert "row of the patch" in page.inner_text(".attnmech-embedding-legend")
         assert "Attention of token 7" in page.locator(".attnmech-embedding-section").last.inner_text()
+        assert "63 tokens (3 images)" in page.inner_text(".attnmech-embedding-panes")
+        where = np.array(of_page(page, "plot.about()")["where"]).reshape(-1, 3)
+        last = int(np.argmax(where[:, 0]))  # nothing lies over its left edge
+        pixels = page.evaluate(
+            """([x, y]) => {
+                 const canvas = document.querySelector(".attnmech-embedding-plot");
+                 const { data } = canvas.getContext("2d").getImageData(Math.round(x), Math.round(y) - 1, 24, 3);
+                 return Array.from({ length: 72 }, (_, at) => [...data.subarray(4 * at, 4 * at + 3)]);
+               }""",
+            where[last, :2].tolist(),
+        )
+        border = [0, 114, 178] if last < 63 else [213, 94, 0]
+        assert np.abs(np.array(pixels) - border).max(axis=1).min() < 15
         picture = page.locator(".attnmech-embedding-picture")
         box = picture.bounding_box()
         picture.click(position={"x": box["width"] * 3.5 / 5, "y": box["height"] * 2.5 / 4})
@@ -455,3 +544,16 @@ def test_everything_is_printed(chromium: Any, tmp_path: Path) -> None:
         assert box.evaluate("box => box.scrollHeight <= box.clientHeight + 1")
         canvas = box.evaluate("box => box.querySelector('canvas').clientHeight")
         assert canvas >= 9 * of_page(page, "matrix.about()")["side"]
+
+
+@pytest.mark.browser
+def test_a_notebook_shows_the_same_on_its_own_background(chromium: Any, tmp_path: Path) -> None:
+    body = f'<body style="background:#111">{embedding_view(made_view())._repr_html_()}</body>'
+    with opening(chromium, body, tmp_path / "cell.html", ready=READY) as page:
+        page.wait_for_timeout(300)
+        assert page.locator(".attnmech-embedding-cells button").count() == 12
+        assert page.locator(".attnmech-embedding").evaluate("each => getComputedStyle(each).colorScheme") == "dark"
+        page.locator(".attnmech-embedding-cells button").nth(5).click()
+        assert "L1H1: 21 tokens" in page.inner_text(".attnmech-embedding")
+        assert page.evaluate("location.hash") == ""
+        assert page.evaluate("window.owned") is None

@@ -1,0 +1,124 @@
+"""What the page of joint embeddings costs: size, making, opening, and frames while all heads move.
+
+    python benchmarks/embedding_page.py --json embedding_page.json
+
+24 layers × 16 heads, 1,000 tokens (2,000 points a head), two texts of 50 tokens with their attention. Chromium draws
+in software, without a GPU, as `--disable-gpu` has it. On an idle machine. See benchmarks/README.md.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any, Final
+
+import numpy as np
+from measure import machine
+
+from attnmech.draw.embedding import EmbeddingHead, EmbeddingText, EmbeddingView
+from attnmech.draw.embedding_page import embedding_page
+
+LAYERS, HEADS, TEXTS, LENGTH = 24, 16, 20, 50
+FRAME_TARGET: Final = 50.0
+"""Milliseconds that the median frame may take."""
+FRAMES: Final = 100
+MOVING: Final = """async ([frames, sized]) => {
+  const box = document.querySelector(".attnmech-embedding-matrix");
+  const plot = document.getElementById("figure-0").control.plot;
+  const times = [];
+  for (let frame = 0, last = performance.now(); frame < frames; frame += 1) {
+    if (sized === "head") plot.drag(3, 1, true);
+    else box.scrollTop = 12 * Math.abs(frames / 2 - frame);
+    await new Promise(requestAnimationFrame);
+    times.push(performance.now() - last);
+    last += times.at(-1);
+  }
+  return times.slice(3);
+}"""
+SIZED: Final = """size => {
+  const slider = document.querySelector(".attnmech-embedding input[type=range]");
+  slider.value = size;
+  slider.dispatchEvent(new Event("input"));
+}"""
+
+
+def made_view(dims: int) -> EmbeddingView:
+    """Clouds drawn from N(0, 1), queries and keys 1 apart."""
+    generator = np.random.default_rng(0)
+    count = TEXTS * LENGTH
+
+    def head(layer: int, number: int) -> EmbeddingHead:
+        points = generator.normal(size=(2 * count, dims)).astype(np.float32)
+        points[count:, 0] += 1
+        weights = np.sort(generator.uniform(size=(count, 2)) / 2)[:, ::-1]
+        highest = generator.integers(0, count, size=(count, 2))
+        norms = generator.uniform(1, 2, size=2 * count)
+        curve = np.geomspace(0.1, 10, 21), np.linspace(-0.9, -0.5, 21)
+        return EmbeddingHead(layer, number, {"pca": points}, norms, highest, weights, 1.0, curve, {}, "")
+
+    heads = [head(layer, number) for layer in range(LAYERS) for number in range(HEADS)]
+    scores = np.tril(generator.uniform(0.1, 1, size=(len(heads), LENGTH, LENGTH)))
+    pattern = (scores / scores.sum(axis=-1, keepdims=True)).astype(np.float16)
+    labels = [f" word{place}" for place in range(LENGTH)]
+    return EmbeddingView(
+        title="Joint embedding",
+        model="made up",
+        heads=heads,
+        labels=labels * TEXTS,
+        text=np.repeat(np.arange(TEXTS), LENGTH),
+        position=np.tile(np.arange(LENGTH), TEXTS),
+        lengths=np.full(TEXTS, LENGTH),
+        special=np.zeros(count, dtype=bool),
+        classes=["word"] * count,
+        texts={text: EmbeddingText(labels, [False] * LENGTH, pattern) for text in (0, 1)},
+        notes=[],
+        anomalies=[],
+    )
+
+
+def frames_of(path: Path) -> dict[str, Any]:
+    """Milliseconds until the page is drawn, and of frames while it moves."""
+    from playwright import sync_api
+
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_context(offline=True, viewport={"width": 1400, "height": 900}).new_page()
+        began = monotonic()
+        page.goto(path.as_uri())
+        page.wait_for_selector(".attnmech-sentence-box", timeout=60_000)
+        found: dict[str, Any] = {"opening_ms": 1000 * (monotonic() - began)}
+        for name in ("all heads, scrolled", "plots x 3, scrolled", "head, turned"):
+            page.evaluate(SIZED, 3 if "3" in name else 1)
+            page.wait_for_timeout(2000)
+            times = sorted(page.evaluate(MOVING, [FRAMES, "head" if "head," in name else "all"]))
+            found[name] = {"median_ms": median(times), "p90_ms": times[int(0.9 * len(times))]}
+        browser.close()
+    return found
+
+
+def main() -> None:
+    """Prints the figures, and writes them as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found: dict[str, Any] = {"machine": machine(("attnmech", "playwright"))}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        for dims in (2, 3):
+            view = made_view(dims)
+            began = monotonic()
+            path.write_text(embedding_page(view), "utf-8")
+            figures = {"making_s": monotonic() - began, "size_mb": path.stat().st_size / 1e6, **frames_of(path)}
+            figures["within_target"] = all(
+                each["median_ms"] <= FRAME_TARGET for each in figures.values() if isinstance(each, dict)
+            )
+            found[f"{dims}-D"] = figures
+    print(json.dumps(found, indent=2))
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
