@@ -64,9 +64,9 @@ def joint_embedding(
     >>> from attnmech.demo.text import documents
     >>> found = am.joint_embedding(am.load(), documents(3), layers=[2])
     >>> found.points["pca"].shape                                   # [chosen point dims]: queries, then keys
-    torch.Size([8, 156, 2])
+    torch.Size([8, 252, 2])
     >>> found.correlation[2].round(decimals=1).tolist()             # before projection
-    [-0.3, -0.4, -0.8, -0.8, -0.6, -0.5, -0.6, -0.7]
+    [-0.5, -0.7, -0.8, -0.4, -0.4, -0.2, -0.3, -0.2]
 
     `scale="auto"` takes the c of a grid around the closed form at which the weighted correlation of distance and dot
     product is lowest: over the pairs nearer than τ, the 20th percentile of all distances, with weights (τ − distance)².
