@@ -218,6 +218,7 @@ def embed(
         outputs.require_no_journal()
         with _stages("importing torch and transformers", total=3) as step:
             from .demo.text import documents
+            from .methods.head_types import head_types
             from .methods.joint_embedding import joint_embedding
             from .model.load import load
             from .runs.corpus import Corpus
@@ -225,11 +226,12 @@ def embed(
             step("loading and certifying the model")
             inputs = Corpus(file) if file is not None else [text] if text is not None else documents(64)
             hooked = load(model)
-            step("embedding queries and keys")
-            found = joint_embedding(
-                hooked, inputs, layers=wanted, projection=projection or ["pca"], dims=cast(Literal[2, 3], dims),
-                sample=sample, truncate=truncate,
-            )  # fmt: skip
+            step("looking at the heads")
+            types = head_types(hooked).strongest if hooked.grid is None and len(hooked.stacks) == 1 else {}
+        found = joint_embedding(
+            hooked, inputs, layers=wanted, projection=projection or ["pca"], dims=cast(Literal[2, 3], dims),
+            sample=sample, truncate=truncate, progress=True,
+        ).with_types(types)  # fmt: skip
         outputs.write(found)
     shown = found.to_frame().nsmallest(10, "correlation")
     columns = ["layer", "head", "correlation", "spearman", "scale", "disparity", "separation"]

@@ -364,6 +364,13 @@ class HeadTypes(Summed):
         here = self._claims[(self._claims.layer == layer) & (self._claims["head"] == head)]
         return tuple(here.type)
 
+    @property
+    def strongest(self) -> dict[tuple[int, int], str]:
+        """The claimed type with the highest score, by (layer, head), of heads that have one."""
+        first = self._claims.drop_duplicates(["layer", "head"])
+        places = zip(first.layer, first["head"], strict=True)
+        return {(int(layer), int(head)): kind for (layer, head), kind in zip(places, first.type, strict=True)}
+
     def example_of(self, layer: int, head: int) -> Example | None:
         """The row that shows a head's type most clearly: of its first claimed type, or of the type nearest to a claim.
 

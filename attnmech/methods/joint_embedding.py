@@ -23,7 +23,9 @@ from ..runs.embedded_points import EmbeddedPoints
 from ..runs.joint_embedding import Embedder
 from ..runs.layers import count_layers
 from ..runs.patch_images import patch_images
+from ..runs.progress import steps
 from ..runs.projected import AFTER, Projecting, after_projection
+from ..runs.threads import in_threads
 from ..runs.token_pairs import Tokens, sampled
 from ..runs.token_types import token_types
 
@@ -53,6 +55,7 @@ def joint_embedding(
     stack: str | None = None,
     bos: bool | None = None,
     truncate: bool = False,
+    progress: bool = False,
 ) -> "JointEmbedding":
     """Queries and keys of every head as points of one space, in which near means attended to.
 
@@ -95,6 +98,7 @@ def joint_embedding(
         stack: "encoder" or "decoder" in a model with several.
         bos: whether each text begins with the tokenizer's first token.
         truncate: whether texts of a corpus are cut to the model's length.
+        progress: shows a bar of heads projected on stderr.
 
     Returns:
         Points, and by layer and head how well distance stands for the dot product before and after projection, norms,
@@ -114,7 +118,8 @@ def joint_embedding(
     option("geometry", geometry, ("scaled", "exact"))
     perplexity, seed = finite_number("perplexity", perplexity, above=0.0), whole_number("seed", seed, most=2**32 - 1)
     sample = whole_number("sample", sample, least=2)
-    settings = _Settings(names, dims, perplexity, sample, optional_flag("bos", bos), flag("truncate", truncate))
+    bos, truncate = optional_flag("bos", bos), flag("truncate", truncate)
+    settings = _Settings(names, dims, perplexity, sample, bos, truncate, flag("progress", progress))
     plan = Plan(
         tuple(model.check_heads(heads, layers, stack)), geometry, _checked_scale(scale), flag("shift", shift), seed
     )
@@ -131,6 +136,7 @@ class _Settings:
     sample: int
     bos: bool | None
     truncate: bool
+    progress: bool
 
 
 def _projections(given: Any) -> tuple[str, ...]:
@@ -225,6 +231,7 @@ def _embedded(
         text_special={str(number): batch.is_special[number][batch.mask[number]].cpu() for number in embedder.patterns},
         sink=embedder.sink,
         images=patch_images(model, batch, embedder.sample),
+        types_of_heads=(),
         provenance=model.provenance(chosen.batch, chosen.batch.queries(of_stack.label).tokens, options),
     )
 
@@ -279,23 +286,38 @@ def _pictures(
     """The points of every head by projection, and what was measured on them."""
     points, after = {}, {}
     for name in settings.projections:
-        projecting = Projecting(name, settings.dims, settings.perplexity, plan.seed)
-        shown_points, measured = [], []
-        for place, (layer, _) in enumerate(plan.heads):
-            vectors = found[place].vectors
-            here = (
-                projecting.points(vectors)
-                if fitted is None
-                else torch.from_numpy(fitted._placer(name, place)(vectors.numpy())).float()
-            )
-            pairs = embedder.pairs[layer]
-            measured.append(after_projection(name, vectors, here, found[place].offset, pairs, plan.seed))
-            shown_points.append(here)
-        points[name] = torch.stack(shown_points)
+        points[name], measured = _picture(name, plan, settings, embedder, found, fitted)
         after[name] = {
             number: torch.tensor([each[number] for each in measured], dtype=torch.float64) for number in AFTER
         }
     return points, after
+
+
+def _picture(
+    name: str,
+    plan: Plan,
+    settings: _Settings,
+    embedder: Embedder,
+    found: Sequence[EmbeddedHead],
+    fitted: "JointEmbedding | None",
+) -> tuple[Float[Tensor, "chosen point dims"], list[dict[str, float]]]:
+    """The points of every head in one projection, and what was measured on them."""
+    projecting = Projecting(name, settings.dims, settings.perplexity, plan.seed)
+    points = []
+    with steps(f"projecting by {name}", len(found), show=settings.progress) as bar:
+        # One at a time: several of the libraries are not safe in threads, and have threads of their own.
+        for place, each in enumerate(found):
+            if fitted is None:
+                points.append(projecting.points(each.vectors))
+            else:
+                points.append(torch.from_numpy(fitted._placer(name, place)(each.vectors.numpy())).float())
+            bar.advance(1)
+
+    def measured(place: int) -> dict[str, float]:
+        each, pairs = found[place], embedder.pairs[plan.heads[place][0]]
+        return after_projection(name, each.vectors, points[place], each.offset, pairs, plan.seed)
+
+    return torch.stack(points), in_threads(measured, len(found))
 
 
 def _cells(tokens: Tokens) -> list[tuple[int, int]]:
@@ -380,5 +402,5 @@ class JointEmbedding(EmbeddedPoints):
         fixed = {each: self._embedding(place) for place, each in enumerate(self.heads)}
         plan = Plan(self.heads, "scaled", "auto", self.shift, self.seed, fixed)
         sample = whole_number("sample", sample, least=2)
-        settings = _Settings(tuple(self.points), self.dims, self.perplexity, sample, bos, truncate)
+        settings = _Settings(tuple(self.points), self.dims, self.perplexity, sample, bos, truncate, progress=False)
         return _embedded(model, inputs, plan, settings, self.stack or None, self)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -118,6 +118,8 @@ class EmbeddedPoints(PagedResult):
     sink: bool
     """Whether a sink takes part of the attention, so that rows do not sum to 1."""
     images: PatchImages | None
+    types_of_heads: tuple[str, ...]
+    """The type of each head, "" where none is claimed; empty if they are not known (`with_types`)."""
     """Where tokens are patches of images."""
     provenance: Provenance
 
@@ -323,6 +325,10 @@ class EmbeddedPoints(PagedResult):
 
     # -- the page ---------------------------------------------------------------------------------------------
 
+    def with_types(self, types: Mapping[tuple[int, int], str]) -> Self:
+        """The same, with head types as a colour of the page, by (layer, head): `am.head_types(model).strongest`."""
+        return replace(self, types_of_heads=tuple(types.get(each, "") for each in self.heads))
+
     def view(self) -> EmbeddingView:
         """What the page shows: the points of all heads, what was measured, and the whole attention of a few texts."""
         return EmbeddingView(
@@ -364,7 +370,7 @@ class EmbeddedPoints(PagedResult):
             scale=float(self.numbers["scale"][place]),
             curve=(self.grid[place].numpy(), self.curve[place].numpy()),
             numbers=numbers,
-            kind="",
+            kind=self.types_of_heads[place] if self.types_of_heads else "",
         )
 
     def _text_view(self, number: str) -> EmbeddingText:

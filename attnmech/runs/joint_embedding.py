@@ -18,6 +18,7 @@ from ..batch import Batch
 from ..model.mask import MaskRule
 from ..model.observed import RowBlock
 from .embedded_head import EmbeddedHead, OneHead, Plan
+from .threads import in_threads
 from .token_pairs import Pairs, Tokens, visible_pairs
 
 ROWS: Final = 512
@@ -121,23 +122,27 @@ class Embedder:
         seen = mask.once(("rows", own), lambda: self._seen(mask, rows))
         on_first = torch.stack(here.first).sum(dim=0)
         after_first = int(self.batch.mask.sum()) - len(self.batch.ids)
-        for place, head in enumerate(heads):
-            of_head = OneHead(
+
+        def measured(place: int) -> EmbeddedHead:
+            found = OneHead(
                 self.plan,
                 self.batch,
                 self.tokens,
                 self.places,
                 block,
-                head,
+                heads[place],
                 q[:, place],
                 k[:, place],
                 pairs,
                 rows,
                 seen,
-            )
-            found = of_head.embedded()
+            ).embedded()
             share = float(on_first[place]) / after_first if after_first else math.nan
-            self.found[layer, head] = replace(found, numbers={**found.numbers, "first_attention": share})
+            return replace(found, numbers={**found.numbers, "first_attention": share})
+
+        # Sorting, most of the work, releases the interpreter lock.
+        for head, found in zip(heads, in_threads(measured, len(heads)), strict=True):
+            self.found[layer, head] = found
 
     def _seen(self, mask: MaskRule, rows: Int[Tensor, " row"]) -> Bool[Tensor, "batch row key"]:
         """Which keys some rows see; rows of padding see none."""
