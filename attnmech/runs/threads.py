@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits
 
 Found = TypeVar("Found")
 
@@ -21,7 +22,16 @@ def in_threads(measure: Callable[[int], Found], count: int) -> list[Found]:
     if min(threads, count) < 2:
         return [measure(number) for number in range(count)]
     try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with (
+            threadpool_limits(1, user_api="blas"),
+            ThreadPoolExecutor(threads, initializer=_alone) as pool,
+        ):
             return list(pool.map(measure, range(count)))
     finally:
         torch.set_num_threads(threads)  # which threads made later begin with
+
+
+def _alone() -> None:
+    """No further threads for what this thread calls: torch and OpenMP keep their number thread by thread."""
+    torch.set_num_threads(1)
+    threadpool_limits(1, user_api="openmp")
