@@ -32,7 +32,7 @@ def lines_by_layer(
     baselines: Mapping[str, Float[np.ndarray, " layer"]] | None = None,
     logarithmic: bool = False,
 ) -> go.Figure:
-    """A line for each name over the layers, with intervals where they are known, and dotted grey baselines.
+    """A line for each name over the layers, with intervals where they are known, and up to two grey baselines.
 
     >>> figure = lines_by_layer(np.array([[1.0, 0.4]]), [0, 1], ["0 Time"], label="cosine")
     >>> [(trace.name, list(trace.x)) for trace in figure.data]
@@ -69,9 +69,10 @@ def lines_by_layer(
             hovertemplate=f"{name}<br>layer %{{x}}<br>%{{customdata:.4g}}<extra></extra>",
             **_style(place),
         )
-    for name, line in (baselines or {}).items():
+    for dash, (name, baseline) in zip(("dot", "longdash"), (baselines or {}).items(), strict=False):
         figure.add_scatter(
-            x=list(layers), y=line, name=plotly_text(name), mode="lines", line={"color": NEUTRAL, "dash": "dot", "width": 2},
+            x=list(layers), y=baseline, name=plotly_text(name), mode="lines",
+            line={"color": NEUTRAL, "dash": dash, "width": 2},
             hovertemplate=f"{plotly_text(name)}<br>layer %{{x}}<br>%{{y:.4g}}<extra></extra>",
         )  # fmt: skip
     figure.update_layout(template=FIGURE_STYLE, height=420, showlegend=True)
@@ -92,9 +93,7 @@ def _style(place: int | None) -> dict[str, object]:
     }
 
 
-def _bars(
-    values: np.ndarray, low: np.ndarray | None, high: np.ndarray | None, line: int
-) -> dict[str, object] | None:
+def _bars(values: np.ndarray, low: np.ndarray | None, high: np.ndarray | None, line: int) -> dict[str, object] | None:
     if low is None or high is None or not np.isfinite(low[line]).any():
         return None
     up, down = (np.nan_to_num(each[line] - values[line]) for each in (high, low))

@@ -13,6 +13,7 @@ _ALL_ORDERS: Final = 7
 """Up to so many layers every order is tried."""
 _ORDERS: Final = 9999
 """Beyond, this many at random."""
+_LEAST: Final = 3
 _ROUNDING: Final = 1e-12
 
 
@@ -25,8 +26,10 @@ def rank_agreement(one: Float[np.ndarray, " layer"], other: Float[np.ndarray, " 
     >>> round(rho, 3), round(p, 3)
     (0.8, 0.333)
     """
+    if len(one) < _LEAST or not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return math.nan, math.nan
     ranks = [_standard(rankdata(each)) for each in (one, other)]
-    if len(one) < 3 or any(not np.isfinite(each).all() for each in (*ranks, one, other)):
+    if not all(np.isfinite(each).all() for each in ranks):
         return math.nan, math.nan
     orders = _orders(len(one))
     rho = float(ranks[0] @ ranks[1])

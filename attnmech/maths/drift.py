@@ -153,6 +153,6 @@ class Scan:
     def _exactly(self, stream: Int[Tensor, " pair"], token: Int[Tensor, " pair"]) -> Float[Tensor, " pair"]:
         """The similarity of some pairs of a stream and a row in float64."""
         found = [self._precise.new_zeros(0)]
-        for some, ids in zip(stream.split(_PAIRS_AT_ONCE), token.split(_PAIRS_AT_ONCE), strict=True):
+        for some, ids in zip(*(torch.split(each, _PAIRS_AT_ONCE) for each in (stream, token)), strict=True):
             found.append((self._precise[some] * self._rows_of(ids)).sum(dim=-1))
         return torch.cat(found)

@@ -3,8 +3,9 @@
 After "attention-encodings" (J. Cornelius, "More Attention to Attention").
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -16,12 +17,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import flag, option, optional_flag, shown, whole_number
-from ..axes import spread
 from ..draw.drift import lines_by_layer
 from ..draw.section import Section
-from ..draw.text import quoted, shorten, visible_token
+from ..draw.text import shorten, visible_token
 from ..errors import InputError, MissingPointError, index_of
-from ..fields import check_rows
+from ..fields import check_entries, check_rows
 from ..maths.drift import METRICS, churn
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel, require_model
@@ -29,7 +29,7 @@ from ..model.inputs import Inputs
 from ..results import by_layer
 from ..results.drift_verdicts import MOVEMENTS, DriftVerdicts, Movement
 from ..runs.claims import interval_note, no_interval
-from ..runs.drift_sums import PLACES, STATISTICS, DriftSums, Reference, stream_points
+from ..runs.drift_sums import OWN_LIST, PLACES, STATISTICS, DriftSums, Reference, stream_points
 from ..runs.stream import Reducer, Source, State, stream
 from ..runs.summed import Summed
 from ..runs.word_types import ORDINARY, WORD_TYPES, checked_words
@@ -38,6 +38,15 @@ FIGURES: Final = ("cosine", "rank", "churn")
 
 _NAMED: Final = 10
 """How many of the nearest rows are named."""
+
+_BOUNDS: Final = {
+    "cosine": (-1.0, 1.0),
+    "centred_cosine": (-1.0, 1.0),
+    "vocabulary_cosine": (-1.0, 1.0),
+    "dot": (-math.inf, math.inf),
+    "churn": (0.0, 1.0),
+}
+"""What a statistic can be; others are 0 or more."""
 
 _PLACE_WORDS: Final = {"resid_mid": "attention + residual", "resid_post": "the stream as it leaves each block"}
 
@@ -120,7 +129,7 @@ class DriftReducer(DriftSums):
         if source.batch is not None:
             batch = source.batch.queries(source.stack.label)
             tokens = batch.tokens
-            ids = state["nearest"][..., :_NAMED].unique().tolist()
+            ids = torch.unique(state["nearest"][..., :_NAMED]).tolist()
             names = {token: self._text_of(token, source.model) for token in ids if token >= 0}
         found = self.reference
         return ResidualDrift.of(
@@ -140,8 +149,8 @@ class ResidualDrift(Summed):
 
     Statistics: `cosine`, `centred_cosine`, `dot`, `rank` (rows more similar than the own one), `log_rank`
     (log10(1 + rank)), `churn` (share of the k nearest rows that the layer below did not have), `cosine_step` and
-    `rank_step` (absolute change of cosine and of log rank since the layer below), `vocabulary_cosine` (mean cosine to all
-    rows). Means are over ordinary tokens: all but the first of a text and special tokens.
+    `rank_step` (absolute change of cosine and of log rank since the layer below), `vocabulary_cosine` (mean cosine to
+    all rows). Means are over ordinary tokens: all but the first of a text and special tokens.
     """
 
     SUBTRACT = "subtract what you compare: one.cosine - other.cosine"
@@ -222,8 +231,6 @@ class ResidualDrift(Summed):
 
     def _check(self) -> None:
         super()._check()
-        from ..fields import check_entries
-
         check_entries("state", self.state, self.BY_TOKEN, self.axis_lengths)
         check_rows("tokens", self.tokens, len(self.tokens), self.axis_lengths.get("row"))
 
@@ -286,15 +293,20 @@ class ResidualDrift(Summed):
         self, statistic: str, types: str | Iterable[str] | None = None, level: float = LEVEL
     ) -> tuple[Float[Tensor, " layer"], Float[Tensor, " layer"]]:
         """Low and high end of the pointwise t interval of `mean` over texts; NaN for fewer than five texts."""
-        low, high = self._means(statistic, types).interval(checked_level(level))
+        low, high = self._bounded(statistic, self._means(statistic, types).interval(checked_level(level)))
         return self._by_layer(low), self._by_layer(high)
+
+    def _bounded(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """An interval within what a statistic can be."""
+        lowest, highest = _BOUNDS.get(statistic, (0.0, math.inf))
+        return ends[0].clamp(lowest, highest), ends[1].clamp(lowest, highest)
 
     def by_type(self, statistic: str) -> pd.DataFrame:
         """One row per layer and type of token that occurs: the mean, its interval, and the number of tokens."""
         rows = []
         for name in WORD_TYPES:
             means = self._means(statistic, name)
-            low, high = means.interval()
+            low, high = self._bounded(statistic, means.interval())
             for place, layer in enumerate(self.layers):
                 count = int(means.below[place].sum())
                 if count:
@@ -307,15 +319,22 @@ class ResidualDrift(Summed):
         """One row per layer: every statistic of ordinary tokens with its interval, and the cosines of pairs."""
         columns: dict[str, Tensor] = {}
         for name in STATISTICS:
-            columns[name] = self.mean(name)
-            columns[f"{name}_low"], columns[f"{name}_high"] = self.interval(name)
-        columns["anisotropy"] = self.anisotropy
-        columns["anisotropy_low"], columns["anisotropy_high"] = map(self._by_layer, self._pairs.interval())
+            columns |= {name: self.mean(name)} | self._ends(name, self.interval(name))
+        ends = [self._by_layer(end) for end in self._pairs.interval()]
+        columns |= {"anisotropy": self.anisotropy} | self._ends("anisotropy", ends)
         columns["anisotropy_across"] = self.anisotropy_across
         chosen = list(self.layers)
         frame = pd.DataFrame({"layer": chosen, **{name: each[chosen].tolist() for name, each in columns.items()}})
         frame.attrs["intervals"] = interval_note(len(self.state["groups"]))
         return frame
+
+    def _ends(self, name: str, ends: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The columns of an interval; none for fewer than five texts."""
+        return dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True)) if self._has_intervals else {}
+
+    @property
+    def _has_intervals(self) -> bool:
+        return self._texts_counted >= LEAST_TEXTS
 
     # -- token by token ---------------------------------------------------------------------------------------
 
@@ -399,9 +418,9 @@ class ResidualDrift(Summed):
         ['of', 'one', 'other', 'rho', 'p_shuffled', 'rho_untrained']
 
         The movement m_l of a layer is the mean of |Δ cosine|, |Δ log10(1 + rank)| or churn since the layer below; its
-        depth Σ w_l m_l / Σ m_l is 0 if all of it is the first step and 1 if all is the last. A story is "early" or "late"
-        where the depth's interval over texts, for all three metrics at once, lies below or above ½; "in the middle" or
-        "at both ends" where that of Σ |2w − 1| m / Σ m excludes that of even steps; else "undecided".
+        depth Σ w_l m_l / Σ m_l is 0 if all of it is the first step and 1 if all is the last. A story is "early" or
+        "late" where the depth's interval over texts, for all three metrics at once, lies below or above ½; "in the
+        middle" or "at both ends" where that of Σ |2w − 1| m / Σ m excludes its value for even steps; else "undecided".
 
         Args:
             untrained: the same measured on a model of the same config with random weights, `am.untrained(model)`.
@@ -409,7 +428,7 @@ class ResidualDrift(Summed):
         """
         if untrained is not None and not isinstance(untrained, ResidualDrift):
             raise InputError(
-                "`untrained` must be what am.residual_drift measured on am.untrained(model); got " f"{shown(untrained)}."
+                f"`untrained` must be what am.residual_drift measured on am.untrained(model); got {shown(untrained)}."
             )
         if untrained is not None and (untrained.layers, untrained.metric, untrained.at) != (
             self.layers, self.metric, self.at,
@@ -460,11 +479,14 @@ class ResidualDrift(Summed):
 
     def _lines_of_types(self, figure: str, order: list[int]) -> tuple[list[str], Any, Any, Any]:
         statistic = "log_rank" if figure == "rank" else figure
-        names, values, lows, highs = [], [], [], []
+        names: list[str] = []
+        values: list[Any] = []
+        lows: list[Any] = []
+        highs: list[Any] = []
         for name in WORD_TYPES:
             means = self._means(statistic, name)
             if float(means.below.sum()) > 0:
-                ends = [means.mean, *means.interval()]
+                ends = [means.mean, *self._bounded(statistic, means.interval())]
                 # The mean of log10(1 + rank) is shown as the rank that has it.
                 mean, low, high = (10**each - 1 if figure == "rank" else each for each in ends)
                 names.append(name)
@@ -487,42 +509,48 @@ class ResidualDrift(Summed):
 
     @property
     def section(self) -> Section:
-        """The three figures with what they say."""
-        return self._section("drift")
-
-    def _section(self, call: str) -> Section:
-        of = "each token" if len(self.tokens) == 1 else "each type of token, with intervals over texts"
+        """The three figures with what they say, for a page."""
         return Section(
             "How far tokens move from their embeddings",
-            f"A line for {of}. Left, the cosine to the token's own embedding; dotted, that of two tokens of a text and "
-            "that to any row. Then how many rows of the vocabulary are more similar than the own one, and the share of "
-            f"the {self.k} nearest rows that the layer below did not have.",
+            " ".join(self._reading(name) for name in FIGURES),
             {f"drift-{name}": self.plot(name) for name in FIGURES},
-            f'{call}.plot("cosine")',
+            'drift.plot("cosine")',
             name="drift",
             contents="Drift",
             finding=self.verdicts().lead,
-            caveat="Streams of one layer all point in much the same direction, so a cosine means little alone: compare "
-            f"it with the dotted lines. Function words are those of {self._whose_words}.",
+            caveat=self._caveat,
         )
 
-    @property
-    def _whose_words(self) -> str:
-        listed = self.provenance.options.get("reducers", [])
-        own = any(each[1].get("function_words", "attnmech's list") != "attnmech's list" for each in listed)
-        return "your list" if own else "a closed list of English ones"
-
     def _sections(self) -> Sequence[Section]:
-        whole = self._section("drift")
-        first, *rest = [
-            Section(
-                _HEADINGS[name], whole.reading if name == "cosine" else "", {f"drift-{name}": self.plot(name)},
-                f'drift.plot("{name}")', finding=whole.finding if name == "cosine" else "",
-                caveat=whole.caveat if name == "cosine" else "",
-            )  # fmt: skip
-            for name in FIGURES
+        made = [
+            Section(heading, self._reading(name), {f"drift-{name}": self.plot(name)}, f'drift.plot("{name}")')
+            for name, heading in _HEADINGS.items()
         ]
-        return [first, *rest]
+        return [replace(made[0], finding=self.verdicts().lead, caveat=self._caveat), *made[1:]]
+
+    def _reading(self, figure: str) -> str:
+        """How to read one of the figures."""
+        of = "token" if len(self.tokens) == 1 else "type of token, with 95 % intervals over texts"
+        if figure == "cosine":
+            return (
+                f"One line for each {of}: the cosine of the stream ({_PLACE_WORDS[self.at]}) and the token's own row "
+                "of the embedding. In grey, the mean cosine of two tokens of a text, and of a token and any row."
+            )
+        if figure == "rank":
+            mean = "" if len(self.tokens) == 1 else " Geometric means of 1 + rank."
+            return f"1 + the number of rows more similar to the stream than the token's own, on a log axis.{mean}"
+        return f"Of the {self.k} rows nearest to the stream, the share that was not among those of the layer below."
+
+    @property
+    def _caveat(self) -> str:
+        listed = self.provenance.options.get("reducers", [])
+        own = any(each[1].get("function_words", OWN_LIST) != OWN_LIST for each in listed)
+        whose = "in your list" if own else "in a closed list of English ones"
+        words = "" if len(self.tokens) == 1 else f" Function words are those {whose}."
+        return (
+            "Streams of one layer point in much the same direction, so a cosine says little by itself: compare it with "
+            f"the grey lines.{words}"
+        )
 
     @property
     def _title(self) -> str:
@@ -572,7 +600,9 @@ class ResidualDrift(Summed):
                 "the text is too long for `pair`: the products of all pairs of its tokens were not kept. Give a "
                 "shorter text or fewer `layers`."
             )
-        raise MissingPointError("single tokens are kept for texts that run together (a string or a list), not a corpus.")
+        raise MissingPointError(
+            "single tokens are kept for texts that run together (a string or a list), not a corpus."
+        )
 
 
 _LEVELS: Final = {"cosine": "cosine", "rank": "log_rank"}

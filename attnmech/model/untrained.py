@@ -23,7 +23,7 @@ def untrained(model: HookedModel, seed: int = 0) -> HookedModel:
     kind = type(model.plain)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = kind._from_config(copy.deepcopy(model.plain.config), dtype=model.dtype)
+        made = kind._from_config(copy.deepcopy(model.plain.config), dtype=model.dtype)  # type: ignore[no-untyped-call]
     found = load(made.eval(), tokenizer=model.tokenizer, device=model.device, bos=getattr(model.encoder, "bos", None))
     found.name = f"{model.name} (random weights, seed {seed})"
     return found

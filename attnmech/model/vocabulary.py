@@ -152,9 +152,7 @@ def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:
     beta = bias_of(norm)
     with torch.no_grad():
         gamma = gamma_of(norm, like)
-    return EmbedNorm(
-        gamma.detach(), None if beta is None else beta.detach(), epsilon_of(norm), is_centred(norm, like)
-    )
+    return EmbedNorm(gamma.detach(), None if beta is None else beta.detach(), epsilon_of(norm), is_centred(norm, like))
 
 
 def _check(model: HookedModel, stack: Stack, found: Vocabulary) -> None:

@@ -28,19 +28,19 @@ class Movement:
 
     layers: tuple[int, ...]
     """The layers that have a layer below."""
-    sums: Mapping[str, Float[Tensor, "layer text"]]
+    sums: Mapping[str, Float[Tensor, "step text"]]
     """By metric."""
-    counts: Mapping[str, Float[Tensor, "layer text"]]
+    counts: Mapping[str, Float[Tensor, "step text"]]
     levels: Mapping[str, Float[np.ndarray, " layer"]]
     """Cosine and log rank themselves, in every layer measured."""
 
-    def profile(self, metric: str) -> Float[np.ndarray, " layer"]:
+    def profile(self, metric: str) -> Float[np.ndarray, " step"]:
         """The mean movement in each layer."""
         found: np.ndarray = (self.sums[metric].sum(dim=-1) / self.counts[metric].sum(dim=-1)).numpy()
         return found
 
     @property
-    def places(self) -> Float[Tensor, " layer"]:
+    def places(self) -> Float[Tensor, " step"]:
         """Where each step is: 0 the first, 1 the last."""
         return torch.linspace(0, 1, len(self.layers), dtype=torch.float64)
 
@@ -48,7 +48,9 @@ class Movement:
     def where(self) -> TextMeans:
         """Depth Σ w m / Σ m and distance from the middle Σ |2w − 1| m / Σ m of each metric, `[2 metric]`."""
         weights = torch.stack((self.places, (2 * self.places - 1).abs()))
-        above = torch.stack([torch.stack([(each[:, None] * m).sum(dim=0) for m in self.sums.values()]) for each in weights])
+        above = torch.stack(
+            [torch.stack([(each[:, None] * m).sum(dim=0) for m in self.sums.values()]) for each in weights]
+        )
         below = torch.stack([m.sum(dim=0) for m in self.sums.values()]).expand_as(above)
         return TextMeans.of_ratio(above, below)
 
@@ -94,7 +96,7 @@ def _stories(measured: Movement) -> pd.DataFrame:
     rows = []
     for place, metric in enumerate(MOVEMENTS):
         profile = measured.profile(metric)
-        known = steps >= _LEAST_STEPS and bool(np.isfinite(profile).all())
+        known = steps >= _LEAST_STEPS and bool(np.isfinite(profile).all()) and bool(profile.any())
         row: dict[str, Any] = {"metric": metric, "story": "unknown"}
         if known:
             ends = [(float(low[each, place]), float(high[each, place])) for each in range(2)]
@@ -140,7 +142,9 @@ def _lead(stories: pd.DataFrame, agreement: pd.DataFrame, texts: int) -> str:
     told = ", ".join(_told(row) for row in stories.to_dict("records"))
     few = "" if texts >= LEAST_TEXTS else f" With fewer than {LEAST_TEXTS} texts, no story is claimed."
     pairs = agreement[agreement["of"] == "movement"].to_dict("records")
-    together = [f"{each['one']} and {each['other']}" for each in pairs if each["rho"] > 0 and each["p_shuffled"] <= 0.05]
+    together = [
+        f"{each['one']} and {each['other']}" for each in pairs if each["rho"] > 0 and each["p_shuffled"] <= 0.05
+    ]
     agree = (
         f"Over layers, the steps of {_listed(together)} rise and fall together more than in shuffled layers."
         if together
@@ -152,7 +156,9 @@ def _lead(stories: pd.DataFrame, agreement: pd.DataFrame, texts: int) -> str:
 def _told(row: Mapping[Any, Any]) -> str:
     if not np.isfinite(row["depth"]):
         return f"by {row['metric']} unknown (three steps are needed)"
-    return f"by {row['metric']} {row['story']} (depth {row['depth']:.2f}, largest step into layer {row['largest_step']})"
+    return (
+        f"by {row['metric']} {row['story']} (depth {row['depth']:.2f}, largest step into layer {row['largest_step']})"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""How is drift measured during a pass? Streams are held until there are enough of them for one scan of the vocabulary."""
+"""How is drift measured during a pass? Streams are held until there are enough for a scan of the vocabulary."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +26,9 @@ STATISTICS: Final = (
 
 PLACES: Final = ("resid_mid", "resid_post")
 """Where the stream may be measured: attention + residual, or as it leaves the block."""
+
+OWN_LIST: Final = "attnmech's list"
+"""What the options of a run say of the function words."""
 
 _STREAMS_AT_ONCE: Final = 4096
 """How many streams are compared with the vocabulary in one scan."""
@@ -127,7 +130,7 @@ class _Held:
 class _Batch:
     """What is known of one batch while it runs."""
 
-    real: tuple[Tensor, Tensor]
+    real: tuple[Tensor, ...]
     """Text and position of each stream."""
     own: Int[Tensor, " stream"]
     centred: Tensor
@@ -171,7 +174,7 @@ class DriftSums(Reducer):
             "k": str(found.k),
             "position": str(found.positioned),
             "embed_norm": str(found.normed),
-            "function_words": words or "attnmech's list",
+            "function_words": words or OWN_LIST,
         }
 
     def start(self, run: Run) -> State:
@@ -181,22 +184,21 @@ class DriftSums(Reducer):
         layers, width = run.n_layers, run.stack.d_model
         types = word_types(batch, self.function_words).masked_fill(~batch.mask, -1)
         run.between[self] = self._batch(run, types)
-        double = {"dtype": torch.float64}
         state = {
-            "values": torch.full((len(STATISTICS), layers, texts, length), torch.nan, **double),
+            "values": torch.full((len(STATISTICS), layers, texts, length), torch.nan, dtype=torch.float64),
             "types": types,
-            "pairs": torch.zeros(layers, texts, **double),
-            "pair_counts": torch.zeros(layers, texts, **double),
-            "unit_counts": torch.zeros(layers, texts, **double),
-            "squares": torch.zeros(layers, texts, **double),
-            "units": torch.zeros(layers, width, **double),
+            "pairs": torch.zeros(layers, texts, dtype=torch.float64),
+            "pair_counts": torch.zeros(layers, texts, dtype=torch.float64),
+            "unit_counts": torch.zeros(layers, texts, dtype=torch.float64),
+            "squares": torch.zeros(layers, texts, dtype=torch.float64),
+            "units": torch.zeros(layers, width, dtype=torch.float64),
         }
         if not run.corpus:
             ids = (layers, texts, length, self.reference.k)
             _require_room(ids)
             state["nearest"] = torch.full(ids, -1, dtype=torch.int32)
             if layers * texts * length**2 <= _KEPT:
-                state["products"] = torch.zeros(layers, texts, length, length, **double)
+                state["products"] = torch.zeros(layers, texts, length, length, dtype=torch.float64)
         # NaN means undefined until `close`, but a state must not hold any when it is done.
         return {name: value.to(run.model.device) for name, value in state.items()}
 
@@ -251,7 +253,7 @@ class DriftSums(Reducer):
         nearest = own.new_zeros(len(own), self.reference.k)
         for place, further in enumerate(now.further):
             chosen = (places == place).nonzero()[:, 0]
-            for some in chosen.split(_STREAMS_AT_ONCE):
+            for some in torch.split(chosen, _STREAMS_AT_ONCE):
                 found[:, some], nearest[some] = self._compared(streams[some], means[some], own[some], further)
         centred = STATISTICS.index("centred_cosine")
         found[centred].masked_fill_(~now.centred.repeat(repeats), torch.nan)
@@ -262,9 +264,9 @@ class DriftSums(Reducer):
             if each.follows and now.nearest is not None and now.values is not None:
                 _add_steps(values, ids, now.values, now.nearest)
             now.values, now.nearest = values, ids
-            state["values"][:, each.index, *now.real] = values
+            state["values"][:, each.index][:, now.real[0], now.real[1]] = values
             if "nearest" in state:
-                state["nearest"][each.index, *now.real] = ids.int()
+                state["nearest"][each.index][now.real[0], now.real[1]] = ids.int()
 
     def _compared(
         self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
@@ -279,7 +281,11 @@ class DriftSums(Reducer):
         ]
         query = directions(precise, metric, means)
         scan = Scan(
-            query.to(reference.precision), query, own, reference.k, lambda ids: reference.directions_of(ids, further, metric)
+            query.to(reference.precision),
+            query,
+            own,
+            reference.k,
+            lambda ids: reference.directions_of(ids, further, metric),
         )
         size = min(_ROWS_AT_ONCE, max(256, _SIMILARITIES_AT_ONCE // len(own)))
         mean = moments.row.to(reference.precision)
@@ -307,7 +313,7 @@ class DriftSums(Reducer):
         members = torch.stack([here["types"] == number for number in range(len(WORD_TYPES))])[:, None, None]
         sums = [(kept * each).sum(dim=-1) for each in members]
         counts = [(valid & each).sum(dim=-1).double() for each in members]
-        by_text = {name: here[name] for name in _BY_TEXT if name in here}
+        by_text: State = {name: here[name] for name in _BY_TEXT if name in here}
         by_text |= {"sums": torch.stack(sums, dim=1), "counts": torch.stack(counts, dim=1)}
         found = by_group(by_text, run.documents, _BY_TEXT) | {"units": here["units"]}
         if run.corpus:
@@ -348,8 +354,8 @@ def _require_room(ids: tuple[int, ...]) -> None:
     layers, texts, length, k = ids
     if layers * texts * length * k > 4 * _KEPT:
         raise InputError(
-            f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to keep. Give the texts "
-            "as an iterator, iter(texts), of which only sums are kept, or choose fewer `layers` or a smaller `k`."
+            f"the {k} nearest rows of {texts} × {length} tokens in {layers} layers are too many to keep. Give the "
+            "texts as an iterator, iter(texts), of which only sums are kept, or choose fewer `layers` or a smaller `k`."
         )
 
 
@@ -358,4 +364,3 @@ def stream_points(model: HookedModel, stack: Stack, at: str) -> tuple[str, ...]:
     if at == "resid_mid" and model.points[stack.point("resid_mid")].absent is not None:
         return "resid_pre", "attn_out"
     return (at,)
-

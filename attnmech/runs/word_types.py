@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 from typing import Final
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -11,22 +10,22 @@ from ..arguments import strings
 from ..batch import Batch
 from .token_types import TOKEN_TYPES, token_types
 
-FUNCTION_WORDS: Final = frozenset(
-    """
-    a an the this that these those
-    i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself
-    we us our ours ourselves they them their theirs themselves one oneself
-    who whom whose which what whoever whatever
-    be am is are was were been being have has had having do does did doing
-    can could may might must shall should will would ought
-    and or but nor yet so if because although though while whereas unless until since whether than as
-    about above across after against along among around at before behind below beneath beside between beyond by despite
-    down during except for from in inside into like near of off on onto out outside over past per through throughout to
-    toward towards under up upon via with within without
-    all any both each either every few less many more most much neither no none not other several some such
-    here there when where why how then also too very just only
-    """.split()
-)
+_WORDS: Final = """
+a an the this that these those
+i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself
+we us our ours ourselves they them their theirs themselves one oneself
+who whom whose which what whoever whatever
+be am is are was were been being have has had having do does did doing
+can could may might must shall should will would ought
+and or but nor yet so if because although though while whereas unless until since whether than as
+about above across after against along among around at before behind below beneath beside between beyond by despite
+down during except for from in inside into like near of off on onto out outside over past per through throughout to
+toward towards under up upon via with within without
+all any both each either every few less many more most much neither no none not other several some such
+here there when where why how then also too very just only
+"""
+
+FUNCTION_WORDS: Final = frozenset(_WORDS.split())
 """English articles, pronouns, auxiliaries, conjunctions, prepositions, quantifiers and pro-adverbs: a closed list."""
 
 WORD_TYPES: Final = tuple(
