@@ -36,7 +36,7 @@ _STREAMS_AT_ONCE: Final = 4096
 _SIMILARITIES_AT_ONCE: Final = 2**22
 """How many similarities a block of the vocabulary may give."""
 
-_ROWS_AT_ONCE: Final = 4096
+_ROWS_AT_ONCE: Final = 1024
 """How many rows of the vocabulary a block has at most."""
 
 _KEPT: Final = 2**23
@@ -97,14 +97,15 @@ class Reference:
         """Means over the rows; computed once for each `further`."""
         key = b"" if further is None else further.cpu().double().numpy().tobytes()
         if key not in self._moments:
-            total = unit = torch.zeros(())
-            squares = 0.0
+            total = unit = torch.zeros((), dtype=torch.float64)
+            nonzero = 0
             for _, rows in self.blocks(_ROWS_AT_ONCE, further):
-                each = directions(rows.double(), "cosine")
-                total, unit = total.to(each) + rows.double().sum(dim=0), unit.to(each) + each.sum(dim=0)
-                squares += float(each.square().sum())
+                each = directions(rows, "cosine")
+                total = total.to(rows.device) + rows.sum(dim=0).double()
+                unit = unit.to(rows.device) + each.sum(dim=0).double()
+                nonzero += int(each.any(dim=-1).sum())
             count = len(self.vocabulary)
-            pairs = (float(unit.square().sum()) - squares) / max(1, count * (count - 1))
+            pairs = (float(unit.square().sum()) - nonzero) / max(1, count * (count - 1))
             self._moments[key] = Moments(total / count, unit / count, pairs)
         return self._moments[key]
 

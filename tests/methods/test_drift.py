@@ -285,9 +285,9 @@ def test_baselines_are_those_of_loops() -> None:
         across = [float(a @ b) for one, other in both for a in one for b in other]
         assert float(drift.anisotropy_across[layer]) == pytest.approx(np.mean(across), abs=1e-9)
         to_all = [float(unit[2] @ row) for row in rows for unit in units[:1]]
-        assert float(drift.by_token("vocabulary_cosine")[layer, 0, 3]) == pytest.approx(np.mean(to_all), abs=1e-9)
+        assert float(drift.by_token("vocabulary_cosine")[layer, 0, 3]) == pytest.approx(np.mean(to_all), abs=1e-7)
     between = [float(a @ b) for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j]
-    assert drift.vocabulary_anisotropy == pytest.approx(np.mean(between), abs=1e-9)
+    assert drift.vocabulary_anisotropy == pytest.approx(np.mean(between), abs=1e-7)
     alone = am.residual_drift(model, given[0], k=K)
     assert bool(alone.anisotropy_across.isnan().all()) and not bool(alone.anisotropy.isnan().any())
 
