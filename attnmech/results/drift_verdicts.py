@@ -91,12 +91,14 @@ class DriftVerdicts:
 def _stories(measured: Movement) -> pd.DataFrame:
     """Depth and distance from the middle of each metric's movement, with simultaneous intervals, and the verdict."""
     where, steps = measured.where, len(measured.layers)
-    low, high = where.simultaneous()
+    low, high = (end.clamp(0, 1) for end in where.simultaneous())
     even = float((2 * measured.places - 1).abs().mean()) if steps else 0.0
     rows = []
     for place, metric in enumerate(MOVEMENTS):
         profile = measured.profile(metric)
         known = steps >= _LEAST_STEPS and bool(np.isfinite(profile).all()) and bool(profile.any())
+        if steps and not profile.any():
+            row["story"] = "no movement"
         row: dict[str, Any] = {"metric": metric, "story": "unknown"}
         if known:
             ends = [(float(low[each, place]), float(high[each, place])) for each in range(2)]
@@ -106,7 +108,7 @@ def _stories(measured: Movement) -> pd.DataFrame:
             row[f"{name}_low"], row[f"{name}_high"] = (float(end[each, place]) for end in (low, high))
         row["largest_step"] = measured.layers[int(profile.argmax())] if known else None
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype({"largest_step": "Int64"})
 
 
 def _story(depth: tuple[float, float], from_middle: tuple[float, float], even: float) -> str:
@@ -155,7 +157,8 @@ def _lead(stories: pd.DataFrame, agreement: pd.DataFrame, texts: int) -> str:
 
 def _told(row: Mapping[Any, Any]) -> str:
     if not np.isfinite(row["depth"]):
-        return f"by {row['metric']} unknown (three steps are needed)"
+        why = "" if row["story"] == "no movement" else " (three steps are needed)"
+        return f"by {row['metric']} {row['story']}{why}"
     return (
         f"by {row['metric']} {row['story']} (depth {row['depth']:.2f}, largest step into layer {row['largest_step']})"
     )

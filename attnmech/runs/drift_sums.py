@@ -30,7 +30,7 @@ PLACES: Final = ("resid_mid", "resid_post")
 OWN_LIST: Final = "attnmech's list"
 """What the options of a run say of the function words."""
 
-_STREAMS_AT_ONCE: Final = 4096
+_STREAMS_AT_ONCE: Final = 2048
 """How many streams are compared with the vocabulary in one scan."""
 
 _SIMILARITIES_AT_ONCE: Final = 2**22
