@@ -10,6 +10,7 @@ from jaxtyping import Float
 from attnmech.draw.figure import Figure
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL
 from attnmech.draw.text import plotly_text
+from attnmech.errors import InputError
 
 _COLOURS: Final = ("#d55e00", "#2b8cc4", "#009e73", "#9a5fd6", "#b8860b", "#cc79a7")
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
@@ -49,6 +50,8 @@ def lines_by_layer(
         logarithmic: draws 1 + value on a logarithmic axis, so that 0 has a place.
 
     """
+    if values.shape != (len(names), len(layers)):
+        raise InputError(f"`values` must be [{len(names)} lines, {len(layers)} layers]; got {values.shape}.")
     figure = Figure()
     shown = values + 1 if logarithmic else values
     known = np.isfinite(values)

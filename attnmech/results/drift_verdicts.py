@@ -97,9 +97,8 @@ def _stories(measured: Movement) -> pd.DataFrame:
     for place, metric in enumerate(MOVEMENTS):
         profile = measured.profile(metric)
         known = steps >= _LEAST_STEPS and bool(np.isfinite(profile).all()) and bool(profile.any())
-        if steps and not profile.any():
-            row["story"] = "no movement"
-        row: dict[str, Any] = {"metric": metric, "story": "unknown"}
+        still = steps > 0 and not profile.any()
+        row: dict[str, Any] = {"metric": metric, "story": "no movement" if still else "unknown"}
         if known:
             ends = [(float(low[each, place]), float(high[each, place])) for each in range(2)]
             row["story"] = _story(ends[0], ends[1], even)

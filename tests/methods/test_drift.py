@@ -21,6 +21,7 @@ from torch import Tensor
 
 import attnmech as am
 from attnmech.demo.text import documents
+from attnmech.draw import lines_by_layer
 from attnmech.model.architectures import first_tensor, submodule
 from attnmech.runs import drift_sums
 from attnmech.runs.drift_sums import STATISTICS
@@ -400,6 +401,10 @@ def test_verdicts_are_those_of_their_equation() -> None:
     few = am.residual_drift(model, given[:2]).verdicts()
     assert set(few.stories.story) == {"undecided"} and "no story is claimed" in few.lead
     assert am.residual_drift(model, given, layers=[1, 3]).verdicts().stories.story.tolist() == ["unknown"] * 3
+    quiet: dict[Any, Any] = {"attn_out": torch.zeros_like, "mlp_out": torch.zeros_like}
+    with model.hooks(quiet):
+        still = am.residual_drift(model, given[0]).verdicts()
+    assert set(still.stories.story) == {"no movement"} and "by rank no movement" in still.lead
 
 
 def test_a_planted_late_jump_is_late_by_every_metric() -> None:
@@ -524,6 +529,14 @@ def test_figures_show_what_was_measured() -> None:
     assert np.allclose(geometric["content word"].y, 10 ** corpus.mean("log_rank", "content word"))
     section = drift.section
     assert set(section.figures) == {"drift-cosine", "drift-rank", "drift-churn"}
+
+
+def test_a_figure_names_the_lines_that_change_most() -> None:
+    values = np.linspace(0, 1, 60)[:, None] * np.array([[0.0, 1.0]])
+    figure = lines_by_layer(values, [0, 1], [f"{number} t" for number in range(60)], label="cosine")
+    assert [trace.name for trace in figure.data if trace.showlegend] == [f"{number} t" for number in range(54, 60)]
+    with pytest.raises(am.InputError, match=r"`values` must be \[60 lines, 3 layers\]"):
+        lines_by_layer(values, [0, 1, 2], [""] * 60, label="cosine")
 
 
 # -- what cannot be measured -----------------------------------------------------------------------------------
