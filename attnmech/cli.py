@@ -189,7 +189,9 @@ def drift(
             corpus = None if file is None else Corpus(file)
             hooked = load(model)
         given = text if text is not None else _own_paragraph()
-        options: dict[str, Any] = {} if corpus is None else {"truncate": truncate, "journal": outputs.journal, "progress": True}
+        options: dict[str, Any] = (
+            {} if corpus is None else {"truncate": truncate, "journal": outputs.journal, "progress": True}
+        )
         found = residual_drift(
             hooked, given if corpus is None else corpus, at=at, metric=metric, k=k, position=position, **options
         )

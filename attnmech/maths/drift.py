@@ -23,7 +23,7 @@ METRICS: Final = ("cosine", "centred cosine", "dot")
 _SPARE: Final = 8
 """How many rows beyond the k nearest are kept, until close ones have been compared in float64."""
 
-_PAIRS_AT_ONCE: Final = 4096
+_PAIRS_AT_ONCE: Final = 1024
 """How many pairs of a stream and a row are compared in float64 at once."""
 
 

@@ -33,6 +33,9 @@ OWN_LIST: Final = "attnmech's list"
 _STREAMS_AT_ONCE: Final = 2048
 """How many streams are compared with the vocabulary in one scan."""
 
+_PRECISE_AT_ONCE: Final = 256
+"""How many of them are compared with their own rows in float64 at once."""
+
 _SIMILARITIES_AT_ONCE: Final = 2**22
 """How many similarities a block of the vocabulary may give."""
 
@@ -123,8 +126,8 @@ class _Held:
     follows: bool
     """Whether the layer held before it is the one below."""
     streams: Float[Tensor, "stream d_model"]
-    means: Float[Tensor, "stream d_model"]
-    """The mean of the text's ordinary tokens."""
+    means: Float[Tensor, "batch d_model"]
+    """The mean of each text's ordinary tokens."""
 
 
 @dataclass
@@ -227,7 +230,7 @@ class DriftSums(Reducer):
             state["products"][end.index] = whole.double() @ whole.double().transpose(1, 2)
         layers = run.stack.layers
         follows = now.layer is not None and layers.index(end.layer) == layers.index(now.layer) + 1
-        now.held.append(_Held(end.index, follows, whole[now.real], means[now.real[0]]))
+        now.held.append(_Held(end.index, follows, whole[now.real], means))
         now.layer, now.seen = end.layer, now.seen + 1
         if now.seen == run.n_layers or len(now.held) * len(now.own) >= _STREAMS_AT_ONCE:
             self._measure(state, now)
@@ -250,12 +253,14 @@ class DriftSums(Reducer):
         streams, means = (torch.cat([getattr(each, name) for each in held]) for name in ("streams", "means"))
         repeats = len(held)
         own, places = now.own.repeat(repeats), now.places.repeat(repeats)
+        texts = torch.cat([number * len(each.means) + now.real[0] for number, each in enumerate(held)])
         found = torch.full((len(STATISTICS), len(own)), torch.nan, dtype=torch.float64, device=own.device)
         nearest = own.new_zeros(len(own), self.reference.k)
         for place, further in enumerate(now.further):
             chosen = (places == place).nonzero()[:, 0]
             for some in torch.split(chosen, _STREAMS_AT_ONCE):
-                found[:, some], nearest[some] = self._compared(streams[some], means[some], own[some], further)
+                mean = means[texts[some]]
+                found[:, some], nearest[some] = self._compared(streams[some], mean, own[some], further)
         centred = STATISTICS.index("centred_cosine")
         found[centred].masked_fill_(~now.centred.repeat(repeats), torch.nan)
         if self.reference.metric == METRICS[1]:
@@ -275,12 +280,8 @@ class DriftSums(Reducer):
         """Every statistic but those of steps, and the nearest rows."""
         reference, metric = self.reference, self.reference.metric
         moments = reference.moments(further)
-        precise = streams.double()
-        similar = [
-            (directions(precise, each, means) * reference.directions_of(own, further, each)).sum(dim=-1)
-            for each in METRICS
-        ]
-        query = directions(precise, metric, means)
+        values = self._to_own_rows(streams, means, own, further)
+        query = directions(streams.double(), metric, means)
         scan = Scan(
             query.to(reference.precision),
             query,
@@ -295,16 +296,25 @@ class DriftSums(Reducer):
         done = scan.finish()
         there = (query != 0).any(dim=-1)
         rank = torch.where(there, done.rank.double(), torch.nan)
-        values = {
-            "cosine": similar[0].clamp(-1, 1),
-            "centred_cosine": similar[1].clamp(-1, 1),
-            "dot": similar[2],
-            "rank": rank,
-            "log_rank": (1 + rank).log10(),
-            "vocabulary_cosine": directions(precise, "cosine") @ moments.direction,
-        }
+        values |= {"rank": rank, "log_rank": (1 + rank).log10()}
         undefined = torch.full_like(rank, torch.nan)
         return torch.stack([values.get(name, undefined) for name in STATISTICS]), done.nearest
+
+    def _to_own_rows(
+        self, streams: Tensor, means: Tensor, own: Int[Tensor, " stream"], further: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The similarities of streams to their own rows in float64, and the mean cosine to all rows."""
+        direction = self.reference.moments(further).direction
+        found: dict[str, list[Tensor]] = {"vocabulary_cosine": []}
+        for each in torch.split(torch.arange(len(own), device=own.device), _PRECISE_AT_ONCE):
+            precise = streams[each].double()
+            for metric in METRICS:
+                rows = self.reference.directions_of(own[each], further, metric)
+                similar = (directions(precise, metric, means[each]) * rows).sum(dim=-1)
+                bounded = similar if metric == "dot" else similar.clamp(-1, 1)
+                found.setdefault(metric.replace(" ", "_"), []).append(bounded)
+            found["vocabulary_cosine"].append(directions(precise, "cosine") @ direction)
+        return {name: torch.cat(parts) for name, parts in found.items()}
 
     def close(self, state: State, run: Run) -> State:
         """Sums by group of texts; for a single batch, with every value of every token."""
