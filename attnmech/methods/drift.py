@@ -75,7 +75,7 @@ def residual_drift(
     >>> import attnmech as am
     >>> drift = am.residual_drift(am.load(), "Anna gave an old anchor to Tom.")
     >>> drift.cosine.shape, drift.by_token("rank").shape                   # [layer], [layer batch position]
-    (torch.Size([4]), torch.Size([4, 1, 8]))
+    (torch.Size([4]), torch.Size([4, 1, 9]))
 
     A cosine is to be read against two others: the mean cosine of y to all rows (`vocabulary_cosine`), and that of
     pairs of tokens of the same layer (`anisotropy`), since streams all point in much the same direction. The centred
