@@ -1,6 +1,6 @@
 """How far does a token's stream move from its own embedding, layer by layer (formulas §4)?
 
-After "attention-encodings" (J. Cornelius, "More Attention to Attention").
+After "More Attention to Attention" (the attention-encodings demo).
 """
 
 import math
