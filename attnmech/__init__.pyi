@@ -18,6 +18,8 @@ from .methods.decomposition import ScoreDecomposition as ScoreDecomposition
 from .methods.decomposition import decompose_scores as decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition as SourceDecomposition
 from .methods.decomposition_by_source import decompose_by_source as decompose_by_source
+from .methods.drift import ResidualDrift as ResidualDrift
+from .methods.drift import residual_drift as residual_drift
 from .methods.focus import AttentionFocus as AttentionFocus
 from .methods.focus import attention_focus as attention_focus
 from .methods.group_attention import GroupAttention as GroupAttention
@@ -58,6 +60,7 @@ from .model.hooked import HookedModel as HookedModel
 from .model.load import load as load
 from .model.observed import LayerEnd as LayerEnd
 from .model.observed import RowBlock as RowBlock
+from .model.untrained import untrained as untrained
 from .model.weights import Columns as Columns
 from .model.weights import Fused as Fused
 from .model.weights import Separate as Separate

@@ -1,4 +1,4 @@
-"""The command line: `attnmech report`, `focus`, `heads`, `embed`, `ablate`, `null` and `check`.
+"""The command line: `attnmech report`, `focus`, `drift`, `heads`, `embed`, `ablate`, `null` and `check`.
 
 Neither torch nor transformers is imported until a command needs it.
 """
@@ -154,6 +154,51 @@ def focus(
         outputs.write(found)
     console.print(_plain(repr(hooked)), soft_wrap=True, highlight=False)
     console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
+    if found.truncated:
+        console.print(f"{found.truncated} of {found.documents} texts were cut to the model's length.")
+    outputs.print(console)
+
+
+@app.command()
+def drift(
+    model: ModelOption = None,
+    text: TextOption = None,
+    file: CorpusOption = None,
+    out: TableOption = Path("drift.csv"),
+    overwrite: OverwriteOption = False,
+    truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+    at: Annotated[str, typer.Option(help="resid_mid (attention + residual) or resid_post.")] = "resid_mid",
+    metric: Annotated[str, typer.Option(help="cosine, centred cosine or dot.")] = "cosine",
+    k: Annotated[int, typer.Option("-k", help="How many nearest tokens are compared between layers.")] = 100,
+    position: Annotated[bool, typer.Option(help="Add each token's position embedding to the vocabulary.")] = False,
+) -> None:
+    """Writes how far tokens move from their own embeddings, layer by layer, as a table and a page.
+
+    Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
+    """
+    console = Console()
+    with _outputs(text, file, out, overwrite) as outputs:
+        if file is None:
+            outputs.require_no_journal()
+        with _stages("importing torch and transformers", total=2) as step:
+            from .methods.drift import residual_drift
+            from .model.load import load
+            from .runs.corpus import Corpus
+
+            step("loading and certifying the model")
+            corpus = None if file is None else Corpus(file)
+            hooked = load(model)
+        given = text if text is not None else _own_paragraph()
+        options: dict[str, Any] = (
+            {} if corpus is None else {"truncate": truncate, "journal": outputs.journal, "progress": True}
+        )
+        found = residual_drift(
+            hooked, given if corpus is None else corpus, at=at, metric=metric, k=k, position=position, **options
+        )
+        outputs.write(found)
+    console.print(_plain(repr(hooked)), soft_wrap=True, highlight=False)
+    console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
+    console.print(_plain(found.verdicts().lead), soft_wrap=True, highlight=False)
     if found.truncated:
         console.print(f"{found.truncated} of {found.documents} texts were cut to the model's length.")
     outputs.print(console)

@@ -79,6 +79,28 @@ def test_focus_of_a_text_and_of_a_corpus(
     assert "Figure 5. How often heads look at the first token" in page
 
 
+def test_drift_of_a_text_and_of_a_corpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, corpus = tmp_path / "drift.csv", tmp_path / "corpus.txt"
+    assert run(monkeypatch, "drift", "--text", "Anna painted a small boat.", "-k", "12", "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert "ResidualDrift(On 1 text" in printed and "no story is claimed" in printed
+    model = am.load()
+    expected = am.residual_drift(model, "Anna painted a small boat.", k=12).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(out), expected, check_dtype=False, atol=1e-6, rtol=1e-5)
+    corpus.write_text("\n".join(TEXTS * 2), encoding="utf-8")
+    assert run(monkeypatch, "drift", "--file", str(corpus), "--at", "resid_post", "--out", str(out)) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+    assert run(
+        monkeypatch, "drift", "--file", str(corpus), "--at", "resid_post", "--overwrite", "--out", str(out)
+    ) == 0  # fmt: skip
+    expected = am.residual_drift(model, iter(TEXTS * 2), at="resid_post").to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(out), expected, check_dtype=False, atol=1e-6, rtol=1e-5)
+    assert "Churn of the nearest rows" in out.with_suffix(".html").read_text(encoding="utf-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "drift.csv", "drift.html"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

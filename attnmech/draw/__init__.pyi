@@ -5,6 +5,7 @@ from .circuitsvis import colored_tokens as colored_tokens
 from .circuitsvis import colored_tokens_multi as colored_tokens_multi
 from .circuitsvis import text_neuron_activations as text_neuron_activations
 from .circuitsvis import token_log_probs as token_log_probs
+from .drift import lines_by_layer as lines_by_layer
 from .effects import effect_map as effect_map
 from .embed import View as View
 from .graph import token_graph as token_graph
