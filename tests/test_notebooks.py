@@ -57,7 +57,7 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def test_all_of_them_are_tested() -> None:
-    assert NAMES == ["ablation", "attention_focus", "head_types", "quickstart"]
+    assert NAMES == ["ablation", "attention_focus", "attentionviz", "attentionviz_images", "head_types", "quickstart"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,6 +90,7 @@ def test_a_notebook_runs_without_complaint(name: str) -> None:
         ("quickstart", ["circuitsvis", "plotly"], 7, WITH_AN_AMD_LOADER),
         ("attention_focus", ["plotly"], 12, "<head>"),
         ("ablation", ["plotly"], 4, "<head>"),
+        ("attentionviz_images", ["plotly"], 5, "<head>"),
     ],
 )
 def test_an_exported_notebook_opens_without_a_network(
