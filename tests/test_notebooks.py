@@ -57,7 +57,10 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def test_all_of_them_are_tested() -> None:
-    assert NAMES == ["ablation", "attention_encodings", "attention_focus", "head_types", "quickstart"]
+    assert NAMES == [
+        "ablation", "attention_encodings", "attention_focus", "attentionviz", "attentionviz_images", "head_types",
+        "quickstart",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,6 +94,7 @@ def test_a_notebook_runs_without_complaint(name: str) -> None:
         ("attention_focus", ["plotly"], 12, "<head>"),
         ("ablation", ["plotly"], 4, "<head>"),
         ("attention_encodings", ["plotly"], 9, "<head>"),
+        ("attentionviz_images", ["plotly"], 5, "<head>"),
     ],
 )
 def test_an_exported_notebook_opens_without_a_network(

@@ -433,7 +433,8 @@ class EmbeddedPoints(PagedResult):
             )
         name = self._projection(projection)
         where = [
-            f"text {text}, token {at}" for text, at in zip(self.text.tolist(), self.position.tolist(), strict=True)
+            f"{self._unit} {text}, token {at}"
+            for text, at in zip(self.text.tolist(), self.position.tolist(), strict=True)
         ]
         return joint_scatter(self.points[name][place].numpy(), self.labels, where, projection=NAMES[name])
 
@@ -442,15 +443,19 @@ class EmbeddedPoints(PagedResult):
         return int(self.numbers["correlation"].nan_to_num(torch.inf).argmin())
 
     @property
+    def _unit(self) -> str:
+        """What tokens come from."""
+        return "text" if self.images is None else "image"
+
+    @property
     def _title(self) -> str:
         return f"Joint embedding of the queries and keys of {self.provenance.model}"
 
     @property
     def lead(self) -> str:
         known = self.numbers["correlation"][~self.numbers["correlation"].isnan()]
-        tokens = (
-            f"{len(self.labels):,} tokens of {len(self.documents)} {'text' if len(self.documents) == 1 else 'texts'}"
-        )
+        count = len(self.documents)
+        tokens = f"{len(self.labels):,} tokens of {count} {self._unit}{'' if count == 1 else 's'}"
         if not len(known):
             return f"{tokens}: too few query-key pairs for a correlation of distance and dot product."
         layer, head = self.heads[self._best]
@@ -469,7 +474,7 @@ class EmbeddedPoints(PagedResult):
         if len(self.labels) < int(self.lengths.sum()):
             found.append(f"{len(self.labels):,} of {int(self.lengths.sum()):,} tokens were drawn at random as points.")
         if len(self.documents) < self.texts_seen:
-            found.append(f"{len(self.documents):,} of {self.texts_seen:,} texts were drawn at random and run.")
+            found.append(f"{len(self.documents):,} of {self.texts_seen:,} {self._unit}s were drawn at random and run.")
         if not self.all_pairs:
             found.append(f"Correlations are over {max(self.pairs):,} query-key pairs drawn at random.")
         change = self.numbers["attention_change"]

@@ -334,6 +334,8 @@ def test_padding_on_the_right_changes_nothing(name: str) -> None:
 def test_images_have_patches_as_tokens() -> None:
     found = am.joint_embedding(hooked("vit"), models.inputs_of("vit"), dims=3)
     assert found.labels[:3] == ("[CLS]", "0,0", "0,1")
+    assert found.lead.startswith("21 tokens of 3 images: ")
+    assert "image 1, token 2" in found.plot().data[0].text[9]
     assert found.points["pca"].shape == (6, 2 * 3 * 7, 3)
     assert not bool(found.correlation.isnan().any())
     streamed = am.joint_embedding(hooked("vit"), iter(models.inputs_of("vit")["pixel_values"]), dims=3)
