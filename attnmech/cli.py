@@ -135,28 +135,13 @@ def focus(
 
     Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
-    console = Console()
     with _outputs(text, file, out, overwrite) as outputs:
-        if file is None:
-            outputs.require_no_journal()
-        with _stages("importing torch and transformers", total=2) as step:
-            from .methods.focus import attention_focus
-            from .model.load import load
-            from .runs.corpus import Corpus
+        hooked, given, options = _streamed(model, text, file, outputs, truncate)
+        from .methods.focus import attention_focus
 
-            step("loading and certifying the model")
-            corpus = None if file is None else Corpus(file)
-            hooked = load(model)
-        if corpus is None:
-            found = attention_focus(hooked, text if text is not None else _own_paragraph())
-        else:
-            found = attention_focus(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True)
+        found = attention_focus(hooked, given, **options)
         outputs.write(found)
-    console.print(_plain(repr(hooked)), soft_wrap=True, highlight=False)
-    console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
-    if found.truncated:
-        console.print(f"{found.truncated} of {found.documents} texts were cut to the model's length.")
-    outputs.print(console)
+    _print_streamed(hooked, found, outputs, found.truncated, found.documents)
 
 
 @app.command()
@@ -176,32 +161,13 @@ def drift(
 
     Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
-    console = Console()
     with _outputs(text, file, out, overwrite) as outputs:
-        if file is None:
-            outputs.require_no_journal()
-        with _stages("importing torch and transformers", total=2) as step:
-            from .methods.drift import residual_drift
-            from .model.load import load
-            from .runs.corpus import Corpus
+        hooked, given, options = _streamed(model, text, file, outputs, truncate)
+        from .methods.drift import residual_drift
 
-            step("loading and certifying the model")
-            corpus = None if file is None else Corpus(file)
-            hooked = load(model)
-        given = text if text is not None else _own_paragraph()
-        options: dict[str, Any] = (
-            {} if corpus is None else {"truncate": truncate, "journal": outputs.journal, "progress": True}
-        )
-        found = residual_drift(
-            hooked, given if corpus is None else corpus, at=at, metric=metric, k=k, position=position, **options
-        )
+        found = residual_drift(hooked, given, at=at, metric=metric, k=k, position=position, **options)
         outputs.write(found)
-    console.print(_plain(repr(hooked)), soft_wrap=True, highlight=False)
-    console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
-    console.print(_plain(found.verdicts().lead), soft_wrap=True, highlight=False)
-    if found.truncated:
-        console.print(f"{found.truncated} of {found.documents} texts were cut to the model's length.")
-    outputs.print(console)
+    _print_streamed(hooked, found, outputs, found.truncated, found.documents, found.verdicts().lead)
 
 
 @app.command()
@@ -340,6 +306,35 @@ def null(
     columns = ["layer", "head", "sink_mass", "value_ratio", "remove", "zero_value", "verdict"]
     shown = found.to_frame().nlargest(10, "sink_mass")[columns]
     _print_sweep(hooked, found, outputs, shown, "Heads that attend most to the target")
+
+
+def _streamed(
+    model: str | None, text: str | None, file: Path | None, outputs: "Outputs", truncate: bool
+) -> tuple["HookedModel", Any, dict[str, Any]]:
+    """The model, a text or a corpus, and how a corpus is run: with a journal and a bar."""
+    if file is None:
+        outputs.require_no_journal()
+    with _stages("importing torch and transformers", total=2) as step:
+        from .model.load import load
+        from .runs.corpus import Corpus
+
+        step("loading and certifying the model")
+        corpus = None if file is None else Corpus(file)
+        hooked = load(model)
+    if corpus is None:
+        return hooked, text if text is not None else _own_paragraph(), {}
+    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True}
+
+
+def _print_streamed(
+    model: "HookedModel", found: "PagedResult", outputs: "Outputs", truncated: int, documents: int, *further: str
+) -> None:
+    console = Console()
+    for line in (repr(model), repr(found), *further):
+        console.print(_plain(line), soft_wrap=True, highlight=False)
+    if truncated:
+        console.print(f"{truncated} of {documents} texts were cut to the model's length.")
+    outputs.print(console)
 
 
 def _sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tuple["HookedModel", list[str]]:
