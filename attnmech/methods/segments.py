@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 import pandas as pd
@@ -175,34 +176,42 @@ class SegmentReducer(Reducer):
     def close(self, state: State, run: Run) -> State:
         """Cells as means over rows; sums by distance in segments, by group of texts."""
         begins = run.batch.queries(run.stack.label).begins.tolist()
-        both_ways = _both_ways(run)
-        lags, first_key = _lags(both_ways), 0 if self.first else 1
-        parts: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
-        for text, segment in enumerate(state["segment"]):
-            rows = torch.bincount(segment[segment >= 0])
-            starts = [0, *rows.cumsum(dim=0).tolist()]
-            count = len(rows)
-            mass = state["mass"][:, text, :, :count, :count] / rows[:, None]
-            state["mass"][:, text, :, :count, :count] = mass
-            expected = []
-            for layer in range(run.n_layers):
-                distance, row = _of_text(state, (layer, text), begins[text], starts[-1], both_ways)
-                fit = ByDistance.fitted(distance, row, first_key)
-                distance.copy_(fit.weights)
-                row.copy_(fit.factors)
-                expected.append(fit.cells(starts))
-            sums, counts = by_lag(mass, rows, lags)
-            peaks = peakedness(receivers(mass.double() / rows, self.gap))
-            parts["sums"].append(sums)
-            parts["expected"].append(by_lag(torch.stack(expected), rows, lags)[0])
-            parts["counts"].append(counts[:, None, None])
-            parts["peaks"].append(peaks.nan_to_num(0.0))
-            parts["peak_counts"].append((~peaks.isnan()).double())
-        by_text = {name: torch.stack(values, dim=-1).cpu() for name, values in parts.items()}
+        found: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
+        for text, begin in enumerate(begins):
+            # Layer by layer: in float64, the cells of all layers would take several times as much memory.
+            layers = [self._closed_layer(state, layer, text, begin, _both_ways(run)) for layer in range(run.n_layers)]
+            for name in _BY_TEXT:
+                found[name].append(torch.stack([each[name] for each in layers]))
+        by_text = {name: torch.stack(values, dim=-1) for name, values in found.items()}
+        by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
+        by_text["counts"] = by_text["counts"][0, :, None, None]
+        by_text = {name: value.cpu() for name, value in by_text.items()}
         grouped = by_group(by_text, run.documents, _BY_TEXT)
         if run.corpus:
             return grouped
         return grouped | {name: state[name].transpose(1, 2).cpu() for name in _BY_CELL}
+
+    def _closed_layer(self, state: State, layer: int, text: int, begin: int, both_ways: bool) -> dict[str, Tensor]:
+        """What is summed of one text in one layer; its cells become means over rows, and its totals a fit."""
+        segment = state["segment"][text]
+        rows = torch.bincount(segment[segment >= 0])
+        count, starts = len(rows), [0, *rows.cumsum(dim=0).tolist()]
+        mass = state["mass"][layer, text, :, :count, :count]
+        mass /= rows[:, None]
+        distance, row = _of_text(state, (layer, text), begin, starts[-1], both_ways)
+        fit = ByDistance.fitted(distance, row, 0 if self.first else 1)
+        distance.copy_(fit.weights)
+        row.copy_(fit.factors)
+        lags = _lags(both_ways)
+        sums, counts = by_lag(mass, rows, lags)
+        peaks = peakedness(receivers(mass / rows, self.gap))
+        return {
+            "sums": sums,
+            "expected": by_lag(fit.cells(starts), rows, lags)[0],
+            "counts": counts,
+            "peaks": peaks.nan_to_num(0.0),
+            "peak_counts": (~peaks.isnan()).double(),
+        }
 
     def merge(self, one: State, other: State) -> State:
         """The sums of both."""
@@ -330,7 +339,7 @@ class SegmentAttention(Summed):
         if self.starts:
             [self.state[name] for name in self.CELLS]
         for own, tokens, _ in zip(self.starts, self.tokens, self.begins, strict=True):
-            if own[0] != 0 or own[-1] != len(tokens) or any(b <= a for a, b in zip(own, own[1:], strict=False)):
+            if own[0] != 0 or own[-1] != len(tokens) or any(b <= a for a, b in pairwise(own)):
                 raise ValueError("`starts` must increase from 0 to the number of tokens of each text")
 
     @property
@@ -352,7 +361,7 @@ class SegmentAttention(Summed):
     def segments(self, text: int = 0) -> tuple[str, ...]:
         """The segments of one text, as text."""
         own, tokens = self.starts[self._text(text)], self.tokens[text]
-        return tuple("".join(tokens[start:end]) for start, end in zip(own[:-1], own[1:], strict=True))
+        return tuple("".join(tokens[start:end]) for start, end in pairwise(own))
 
     def mass(self, text: int = 0) -> Float[Tensor, "layer head query_segment key_segment"]:
         """M_st, the share of a row's attention that goes to each segment, mean over the rows of segment s.
