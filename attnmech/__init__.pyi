@@ -37,6 +37,8 @@ from .methods.redundancy import Redundancy as Redundancy
 from .methods.redundancy import redundancy as redundancy
 from .methods.relations import Relations as Relations
 from .methods.relations import relations as relations
+from .methods.segment_effects import SegmentEffects as SegmentEffects
+from .methods.segment_effects import segment_effects as segment_effects
 from .methods.segments import SegmentAttention as SegmentAttention
 from .methods.segments import segment_attention as segment_attention
 from .methods.trajectory import Trajectory as Trajectory

@@ -26,6 +26,8 @@ _BARS: Final = {
     "mass": "share of attention",
     "per_token": "mean p per pair of tokens",
     "excess": "share above baseline",
+    "kl": "KL per later token, nats",
+    "loss": "loss per later token, nats",
 }
 
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x")
@@ -49,14 +51,16 @@ def _cut(text: str, length: int) -> str:
 def segment_map(
     values: Float[np.ndarray, "query_segment key_segment"], labels: Sequence[str], *, kind: str, title: str
 ) -> go.Figure:
-    """Query segments × key segments of one head; `kind` says which numbers: "mass", "per_token" or "excess".
+    """Query segments × key segments of one head; `kind` says which numbers: "mass", "per_token", "excess", or an
+    effect: "kl", "loss". Cells that are NaN stay empty.
 
     >>> segment_map(np.array([[1.0, 0.0], [0.4, 0.6]]), ["0 a", "1 b"], kind="mass", title="L0H1").data[0].text[1][0]
     '1 b → 0 a<br>0.4'
     """
     count = len(labels)
-    above = kind == "excess"
-    reach = float(np.abs(values).max()) or 1.0
+    above = kind in ("excess", "loss")
+    known = np.abs(values[np.isfinite(values)])
+    reach = float(known.max()) if known.size and known.max() > 0 else 1.0
     told = [
         [
             f"{query} → {key}<br>{signed(value, '.3g') if above else f'{value:.3g}'}"
@@ -75,6 +79,7 @@ def segment_map(
         colorbar={"title": {"text": _BARS[kind], "side": "right"}, "thickness": 12},
         text=told,
         hovertemplate="%{text}<extra></extra>",
+        hoverongaps=False,
         xgap=1 if count <= _LABELS else 0,
         ygap=1 if count <= _LABELS else 0,
     )

@@ -188,7 +188,7 @@ def peakedness(scores: Float[Tensor, "*places segment"]) -> Float[Tensor, "*plac
 
 def by_lag(
     mass: Float[Tensor, "*places query_segment key_segment"], rows: Int[Tensor, " query_segment"], lags: Sequence[int]
-) -> tuple[Float[Tensor, "_lag *places"], Float[Tensor, " _lag"]]:
+) -> tuple[Float[Tensor, "lag ..."], Float[Tensor, " lag"]]:
     """Sums over the rows of a text of what they put on the segment `lag` back, and how many rows have such a segment.
 
     The last lag stands for all that are as far or farther; so does the first, if it is below 0. Lag 0 is a row's own
