@@ -14,10 +14,14 @@ from .errors import WeightsError as WeightsError
 from .interventions import Intervention as Intervention
 from .interventions import Values as Values
 from .methods.ablation import ablate_heads as ablate_heads
+from .methods.composition import Composition as Composition
+from .methods.composition import composition as composition
 from .methods.decomposition import ScoreDecomposition as ScoreDecomposition
 from .methods.decomposition import decompose_scores as decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition as SourceDecomposition
 from .methods.decomposition_by_source import decompose_by_source as decompose_by_source
+from .methods.flow import AttentionFlow as AttentionFlow
+from .methods.flow import attention_flow as attention_flow
 from .methods.focus import AttentionFocus as AttentionFocus
 from .methods.focus import attention_focus as attention_focus
 from .methods.head_types import HeadTypes as HeadTypes

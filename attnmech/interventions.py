@@ -149,8 +149,8 @@ class Intervention:
             raise InputError(f"`keys` belong to edits of single keys; got {self._point_and_edit} with {self.keys!r}.")
         if (self.edit == "cut") != (self.spans is not None) or (self.spans and self.positions is not None):
             raise InputError(
-                f"`spans` belong to a cut, which has no `positions`; got {self._point_and_edit} with {self.spans!r} and "
-                f"{self.positions!r}."
+                f"`spans` belong to a cut, which has no `positions`; got {self._point_and_edit} with {self.spans!r} "
+                f"and {self.positions!r}."
             )
         if (self.point == "scores") != (self.term is not None):
             raise InputError(f"`term` belongs to edits of scores; got {self._point_and_edit} with {self.term!r}.")
@@ -251,8 +251,8 @@ class Intervention:
         """Removes attention from the rows of one span to the keys of another; the softmax is taken without them.
 
         A row left without a key attends to nothing: its z is 0 before W_O, and its row of the pattern is 0, by which
-        such rows can be counted. A sink takes part as before. Spans are (start, end), counted from the first token of each text, and must lie in every
-        text.
+        such rows can be counted. A sink takes part as before. Spans are (start, end), counted from the first token of
+        each text, and must lie in every text.
 
         >>> print(Intervention.cut((6, 9), (0, 3), [(3, 5)]))
         attention of tokens 6 to 8 to tokens 0 to 2 cut in L3H5

@@ -1,4 +1,4 @@
-"""Segments of a text as the rows and columns of a map, and what each receives as lines."""
+"""Segments (or tokens) of a text as the rows and columns of a map, and what each receives as lines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -28,6 +28,9 @@ _BARS: Final = {
     "excess": "share above baseline",
     "kl": "KL per later token, nats",
     "loss": "loss per later token, nats",
+    "rollout": "rollout, share",
+    "norm": "norm",
+    "norm_residual": "norm",
 }
 
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x")
@@ -49,10 +52,17 @@ def _cut(text: str, length: int) -> str:
 
 
 def segment_map(
-    values: Float[np.ndarray, "query_segment key_segment"], labels: Sequence[str], *, kind: str, title: str
+    values: Float[np.ndarray, "query_segment key_segment"],
+    labels: Sequence[str],
+    *,
+    kind: str,
+    title: str,
+    unit: str = "segment",
 ) -> go.Figure:
-    """Query segments × key segments of one head; `kind` says which numbers: "mass", "per_token", "excess", or an
-    effect: "kl", "loss". Cells that are NaN stay empty.
+    """Query segments × key segments of one head; cells that are NaN stay empty.
+
+    `kind` says which numbers: "mass", "per_token", "excess", an effect ("kl", "loss") or a flow ("rollout", "norm",
+    "norm_residual"); `unit` is what rows and columns are.
 
     >>> segment_map(np.array([[1.0, 0.0], [0.4, 0.6]]), ["0 a", "1 b"], kind="mass", title="L0H1").data[0].text[1][0]
     '1 b → 0 a<br>0.4'
@@ -86,8 +96,8 @@ def segment_map(
     ticks = {"tickvals": list(range(count)), "ticktext": list(labels)} if count <= _LABELS else {}
     numbers = {**ticks, "ticktext": [str(each) for each in range(count)]} if ticks else {}
     figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * count, 700)))
-    figure.update_xaxes(title=f"key segment ({title})", showgrid=False, **numbers)
-    figure.update_yaxes(title="query segment", autorange="reversed", showgrid=False, **ticks)
+    figure.update_xaxes(title=f"key {unit} ({title})", showgrid=False, **numbers)
+    figure.update_yaxes(title=f"query {unit}", autorange="reversed", showgrid=False, **ticks)
     return figure
 
 

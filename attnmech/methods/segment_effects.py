@@ -40,7 +40,6 @@ def segment_effects(
     *,
     heads: Heads = "all",
     budget: float = 600.0,
-    bos: bool | None = None,
     **options: Unpack[SweepOptions],
 ) -> "SegmentEffects":
     """The effect on the later text of cutting one segment of a text off another, pair by pair.
@@ -62,8 +61,7 @@ def segment_effects(
         heads: whose attention is cut, in all layers by default.
         budget: how many seconds all pairs may take, by an estimate that is printed first. If they would take longer,
             pairs are measured for the 20 segments whose cut from all later ones has the largest KL.
-        bos: whether the text begins with the tokenizer's first token.
-        options: `memory`, `partial` and `progress`, as in `am.ablate_heads`.
+        options: `bos`, `memory`, `partial` and `progress`, as in `am.ablate_heads`.
 
     Returns:
         Effects by pair and by segment; NaN where not measured.
@@ -81,6 +79,7 @@ def segment_effects(
     budget = finite_number("budget", budget, above=0.0)
     if len(model.stacks) > 1:
         raise InputError("segments are cut in models with one stack; this one has an encoder and a decoder.")
+    bos = options.get("bos")
     batch = model.encode(inputs, bos=bos)
     if len(batch.ids) != 1:
         raise InputError(f"segments are cut in one text at a time; got {len(batch.ids)} texts.")
@@ -262,8 +261,8 @@ class SegmentEffects(PagedResult):
     def _sections(self) -> "Sequence[Section]":
         reading = (
             "Each cell: rows of the query segment no longer attend to the key segment; colour is the effect on each "
-            "later token, in nats. Empty cells were not measured. The first segment holds the text's first token, where "
-            "many heads rest: its cut also takes that away."
+            "later token, in nats. Empty cells were not measured. The first segment holds the text's first token, "
+            "where many heads rest: its cut also takes that away."
         )
         names = METRICS if self.loss is not None else METRICS[:1]
         figures = {name: self.plot(name) for name in names}
