@@ -1,6 +1,7 @@
 """Attention between segments: against loops over captured patterns, heads planted by hand, and any way of running."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,7 @@ def test_without_the_first_token(name: str) -> None:
     for text, spans in enumerate(SPANS):
         pattern = patterns_of(model, given, text).clone()
         pattern[..., 0] = 0
-        torch.testing.assert_close(
-            found.mass(text)[1, 2].double(), by_hand(pattern[1, 2], spans), atol=1e-6, rtol=1e-5
-        )
+        torch.testing.assert_close(found.mass(text)[1, 2].double(), by_hand(pattern[1, 2], spans), atol=1e-6, rtol=1e-5)
         sums = found.expected(text)[1, 2].double().sum(-1)
         torch.testing.assert_close(sums, by_hand(pattern[1, 2], spans).sum(-1), atol=1e-4, rtol=1e-3)
 
@@ -103,7 +102,7 @@ def test_a_head_that_attends_by_distance_alone_is_its_own_baseline(
     distances = range(1 - length if both_ways else 0, length)
     sums = torch.stack([pattern.diagonal(-d).sum() for d in distances])
     fit = ByDistance.fitted(sums, pattern.sum(-1), first_key)
-    cells = by_hand(pattern, list(zip(starts[:-1], starts[1:], strict=True)))
+    cells = by_hand(pattern, list(pairwise(starts)))
     torch.testing.assert_close(fit.cells(starts), cells, atol=2e-4, rtol=0)
 
 
@@ -137,7 +136,7 @@ def test_baseline_by_distance_in_segments() -> None:
 
 
 def test_receivers_and_kurtosis_as_published() -> None:
-    """Thought Anchors: column means of the mean per pair of tokens, from `gap` on; scipy's kurtosis, biased, minus 3."""
+    """Thought Anchors: column means of the mean per pair of tokens, from `gap` on; scipy kurtosis."""
     spans = [(2 * i, 2 * i + 2) for i in range(9)] + [(18, 19)]
     ids = models.token_ids("bloom", 1, 19)
     model = models.hooked("bloom")
