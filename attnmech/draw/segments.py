@@ -96,8 +96,9 @@ def segment_map(
     ticks = {"tickvals": list(range(count)), "ticktext": list(labels)} if count <= _LABELS else {}
     numbers = {**ticks, "ticktext": [str(each) for each in range(count)]} if ticks else {}
     figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * count, 700)))
-    figure.update_xaxes(title=f"key {unit} ({title})", showgrid=False, **numbers)
-    figure.update_yaxes(title=f"query {unit}", autorange="reversed", showgrid=False, **ticks)
+    figure.update_xaxes(title=f"key {unit} ({title})", showgrid=False, tickangle=0, **numbers)
+    side = {"text": f"query {unit}", "standoff": 12}
+    figure.update_yaxes(title=side, autorange="reversed", showgrid=False, **ticks)
     return figure
 
 
@@ -125,5 +126,5 @@ def receiver_lines(scores: Mapping[str, Float[np.ndarray, " segment"]], labels: 
     ticks = {"tickvals": list(range(count)), "ticktext": list(labels)} if count <= _LABELS else {}
     figure.update_layout(template=FIGURE_STYLE, height=360, margin={"t": 40})
     figure.update_xaxes(title="segment", **ticks)
-    figure.update_yaxes(title="mean p per pair of tokens, from later segments", rangemode="tozero")
+    figure.update_yaxes(title="mean p from later segments", rangemode="tozero")
     return figure

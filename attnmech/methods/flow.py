@@ -52,8 +52,8 @@ def attention_flow(
     "rollout": R_l = A_l ··· A_0 with A = ½ (mean_h p + I), rows divided by their sum: how much of a token after layer l
     goes back to each input token if every layer mixed streams by its mean pattern. "norm": ‖p_ij f(x_j)‖ of each head
     (`head_maps`) and ‖Σ_h p_ij f(x_j)‖, with f(x_j) = (x_j W_V + b_V) W_O. "norm_residual":
-    ‖Σ_h p_ij f(x_j) + δ_ij x_i‖, in a post-norm model (BERT) after the norm that follows, frozen at its scale for row i.
-    Where a norm sits between attention and stream (Gemma 2), its frozen scale is part of f.
+    ‖Σ_h p_ij f(x_j) + δ_ij x_i‖, in a post-norm model (BERT) after the norm that follows, frozen at its scale for row
+    i. Where a norm sits between attention and stream (Gemma 2), its frozen scale is part of f.
 
     >>> import attnmech as am
     >>> flow = am.attention_flow(am.load(), "Anna sang of shells.")

@@ -249,9 +249,9 @@ class SegmentEffects(PagedResult):
         top = frame.iloc[0]
         loss = f" and {top['loss']:+.3g} of loss".replace("-", "−") if self.loss is not None else ""
         return (
-            f"Of {len(frame)} pairs of segments, the largest effect has the cut of segment {top['query_segment']} from "
-            f"segment {top['key_segment']}, {quoted(str(top['key'])[:60])}: {top['kl']:.3g} nats of KL{loss} per later "
-            "token."
+            f"Of {len(frame)} pairs of segments, cutting segment {top['query_segment']} off segment "
+            f"{top['key_segment']}, {quoted(str(top['key']).strip()[:60])}, has the largest effect: {top['kl']:.3g} nats "
+            f"of KL{loss} per later token."
         )
 
     @property

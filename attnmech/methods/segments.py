@@ -549,7 +549,7 @@ class SegmentAttention(Summed):
         """
         if option("figure", figure, FIGURES) == "heads":
             rows = range(len(self.layers))
-            label = "attention to earlier segments above baseline"
+            label = "share above baseline"
             return effect_map(**for_map(self._excess("earlier"), rows), layers=self.layers, label=label)
         names = segment_labels(self.segments(text))
         if figure == "receivers":
