@@ -41,7 +41,7 @@ def segment_labels(segments: Sequence[str]) -> list[str]:
     """A readable name for each segment: its number and how it begins.
 
     >>> segment_labels([" The file is urgent.", "<b>"])
-    ['0 The file is urge…', '1 &lt;b&gt;']
+    ['0 The file is urgen…', '1 &lt;b&gt;']
     """
     return [f"{number} {_cut(text, _LABEL)}" for number, text in enumerate(segments)]
 

@@ -78,7 +78,7 @@ class ByDistance:
         >>> found = ByDistance.fitted(torch.tensor([1.7, 1.1, 0.2]), torch.ones(3))
         >>> found.cells([0, 1, 3])
         tensor([[1.0000, 0.0000],
-                [0.4000, 0.6000]], dtype=torch.float64)
+                [0.4056, 0.5944]], dtype=torch.float64)
         """
         sums, rows = sums.double().clamp_min(0.0), rows.double()
         total = rows.sum(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)

@@ -250,8 +250,8 @@ class SegmentEffects(PagedResult):
         loss = f" and {top['loss']:+.3g} of loss".replace("-", "−") if self.loss is not None else ""
         return (
             f"Of {len(frame)} pairs of segments, cutting segment {top['query_segment']} off segment "
-            f"{top['key_segment']}, {quoted(str(top['key']).strip()[:60])}, has the largest effect: {top['kl']:.3g} nats "
-            f"of KL{loss} per later token."
+            f"{top['key_segment']}, {quoted(str(top['key']).strip()[:60])}, has the largest effect: {top['kl']:.3g} "
+            f"nats of KL{loss} per later token."
         )
 
     @property

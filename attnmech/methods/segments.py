@@ -74,7 +74,7 @@ def segment_attention(
     >>> from attnmech.demo.text import documents
     >>> found = am.segment_attention(am.load(), documents(6))
     >>> found.mass(text=0).shape, found.segments(text=0)[1]
-    (torch.Size([4, 8, 5, 5]), ' The file is as urgent as the invoice.')
+    (torch.Size([4, 8, 4, 4]), ' The file is as urgent as the invoice.')
     >>> found.previous.shape
     torch.Size([4, 8])
 
