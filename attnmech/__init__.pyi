@@ -14,12 +14,16 @@ from .errors import WeightsError as WeightsError
 from .interventions import Intervention as Intervention
 from .interventions import Values as Values
 from .methods.ablation import ablate_heads as ablate_heads
+from .methods.composition import Composition as Composition
+from .methods.composition import composition as composition
 from .methods.decomposition import ScoreDecomposition as ScoreDecomposition
 from .methods.decomposition import decompose_scores as decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition as SourceDecomposition
 from .methods.decomposition_by_source import decompose_by_source as decompose_by_source
 from .methods.drift import ResidualDrift as ResidualDrift
 from .methods.drift import residual_drift as residual_drift
+from .methods.flow import AttentionFlow as AttentionFlow
+from .methods.flow import attention_flow as attention_flow
 from .methods.focus import AttentionFocus as AttentionFocus
 from .methods.focus import attention_focus as attention_focus
 from .methods.group_attention import GroupAttention as GroupAttention
@@ -47,6 +51,10 @@ from .methods.redundancy import Redundancy as Redundancy
 from .methods.redundancy import redundancy as redundancy
 from .methods.relations import Relations as Relations
 from .methods.relations import relations as relations
+from .methods.segment_effects import SegmentEffects as SegmentEffects
+from .methods.segment_effects import segment_effects as segment_effects
+from .methods.segments import SegmentAttention as SegmentAttention
+from .methods.segments import segment_attention as segment_attention
 from .methods.trajectory import Trajectory as Trajectory
 from .methods.trajectory import trajectory as trajectory
 from .methods.updates import ResidualUpdates as ResidualUpdates

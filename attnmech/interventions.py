@@ -38,14 +38,17 @@ Heads: TypeAlias = str | Sequence[Head]
 Keys: TypeAlias = str | Sequence[int] | Tensor
 """Which keys: the first token of each text, the tokenizer's special tokens, positions, or a mask `[batch key]`."""
 
-Edit: TypeAlias = Literal["zero", "replace", "uniform", "self", "first", "remove", "scale"]
+Edit: TypeAlias = Literal["zero", "replace", "uniform", "self", "first", "remove", "scale", "cut"]
+
+Span: TypeAlias = tuple[int, int]
+"""(start, end): positions from `start` to `end` − 1."""
 
 TERMS: Final = ("query_key", "key_bias", "query_bias", "constant", "position")
 """The terms of the scores that can be scaled."""
 
 EDITS: Final[Mapping[str, tuple[Edit, ...]]] = {
     "z": ("zero", "replace"),
-    "pattern": ("uniform", "self", "first", "replace", "remove"),
+    "pattern": ("uniform", "self", "first", "replace", "remove", "cut"),
     "scores": ("scale",),
     "v": ("zero", "replace"),
     "resid_pre": ("replace",),
@@ -121,6 +124,8 @@ class Intervention:
     """At points without a head axis: which layers; None for all."""
     positions: tuple[int, ...] | None = None
     """Which rows (queries) of each text, as a run counts them: left padding counts too; None for all."""
+    spans: tuple[Span, Span] | None = None
+    """Of a cut: the span of the rows and that of the keys, counted from the first token of each text."""
     keys: tuple[int, ...] | Literal["first", "special"] | Values | None = None
     """For edits of single keys: which keys; `Values` hold a mask `[batch key]`."""
     term: str | None = None
@@ -142,6 +147,11 @@ class Intervention:
             raise InputError(f"`values` belong to an edit that replaces; got {self.edit!r} with {self.values!r}.")
         if (self.edit == "remove" or self.point == "v") != (self.keys is not None):
             raise InputError(f"`keys` belong to edits of single keys; got {self._point_and_edit} with {self.keys!r}.")
+        if (self.edit == "cut") != (self.spans is not None) or (self.spans and self.positions is not None):
+            raise InputError(
+                f"`spans` belong to a cut, which has no `positions`; got {self._point_and_edit} with {self.spans!r} "
+                f"and {self.positions!r}."
+            )
         if (self.point == "scores") != (self.term is not None):
             raise InputError(f"`term` belongs to edits of scores; got {self._point_and_edit} with {self.term!r}.")
         if self.centre is not None and self.point != "scores":
@@ -163,6 +173,8 @@ class Intervention:
         found["factor"] = finite_number("factor", self.factor)
         if not isinstance(self.heads, tuple) or self.heads:
             found["heads"] = checked_heads(self.heads)
+        if self.spans is not None:
+            found["spans"] = _spans(self.spans)
         if self.keys is not None and not isinstance(self.keys, Values):
             found["keys"] = _keys(self.keys)
         if self.values is not None and not isinstance(self.values, Values):
@@ -233,6 +245,19 @@ class Intervention:
             "pattern", "remove", checked_heads(heads), positions=_numbers("positions", positions), keys=_keys(keys),
             stack=_stack(stack),
         )  # fmt: skip
+
+    @classmethod
+    def cut(cls, query_span: Sequence[int], key_span: Sequence[int], heads: Heads = "all", *, stack: str = "") -> Self:
+        """Removes attention from the rows of one span to the keys of another; the softmax is taken without them.
+
+        A row left without a key attends to nothing: its z is 0 before W_O, and its row of the pattern is 0, by which
+        such rows can be counted. A sink takes part as before. Spans are (start, end), counted from the first token of
+        each text, and must lie in every text.
+
+        >>> print(Intervention.cut((6, 9), (0, 3), [(3, 5)]))
+        attention of tokens 6 to 8 to tokens 0 to 2 cut in L3H5
+        """
+        return cls("pattern", "cut", checked_heads(heads), spans=_spans((query_span, key_span)), stack=_stack(stack))
 
     @classmethod
     def scale(
@@ -311,6 +336,10 @@ class Intervention:
             return f"{self.term} in the scores of {self._who}{split} is {done}"
         if self.edit == "remove":
             return f"{self._keys_shown} removed from the pattern of {self._who}"
+        if self.edit == "cut":
+            assert self.spans is not None
+            query, key = (_shown_span(span) for span in self.spans)
+            return f"attention of {query} to {key} cut in {self._who}"
         names = {"zero": "0", "first": "first token only", "replace": str(self.values)}
         point = f"v at {self._keys_shown}" if self.point == "v" else self.point
         return f"{point} of {self._who} becomes {names.get(self.edit, self.edit)}"
@@ -387,6 +416,21 @@ def _numbers(name: str, numbers: Any) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
+def _spans(spans: Any) -> tuple[Span, Span]:
+    """The span of rows and that of keys of a cut."""
+    try:
+        (first, last), (start, end) = spans
+        found = (integer(first), integer(last)), (integer(start), integer(end))
+        if not all(0 <= start < end for start, end in found):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(
+            "a cut needs two spans (start, end) of token positions with 0 ≤ start < end, the rows' and the keys'; got "
+            f"{shown(spans)}."
+        ) from None
+    return found
+
+
 def _keys(keys: Any) -> tuple[int, ...] | Literal["first", "special"] | Values:
     if isinstance(keys, torch.Tensor):
         if keys.dtype != torch.bool or keys.ndim != 2:
@@ -407,6 +451,11 @@ def _values(values: Any) -> Values:
 
 def _stack(stack: Any) -> str:
     return "" if string("stack", stack) == "self" else stack
+
+
+def _shown_span(span: Span) -> str:
+    start, end = span
+    return f"token {start}" if end == start + 1 else f"tokens {start} to {end - 1}"
 
 
 def _shown(numbers: tuple[int, ...]) -> str:

@@ -99,6 +99,23 @@ class Applied:
             raise InputError(f"{self.intervention}: the text has only {ids.shape[1]} keys, counted from 0.")
         return torch.isin(place, torch.tensor(wanted, device=ids.device)).expand(len(ids), -1)
 
+    def cut(self, queries: Batch, keys: Batch, rows: range, key_count: int) -> Bool[Tensor, "batch 1 row key"]:
+        """The cells that a cut removes from a block of rows, in the texts that it changes."""
+        assert self.intervention.spans is not None
+        inside = []
+        for batch, span, name in zip((queries, keys), self.intervention.spans, ("rows", "keys"), strict=True):
+            mask = batch.mask[self.texts]
+            shortest = int(mask.sum(dim=1).min())
+            if span[1] > shortest:
+                raise InputError(
+                    f"{self.intervention}: its {name} reach to position {span[1] - 1}, but a text has only {shortest} "
+                    "tokens, counted from 0."
+                )
+            place = (mask.cumsum(dim=1) - 1).masked_fill(~mask, -1)
+            inside.append((place >= span[0]) & (place < span[1]))
+        chosen, hidden = inside
+        return (chosen[:, rows.start : rows.stop, None] & hidden[:, None, :key_count])[:, None]
+
     def at_point(self, value: Tensor, layer: int) -> None:
         """Changes, in place, a value with the axes `batch position ...`: z, or the stream."""
         part = value[self.texts]
@@ -189,13 +206,17 @@ class AppliedInLayer:
         return found
 
     def removed(
-        self, scores: Tensor, keys: Batch, mask: "MaskRule", rows: range
+        self, scores: Tensor, queries: Batch, keys: Batch, mask: "MaskRule", rows: range
     ) -> Bool[Tensor, "batch head row key"] | None:
         """True at the keys that are removed from a block of rows; None if none are."""
         if not self.removals:
             return None
         found = torch.zeros_like(scores, dtype=torch.bool)
         for change in self.removals:
+            if change.intervention.edit == "cut":
+                cells = change.cut(queries, keys, rows, scores.shape[-1])
+                found[change.texts, list(change.heads[self.layer])] |= cells
+                continue
             here = torch.zeros(len(rows), dtype=torch.bool, device=scores.device)
             here[change.rows(rows, mask.queries)] = True
             chosen = change.keys(keys)[:, None, None, : scores.shape[-1]] & here[:, None]
@@ -290,7 +311,7 @@ def _by_step(layer: int, changes: Iterable[Applied]) -> AppliedInLayer:
         one = change.intervention
         step = (
             "removals"
-            if one.edit == "remove"
+            if one.edit in ("remove", "cut")
             else {"scores": "scales", "pattern": "patterns", "v": "values"}[one.point]
         )
         found[step].append(change)

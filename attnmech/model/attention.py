@@ -61,7 +61,8 @@ def attend(
     q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
     position = None if position is None else position.to(wide)
     changes = in_force.applied_in(site.stack, layer)
-    keys_batch = in_force.under_way.batch.keys(site.stack)
+    batch = in_force.under_way.batch
+    queries_batch, keys_batch = batch.queries(site.stack), batch.keys(site.stack)
     of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
     ledgers = None if changes is None else _terms_to_scale(changes, site, of_layer, mask)
     other_values = None if changes is None else changes.change_of_values(v, q.shape[1], keys_batch)
@@ -86,7 +87,7 @@ def attend(
         elif span:
             hidden = ~mask.visible(rows)[..., span.start : span.stop]
             scores[..., span.start :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        removed = None if changes is None else changes.removed(scores, keys_batch, mask, rows)
+        removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
         attention = _softmax(scores, sink, site, rows)

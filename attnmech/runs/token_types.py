@@ -16,7 +16,7 @@ def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
     """The index in `TOKEN_TYPES` of each token."""
     types = [
         [
-            TOKEN_TYPES.index("special" if token in batch.special else _type_of(text))
+            TOKEN_TYPES.index("special") if token in batch.special else type_of(text)
             for token, text in zip(*row, strict=True)
         ]
         for row in zip(batch.ids.tolist(), batch.tokens, strict=True)
@@ -25,7 +25,16 @@ def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
     return found.scatter(1, batch.begins[:, None], TOKEN_TYPES.index("first token"))
 
 
-def _type_of(token: str) -> str:
+def type_of(token: str) -> int:
+    """The index in `TOKEN_TYPES` of a token's text, wherever it stands.
+
+    >>> TOKEN_TYPES[type_of(" ?!")]
+    'sentence end'
+    """
+    return TOKEN_TYPES.index(_name_of(token))
+
+
+def _name_of(token: str) -> str:
     text = token.strip()
     if text and all(character in ".!?…。！？" for character in text):
         return "sentence end"

@@ -1000,3 +1000,28 @@ def test_values_for_longer_texts_are_those_of_their_beginning() -> None:
     with hooked.intervene(Intervention.replace([(1, 2)], {1: values})):
         z = hooked.run(ids, points=["z"])["z", 1]
     assert torch.equal(z[:, :, 2], values[:, :7, 2].expand(3, -1, -1))
+
+
+QUERY, KEY = (1, 3), (0, 2)
+"""Spans inside the shortest text, of three tokens; the row 1 sees only keys of the span and itself."""
+
+
+def cells(name: str, side: str, query: tuple[int, int], key: tuple[int, int]) -> Tensor:
+    """[batch 1 query key]: True where the cut removes, counted from each text's first token."""
+    mask = inputs_of(name, side)["attention_mask"].bool()
+    place = mask.cumsum(1) - 1
+    rows, keys = (mask & (place >= a) & (place < b) for a, b in (query, key))
+    return (rows[:, :, None] & keys[:, None])[:, None]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cut_is_a_softmax_without_these_keys(name: str) -> None:
+    side = side_of(name, 1)
+    removed = cells(name, side, QUERY, KEY)
+    changes: dict[int, ByHand] = {}
+    heads = models.hooked(name).n_heads
+    for layer in {layer for layer, _ in HEADS}:
+        mine = torch.zeros(1, heads, 1, 1, dtype=torch.bool)
+        mine[:, [head for at, head in HEADS if at == layer]] = True
+        changes[layer] = ByHand(removed=removed & mine)
+    check(name, [Intervention.cut(QUERY, KEY, HEADS)], changes, side)

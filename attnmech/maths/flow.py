@@ -1,0 +1,49 @@
+"""How does a token's information flow? Attention rollout, and attention weighted by what it carries (formulas §3)."""
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+
+def rolled_out(means: Float[Tensor, "layer query key"]) -> Float[Tensor, "layer query key"]:
+    """R_l = A_l R_{l−1}, R_0 = A_0, with A = ½ (mean_h p + I), each row divided by its sum.
+
+    Rows sum to 1, also where a sink takes part of the attention. Source: Abnar & Zuidema 2020, "Quantifying Attention
+    Flow in Transformers", equation 1.
+
+    >>> rolled_out(torch.tensor([[[1.0, 0.0], [0.5, 0.5]]] * 2))[1]
+    tensor([[1.0000, 0.0000],
+            [0.4375, 0.5625]])
+    """
+    mixed = 0.5 * (means + torch.eye(means.shape[-1], dtype=means.dtype, device=means.device))
+    mixed = mixed / mixed.sum(dim=-1, keepdim=True)
+    found = [mixed[0]]
+    for each in mixed[1:]:
+        found.append(each @ found[-1])
+    return torch.stack(found)
+
+
+def summed_norms(
+    pattern: Float[Tensor, "head query key"],
+    written: Float[Tensor, "key head d_model"],
+    residual: Float[Tensor, "query d_model"] | None = None,
+) -> Float[Tensor, "query key"]:
+    """‖Σ_h p_ij^h f^h(x_j) + δ_ij x_i‖, with f(x_j) as `written`, and without δ_ij x_i if there is no `residual`.
+
+    By the products of the heads' vectors at each key, so that no [query, key, d_model] array is made.
+    Source: Kobayashi et al. 2020, "Attention is Not Only a Weight", and 2021 for the residual.
+
+    >>> f = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])
+    >>> summed_norms(torch.ones(2, 1, 1), f), summed_norms(torch.ones(2, 1, 1), f, torch.tensor([[-3.0, 0.0]]))
+    (tensor([[5.]]), tensor([[4.]]))
+    """
+    wide = written.double()
+    products = einsum(wide, wide, "key one d_model, key other d_model -> key one other")
+    weights = pattern.double().permute(2, 1, 0)
+    squares = ((weights @ products) * weights).sum(dim=-1).T.clamp_min(0.0)
+    found = squares.sqrt()
+    if residual is not None:
+        itself = einsum(pattern.double().diagonal(dim1=1, dim2=2), wide, "head key, key head d_model -> key d_model")
+        found.diagonal().copy_(torch.linalg.vector_norm(itself + residual.double(), dim=-1))
+    return found.to(pattern.dtype)

@@ -1,0 +1,294 @@
+"""Where does the information at a token come from? Rollout and value-weighted attention in place of p (formulas §3)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import pandas as pd
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from ..arguments import member, option
+from ..draw.all_heads import model_view
+from ..draw.embed import View
+from ..draw.graph import token_graph
+from ..draw.section import Section
+from ..draw.segments import segment_map
+from ..draw.sentence import sentence_view
+from ..draw.text import percent, quoted, token_labels
+from ..errors import InputError, index_of
+from ..maths.flow import rolled_out, summed_norms
+from ..maths.norms import norm_multiplier
+from ..model.block import attention_scale
+from ..model.hooked import HookedModel, require_model
+from ..model.inputs import Inputs
+from ..model.norms import gamma_of, is_centred
+from ..model.observed import LayerEnd, RowBlock
+from ..model.weights import bias_of
+from ..results import PagedResult, Provenance
+from ..runs.stream import Reducer, Run, Source, State, stream
+
+KINDS: Final = ("rollout", "norm", "norm_residual")
+
+MOST_BYTES: Final = 1_000_000_000
+"""The most memory that the maps of a text may take."""
+
+VIEWS: Final = {"model": model_view, "sentence": sentence_view, "token_graph": token_graph}
+
+
+def attention_flow(
+    model: HookedModel,
+    inputs: Inputs,
+    kind: str = "rollout",
+    *,
+    layers: Iterable[int] | None = None,
+    bos: bool | None = None,
+) -> "AttentionFlow":
+    """Maps [query key] of what flows from token to token, instead of the bare probabilities p.
+
+    "rollout": R_l = A_l ··· A_0 with A = ½ (mean_h p + I), rows divided by their sum: how much of a token after layer l
+    goes back to each input token if every layer mixed streams by its mean pattern. "norm": ‖p_ij f(x_j)‖ of each head
+    (`head_maps`) and ‖Σ_h p_ij f(x_j)‖, with f(x_j) = (x_j W_V + b_V) W_O. "norm_residual":
+    ‖Σ_h p_ij f(x_j) + δ_ij x_i‖, in a post-norm model (BERT) after the norm that follows, frozen at its scale for row
+    i. Where a norm sits between attention and stream (Gemma 2), its frozen scale is part of f.
+
+    >>> import attnmech as am
+    >>> flow = am.attention_flow(am.load(), "Anna sang of shells.")
+    >>> flow.maps.shape, flow.maps[-1].sum(dim=-1).round(decimals=4).unique()
+    (torch.Size([4, 6, 6]), tensor([1.]))
+
+    Args:
+        model: the model.
+        inputs: one text.
+        kind: "rollout", "norm" or "norm_residual".
+        layers: by default all; rollout needs all.
+        bos: whether the text begins with the tokenizer's first token.
+
+    Raises:
+        InputError: for several texts, an unknown kind, `layers` with rollout, a text whose maps would take more than
+            1 GB, and for models with several stacks or with a gate between attention and W_O.
+
+    Source: Abnar & Zuidema 2020; Kobayashi et al. 2020 and 2021.
+
+    """
+    require_model(model)
+    option("kind", kind, KINDS)
+    if len(model.stacks) > 1:
+        raise InputError("flow is measured in models with one stack; this one has an encoder and a decoder.")
+    if kind == "rollout" and layers is not None:
+        raise InputError("rollout multiplies the patterns of all layers from the first on; leave out `layers`.")
+    result: AttentionFlow
+    (result,) = stream(model, model.encode(inputs, bos=bos), [FlowReducer(kind)], layers=layers, bos=bos)
+    return result
+
+
+@dataclass(frozen=True)
+class FlowReducer(Reducer):
+    """Fills the maps of one text, layer by layer."""
+
+    kind: str
+
+    points = ("v", "resid_pre", "attn_raw", "attn_out")
+    optional_points = ("resid_mid",)
+
+    def start(self, run: Run) -> State:
+        """Empty maps; `InputError` if they would be too large."""
+        if run.corpus or len(run.batch.ids) != 1:
+            raise InputError(f"flow is measured on one text at a time; got {len(run.batch.ids)} texts.")
+        length, heads = run.batch.ids.shape[1], 1 if self.kind == "rollout" else run.n_heads
+        precision = torch.promote_types(run.model.dtype, torch.float32)
+        size = run.n_layers * (heads + 1) * length**2 * precision.itemsize
+        if size > MOST_BYTES:
+            fits = int(length * (MOST_BYTES / size) ** 0.5)
+            raise InputError(
+                f"maps of {length} tokens would take {size / 1e9:.1f} GB, and at most {MOST_BYTES / 1e9:.0f} GB are "
+                f"made. Give a text of up to {fits} tokens{'' if self.kind == 'rollout' else ', or fewer `layers`'}."
+            )
+        state = {"maps": torch.zeros(run.n_layers, length, length, dtype=precision)}
+        if self.kind != "rollout":
+            state["by_head"] = torch.zeros(run.n_layers, heads, length, length, dtype=precision)
+        return {name: value.to(run.model.device) for name, value in state.items()}
+
+    def add(self, state: State, block: RowBlock, run: Run) -> None:
+        """Keeps the pattern, or its mean over heads."""
+        rows, pattern = slice(block.rows.start, block.rows.stop), block.pattern[0]
+        if self.kind == "rollout":
+            state["maps"][block.index, rows, : pattern.shape[-1]] = pattern.mean(dim=0)
+        else:
+            state["by_head"][block.index, :, rows, : pattern.shape[-1]] = pattern
+
+    def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
+        """Weights the pattern of a finished layer by what it carries."""
+        if self.kind == "rollout":
+            return
+        if end.notes.gate is not None:
+            raise InputError(f"layer {end.layer} has a gate between attention and W_O, so f(x_j) depends on the query.")
+        pattern = state["by_head"][end.index]
+        precision = pattern.dtype
+        scale = attention_scale(run.stack, end, precision)
+        W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
+        v = end["v"][0].to(precision)
+        values = v.repeat_interleave(len(W_O) // v.shape[1], dim=1)
+        written = einsum(values, W_O, "key head d_value, head d_value d_model -> key head d_model")
+        pattern *= scale.by_token[0, :, None]
+        residual, factor = None, None
+        if self.kind == "norm_residual":
+            residual = end["resid_pre"][0].to(precision)
+            if run.stack.architecture.norm == "post":
+                written, residual, factor = _through_norm(run, end, written, residual)
+        state["maps"][end.index] = summed_norms(pattern, written, residual)
+        if factor is not None:
+            state["maps"][end.index] *= factor[:, None]
+        pattern *= torch.linalg.vector_norm(written, dim=-1).T[:, None]
+
+    def close(self, state: State, run: Run) -> State:
+        """Without padding; rollout multiplies the layers."""
+        real = run.batch.mask[0]
+        found = {name: value[..., real, :][..., real] for name, value in state.items()}
+        if self.kind == "rollout":
+            found["maps"] = rolled_out(found["maps"])
+        return {name: value for name, value in found.items() if name == "maps" or self.kind == "norm"}
+
+    def merge(self, one: State, other: State) -> State:
+        """Never needed: there is one text."""
+        raise InputError("flow is measured on one text at a time.")
+
+    def finish(self, state: State, source: Source) -> "AttentionFlow":
+        """The result."""
+        assert source.batch is not None
+        real = source.batch.mask[0].tolist()
+        return AttentionFlow(
+            kind=self.kind,
+            layers=source.layers,
+            maps=state["maps"],
+            head_maps=state.get("by_head"),
+            tokens=tuple(token for token, kept in zip(source.batch.tokens[0], real, strict=True) if kept),
+            provenance=source.provenance,
+        )
+
+
+def _through_norm(run: Run, end: LayerEnd, written: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the norm after attention makes of parts of its input, and its factor for each row."""
+    path = run.stack.architecture.mid_norm
+    assert path is not None
+    norm, stream = run.stack.module(end.layer, path), end["resid_mid"]
+    centred, gamma, shift = is_centred(norm, stream), gamma_of(norm, stream).to(written), bias_of(norm)
+    made = norm.forward(stream).to(written)
+    shift = None if shift is None else shift.detach().to(written)
+    factor = norm_multiplier(stream.to(written), made, gamma, shift, centred=centred)[0]
+
+    def through(part: Tensor) -> Tensor:
+        return gamma * (part - part.mean(dim=-1, keepdim=True) if centred else part)
+
+    return through(written), through(residual), factor
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionFlow(PagedResult):
+    """What flows from token to token in one text.
+
+    Rollout is a share, and its rows sum to 1; norms are in units of the stream.
+    """
+
+    SUBTRACT: ClassVar[str] = "subtract what you compare: one.maps - other.maps"
+
+    kind: str
+    """"rollout", "norm" or "norm_residual"."""
+    layers: tuple[int, ...]
+    """The layers measured."""
+    maps: Float[Tensor, "layer query key"]
+    """Rollout after each layer; or the norm of what all heads carry together."""
+    head_maps: Float[Tensor, "layer head query key"] | None
+    """‖p_ij f(x_j)‖ of each head; for "norm" alone."""
+    tokens: tuple[str, ...]
+    provenance: Provenance
+
+    @property
+    def axis_lengths(self) -> Mapping[str, int]:
+        """The number of layers and tokens."""
+        return {"layer": len(self.layers), "query": len(self.tokens), "key": len(self.tokens)}
+
+    @property
+    def shares(self) -> Float[Tensor, "layer head query key"]:
+        """Each row divided by its sum, by head where there are heads; else one map per layer."""
+        whole = self.maps[:, None] if self.head_maps is None else self.head_maps
+        return whole / whole.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(whole.dtype).tiny)
+
+    def show(self, *, layer: int | None = None, head: int = 0, view: str = "model") -> View:
+        """The shares in a view of attention: "model", "sentence" or "token_graph", as in `Activations.show`."""
+        make = VIEWS[option("view", view, VIEWS)]
+        rows = list(range(len(self.layers))) if layer is None else [self._row(layer)]
+        shares = self.shares[rows]
+        return make(
+            shares.float().numpy(),
+            list(self.tokens),
+            layers=[self.layers[row] for row in rows],
+            head=index_of("head", head, shares.shape[1]),
+            sums_to_one=False,
+            title=f"{_TITLES[self.kind]}, rows divided by their sums",
+        )
+
+    def plot(self, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Queries × keys of one layer, by default the last; with `head`, of one head. Returned, not shown."""
+        row = len(self.layers) - 1 if layer is None else self._row(layer)
+        if head is not None and self.head_maps is None:
+            raise InputError(f'only kind="norm" has maps by head; this is "{self.kind}".')
+        whole = self.maps[row] if self.head_maps is None or head is None else self.head_maps[row, self._head(head)]
+        place = f"L{self.layers[row]}" + ("" if head is None else f"H{head}")
+        return segment_map(whole.float().numpy(), token_labels(self.tokens), kind=self.kind, title=place, unit="token")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer and token: layer, token, `itself` (its row's share from itself), `first` (from the first
+        token), and the token that it gets most from (`top`, `top_share`).
+        """
+        shares = self.maps / self.maps.sum(dim=-1, keepdim=True)
+        top = shares.max(dim=-1)
+        count = len(self.tokens)
+        return pd.DataFrame(
+            {
+                "layer": [layer for layer in self.layers for _ in range(count)],
+                "token": list(range(count)) * len(self.layers),
+                "itself": shares.diagonal(dim1=1, dim2=2).flatten().tolist(),
+                "first": shares[..., 0].flatten().tolist(),
+                "top": top.indices.flatten().tolist(),
+                "top_share": top.values.flatten().tolist(),
+            }
+        )
+
+    @property
+    def lead(self) -> str:
+        last = self.to_frame().iloc[-1]
+        return (
+            f"{_TITLES[self.kind]}: after layer {self.layers[-1]}, the last token gets most from token "
+            f"{int(last['top'])}, {quoted(self.tokens[int(last['top'])])} ({percent(last['top_share'], 0)} of its "
+            f"row), and {percent(last['itself'], 0)} from itself."
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"{_TITLES[self.kind]} of {self.provenance.model}"
+
+    def _sections(self) -> list[Section]:
+        return [Section("Last layer", _READING[self.kind], {"flow": self.plot()}, "flow.plot()")]
+
+    def _row(self, layer: int) -> int:
+        return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+
+    def _head(self, head: int) -> int:
+        assert self.head_maps is not None
+        return index_of("head", head, self.head_maps.shape[1])
+
+
+_TITLES: Final = {
+    "rollout": "Attention rollout",
+    "norm": "Norm of what attention carries",
+    "norm_residual": "Norm of what attention and residual carry",
+}
+_READING: Final = {
+    "rollout": "Each row: how much of the token goes back to each input token. Rows sum to 1.",
+    "norm": "Each cell: the norm of what all heads together write from the key to the query.",
+    "norm_residual": "Each cell: the norm of what comes from the key, on the diagonal with the token's own stream.",
+}
