@@ -21,6 +21,7 @@ from ..draw.atlas import HeadExample, HeadRow, atlas_view
 from ..draw.chart import Chart
 from ..draw.head_types import types_map
 from ..draw.section import Section
+from ..draw.text import percent
 from ..errors import InputError, index_of
 from ..maths.head_types import ANSWERED, CONTENT, POSITIONAL, TYPES
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
