@@ -363,6 +363,18 @@ class OddHeads(Summed):
         frame.attrs["intervals"] = interval_note(len(self.state["groups"]))
         return frame
 
+    def far_by_type(self, types: Mapping[tuple[int, int], str]) -> pd.DataFrame:
+        """Long-range mass by type of head, the most first: how many heads, their means with and without the first key.
+
+        `types` are by (layer, head), such as `am.head_types(model).strongest`; heads that are not in it have type "".
+        """
+        frame = self.to_frame()
+        places = zip(frame["layer"].astype(int), frame["head"].astype(int), strict=True)
+        named = frame.assign(type=[types.get(place, "") for place in places])
+        means = named.groupby("type")[["far_mass", "far_baseline", "far_ordinary", "far_ordinary_baseline"]].mean()
+        means.insert(0, "heads", named.groupby("type").size())
+        return means.sort_values("far_ordinary", ascending=False).reset_index()
+
     # -- what is shown ----------------------------------------------------------------------------------------
 
     def plot(self, statistic: str = "most unusual") -> "go.Figure":

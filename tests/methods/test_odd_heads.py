@@ -199,3 +199,15 @@ def test_bad_input() -> None:
         odd.plot("length")
     with pytest.raises(am.InputError, match=r"one\.far_mass"):
         odd - odd
+
+
+def test_long_range_mass_by_type_is_the_mean_over_its_heads() -> None:
+    model = am.load()
+    odd = am.odd_heads(model, documents(12))
+    types = {(2, 6): "induction", (2, 7): "induction", (0, 0): "self"}
+    frame = odd.far_by_type(types).set_index("type")
+    assert frame.heads.to_dict() == {"induction": 2, "self": 1, "": 29}
+    assert frame.far_mass["induction"] == pytest.approx(float(odd.far_mass[2, 6:8].mean()))
+    assert frame.far_ordinary["self"] == pytest.approx(float(odd.far_ordinary[0, 0]))
+    assert frame.far_baseline["self"] == pytest.approx(float(odd.far_baseline[0]))
+    assert odd.far_by_type(am.head_types(model).strongest).heads.sum() == 32
