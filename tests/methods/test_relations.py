@@ -243,7 +243,7 @@ def test_ablating_the_heads_of_a_relation_hurts_what_it_predicts() -> None:
     found = am.relations(model, labelled(200), before=True)
     general = am.ablate_heads(model, documents(40)).effect
     known = {tuple(text) for text, *_ in labelled(200)}
-    new = [label for label in labelled(320) if tuple(label[0]) not in known]
+    new = [label for label in labelled(260) if tuple(label[0]) not in known]
 
     def surprisal(relation: str, heads: list[tuple[int, int]]) -> float:
         zeroed = am.Intervention.zero(heads) if heads else None
