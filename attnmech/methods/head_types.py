@@ -474,7 +474,9 @@ class HeadTypes(Summed):
         return ", ".join(f"{name} {scores[name]:.2f}" for name in best)
 
     def on_text(self) -> str:
-        """What heads do with the delimiters of these texts, described and not claimed; empty where there are none."""
+        """What heads do with the delimiters of a single text, described and not claimed; empty where there are none."""
+        if self.documents != 1:
+            return ""
         found = []
         for name in ("sentence end", "comma", "special"):
             score = self.scores[name]
@@ -528,7 +530,7 @@ class HeadTypes(Summed):
         """A head as a row of the atlas."""
         example, types = self.example_of(layer, head), self.types_of(layer, head)
         kind = example.type if example is not None else types[0] if types else ""
-        low, high = self.simultaneous_of_all[kind] if kind else (None, None)
+        low, high = self._intervals[kind] if kind else (None, None)
         broad = not types and float(self.breadth[layer, head]) >= BROAD
         answered = kind in ANSWERED
         return HeadRow(
@@ -550,7 +552,7 @@ class HeadTypes(Summed):
         )
 
     @cached_property
-    def simultaneous_of_all(self) -> ByType:
+    def _intervals(self) -> ByType:
         """`simultaneous` at the level of claims."""
         return self.simultaneous()
 

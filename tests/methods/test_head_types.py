@@ -503,3 +503,4 @@ def test_delimiters_of_one_text_are_described() -> None:
     layer, head = divmod(int(types.excess["comma"].argmax()), 8)
     assert f"L{layer}H{head} gives commas {percent(float(types.scores['comma'][layer, head]), 0)}" in types.on_text()
     assert am.head_types(am.load()).on_text() == ""
+    assert am.head_types(am.load(), [text, text]).on_text() == ""
