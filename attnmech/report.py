@@ -163,7 +163,9 @@ class Report:
         if self.types is None or example is None or example[0] not in self.scores.layers:
             return ""
         layer, head = example
-        return f" Start at L{layer}H{head} ({self.types.told(layer, head).split(',')[0]}), which this page shows first."
+        kind = _chosen_for(self.types.types_of(layer, head))
+        score = float(self.types.scores[kind][layer, head])
+        return f" Start at L{layer}H{head} ({kind} {score:.2f}), which this page shows first."
 
     @property
     def effects(self) -> HeadEffects | None:
@@ -225,8 +227,7 @@ class Report:
         if self.types is not None and example is not None and example[0] in view.layers:
             layer, head = view.layers.index(example[0]), example[1]
             kinds = self.types.types_of(*example)
-            # The kind for which the head was chosen: what it rests on is a place to start at only if there is no other.
-            kind = next((each for each in kinds if each not in RESTING), kinds[0])
+            kind = _chosen_for(kinds)
             causal = not np.triu(view.pattern, 1).any()
             on_target = view.pattern[layer, head] * _targets(view.tokens, kind, causal=causal)
             on_target[0] = 0
@@ -337,6 +338,11 @@ def _targets(tokens: Sequence[str], kind: str, *, causal: bool = True) -> Bool[n
     first = torch.arange(length)[None] == 0
     found = targets(torch.from_numpy(ids)[None], first, {}, range(length), length, causal=causal)
     return found[kind][0].numpy() if kind in found else np.zeros((length, length), dtype=bool)
+
+
+def _chosen_for(kinds: Sequence[str]) -> str:
+    """The type for which a head was chosen: what it rests on is a place to start at only if there is no other."""
+    return next((each for each in kinds if each not in RESTING), kinds[0])
 
 
 def _numbered(section: Section, number: int) -> Section:
