@@ -1,11 +1,10 @@
 """Made-up joint embeddings: heads of a few kinds whose shapes are known, hostile tokens, patterns that fit."""
 
-from base64 import b64encode
 from collections.abc import Sequence
-from io import BytesIO
 from typing import Any
 
 import numpy as np
+from plotly import express
 
 from attnmech.draw.embedding import EmbeddingHead, EmbeddingImages, EmbeddingText, EmbeddingView
 
@@ -131,18 +130,14 @@ def _patterns(generator: np.random.Generator, heads: int, length: int, precision
 
 def made_images(rows: int = 4, columns: int = 5, count: int = 3) -> tuple[EmbeddingImages, list[int]]:
     """Pictures with a colour gradient as PNGs, and the lengths of their texts ([CLS] and the patches)."""
-    from PIL import Image
-
     generator = np.random.default_rng(3)
     pictures, colours = {}, []
     for number in range(count):
         pixels = generator.integers(0, 60, size=(rows * 16, columns * 16, 3))
         pixels[..., number % 3] += np.linspace(0, 190, columns * 16).astype(int)[None]
         pixels[..., (number + 1) % 3] += np.linspace(0, 150, rows * 16).astype(int)[:, None]
-        file = BytesIO()
-        Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
         if number < 2:
-            pictures[number] = "data:image/png;base64," + b64encode(file.getvalue()).decode()
+            pictures[number] = express.imshow(pixels.astype(np.uint8), binary_string=True).data[0].source
         means = pixels.reshape(rows, 16, columns, 16, 3).mean(axis=(1, 3)).reshape(-1, 3)
         colours.append(np.concatenate([np.zeros((1, 3)), means]))
     grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1).reshape(-1, 2)
