@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Unpack
@@ -23,6 +24,7 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import PagedResult, Provenance
 from ..runs.engine import Change
+from ..runs.journal import kept
 from ..runs.options import SweepOptions, require_known
 from ..runs.segments import Segmented, Segments
 from ..runs.sweep import sweep
@@ -47,6 +49,7 @@ def segment_effects(
     For segments s after t, attention from the rows of s to the keys of t is removed inside the softmax of the heads
     (`am.Intervention.cut`); the effect is measured per token from the beginning of s on, in nats: KL of the next token
     from the clean output and, in a causal model, the change of loss. Each segment is also cut off from all later ones.
+    No row is left without a key, since each keeps its own segment.
 
     >>> import attnmech as am
     >>> model = am.load()
@@ -61,7 +64,8 @@ def segment_effects(
         heads: whose attention is cut, in all layers by default.
         budget: how many seconds all pairs may take, by an estimate that is printed first. If they would take longer,
             pairs are measured for the 20 segments whose cut from all later ones has the largest KL.
-        options: `bos`, `memory`, `partial` and `progress`, as in `am.ablate_heads`.
+        options: `bos`, `memory`, `journal` and `progress`, as in `am.ablate_heads`. The journal is several files, whose
+            names begin with the path given.
 
     Returns:
         Effects by pair and by segment; NaN where not measured.
@@ -73,9 +77,11 @@ def segment_effects(
     """
     require_model(model)
     require_known(options, SweepOptions)
-    for name in ("answers", "against", "journal"):
+    for name in ("answers", "against"):
         if options.get(name) is not None:
-            raise InputError(f"`segment_effects` measures KL and loss in two sweeps; it takes no `{name}`.")
+            raise InputError(f"`segment_effects` measures KL and loss; it takes no `{name}`.")
+    if options.get("partial"):
+        raise InputError("`segment_effects` gives no partial results; with `journal`, the same call resumes.")
     budget = finite_number("budget", budget, above=0.0)
     if len(model.stacks) > 1:
         raise InputError("segments are cut in models with one stack; this one has an encoder and a decoder.")
@@ -98,13 +104,14 @@ def segment_effects(
     ]
     estimate = work.estimate(len(pairs) + count)
     print(f"{len(pairs)} pairs of segments: about {estimate:.0f} s", file=sys.stderr)
-    later = work.measured([(None, key) for key in range(count - 1 if work.causal else count)])
-    if estimate > budget:
-        strongest = sorted(later["kl"], key=lambda place: -later["kl"][place])[:STRONGEST]
-        kept = {key for _, key in strongest}
-        pairs = [pair for pair in pairs if pair[1] in kept]
-        print(f"more than {budget:.0f} s: the pairs of {len(kept)} segments are measured", file=sys.stderr)
-    found = work.measured(pairs)
+    with work.journals():
+        later = work.measured("later", [(None, key) for key in range(count - 1 if work.causal else count)])
+        if estimate > budget:
+            strongest = sorted(later["kl"], key=lambda place: -later["kl"][place])[:STRONGEST]
+            chosen_keys = {key for _, key in strongest}
+            pairs = [pair for pair in pairs if pair[1] in chosen_keys]
+            print(f"more than {budget:.0f} s: the pairs of {len(chosen_keys)} segments are measured", file=sys.stderr)
+        found = work.measured("pairs", pairs)
     fields: dict[str, Any] = {}
     for metric in METRICS:
         if metric not in found:
@@ -153,12 +160,25 @@ class _Cutting:
         self.model.forward(self.batch, captures=[("logits", None)])
         return (time.perf_counter() - begin) * changes * (2 if self.causal else 1)
 
-    def measured(self, pairs: Sequence[Any]) -> dict[str, dict[_Pair, float]]:
+    def journals(self) -> ExitStack:
+        """Owns the journals of all sweeps, so that each lasts until the last sweep has ended."""
+        whole = ExitStack()
+        for what in ("later", "pairs"):
+            for metric in METRICS:
+                whole.enter_context(kept(self._journal(what, metric)))
+        return whole
+
+    def _journal(self, what: str, metric: str) -> str | None:
+        path = self.options.get("journal")
+        return None if path is None else f"{path}.{what}.{metric}"
+
+    def measured(self, what: str, pairs: Sequence[Any]) -> dict[str, dict[_Pair, float]]:
         """The effect of each cut, per token that can feel it."""
         changes = [self._change(query, key) for query, key in pairs]
         found = {}
         for metric in METRICS if self.causal else METRICS[:1]:
-            swept = sweep(self.model, self.batch, changes, metric, **self.options)
+            options = {**self.options, "journal": self._journal(what, metric)}
+            swept = sweep(self.model, self.batch, changes, metric, **options)
             effects = (swept.after - swept.before)[:, 0].tolist()
             found[metric] = {
                 pair: effect * self._scale(pair, metric) for pair, effect in zip(pairs, effects, strict=True)

@@ -269,7 +269,8 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
     (lambda m: am.segment_attention(m, ONE.repeat(2, 1), [(0, 4)]), "for each of the 2 texts"),
     (lambda m: am.segment_effects(m, ONE.repeat(2, 1)), "one text at a time; got 2"),
     (lambda m: am.segment_effects(m, ONE, [(0, 4)]), "two segments or more"),
-    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], journal="x"), "takes no `journal`"),
+    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], answers=3), "takes no `answers`"),
+    (lambda m: am.segment_effects(m, ONE, [(0, 2), (2, 4)], partial=True), "with `journal`, the same call resumes"),
 ]
 
 

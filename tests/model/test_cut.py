@@ -1,6 +1,7 @@
 """Attention cut between two spans: rows without keys, transformers with a mask, and effects run by run."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import models
@@ -8,8 +9,10 @@ import pytest
 import torch
 
 import attnmech as am
+from attnmech.demo.grammar import document
 from attnmech.demo.text import documents
 from attnmech.interventions import Intervention
+from attnmech.runs.sweep import sweep
 
 
 @pytest.mark.parametrize("name", ["bloom", "llama", "gpt_oss", "bert"])
@@ -97,12 +100,47 @@ def test_beyond_the_budget_the_strongest_segments_follow(
     torch.testing.assert_close(some.kl[measured], whole.kl[measured], atol=1e-7, rtol=1e-4)
 
 
-def test_cutting_a_name_off_its_pronoun_hurts_it() -> None:
-    """The demo model agrees with a name one sentence back; a cut of that sentence costs more than that of another."""
-    model = am.load()
-    text = "The old boat was near the harbour. Anna lost her anchor. Anna walked to the beach."
-    found = am.segment_effects(model, text)
-    assert float(found.kl[2, 1]) > 0.01
+def test_interrupted_in_its_last_sweep_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.methods import segment_effects as module
+
+    model, text, calls = am.load(), documents(1, seed=3)[0], []
+    whole = am.segment_effects(model, text)
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        calls.append(options["journal"])
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return sweep(*given, **options)
+
+    monkeypatch.setattr(module, "sweep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        am.segment_effects(model, text, journal=tmp_path / "cuts")
+    assert len(set(calls)) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.later.kl", "cuts.later.loss", "cuts.pairs.kl"]
+    again = am.segment_effects(model, text, journal=tmp_path / "cuts")
+    torch.testing.assert_close(again.kl, whole.kl, equal_nan=True)
+    torch.testing.assert_close(again.loss, whole.loss, equal_nan=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copied_list_needs_the_sentence_that_it_copies_and_the_next_sentence_does_not() -> None:
+    """Cut off the sentence before, a copy is no longer foreseen; an unrelated sentence at the same distance loses
+    nothing. Some head looks back further than distance explains in the first case alone."""
+    model, rng = am.load(), Random(5)
+    kinds = ("agreement", "copy", "habit")
+    effects, above = [], []
+    for _ in range(8):
+        text = " ".join(document(rng, sentences=1, kinds=[kind]).text for kind in kinds)
+        cut = am.segment_effects(model, text, progress=False)
+        assert len(cut.segments) == 4 and cut.loss is not None
+        effects.append(torch.stack((cut.loss[2, 1], cut.loss[3, 2])))
+        found = am.segment_attention(model, text, first=False)
+        excess = found.mass() - found.expected()
+        above.append(torch.stack((excess[..., 2, 1].flatten(), excess[..., 3, 2].flatten())))
+    copied, next_one = torch.stack(effects).T
+    assert float(copied.min()) > 1.0 and float(next_one.abs().max()) < 0.5
+    looks_at_source, elsewhere = torch.stack(above).mean(dim=0).amax(dim=-1)
+    assert float(looks_at_source) > 0.3 and float(looks_at_source) > 2 * float(elsewhere)
 
 
 def test_a_model_that_looks_ahead_has_kl_alone(tmp_path: Path) -> None:
