@@ -3,7 +3,6 @@
 Receiver scores after "Thought Anchors" (arXiv 2506.19143).
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,24 +25,16 @@ from ..draw.sentence import sentence_view
 from ..draw.text import percent
 from ..errors import InputError, MissingPointError, index_of
 from ..fields import check_entries
-from ..maths.focus import received_by_distance
 from ..maths.intervals import LEVEL, TextMeans, checked_level
-from ..maths.segments import ByDistance, by_lag, peakedness, received_by_segment, receivers, same_distance
+from ..maths.segments import ByDistance, peakedness, receivers, same_distance
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..model.observed import RowBlock
 from ..results import by_layer
 from ..runs.claims import about_largest, for_map, interval_note
-from ..runs.groups import by_group, joined
-from ..runs.segments import KINDS, Segmented, Segments
-from ..runs.stream import Reducer, Run, Source, State, stream
+from ..runs.segment_sums import SegmentSums, lags_of, of_text
+from ..runs.segments import Segmented, Segments
+from ..runs.stream import Reducer, Source, State, stream
 from ..runs.summed import Summed
-
-KEPT_BYTES: Final = 2_000_000_000
-"""The most memory that the cells of a batch's texts may take."""
-
-LAGS: Final = 8
-"""How many segments back are told apart; what is farther is counted with the last."""
 
 PARTS: Final = ("own", "previous", "further", "earlier", "later")
 """Parts of a row's attention: to its own segment, the one before, those before that, all earlier or later ones."""
@@ -114,108 +105,8 @@ def segment_attention(
 
 
 @dataclass(frozen=True)
-class SegmentReducer(Reducer):
-    """Sums the attention between segments, and by distance in tokens."""
-
-    segments: Segments = "sentence"
-    first: bool = True
-    gap: int = 4
-
-    def __post_init__(self) -> None:
-        if isinstance(self.segments, str):
-            option("segments", self.segments, KINDS)
-        flag("first", self.first)
-        object.__setattr__(self, "gap", whole_number("gap", self.gap, least=1))
-
-    def start(self, run: Run) -> State:
-        """Room for the cells of each text, and the sums by distance."""
-        if run.stack.label == "cross":
-            raise InputError("segments attend to segments of their own text, not across; choose another `stack`.")
-        if run.corpus and not isinstance(self.segments, str):
-            known = ", ".join(KINDS)
-            raise InputError(f"spans are for a list of texts; for a corpus, `segments` must be one of {known}.")
-        batch = run.batch.queries(run.stack.label)
-        found = Segmented.of(batch, self.segments)
-        precision = torch.promote_types(run.model.dtype, torch.float32)
-        texts, length = batch.ids.shape
-        cells = run.n_layers, texts, run.n_heads, found.most, found.most
-        if (size := math.prod(cells) * precision.itemsize) > KEPT_BYTES:
-            raise InputError(
-                f"{found.most} segments of {texts} texts in {run.n_layers} layers × {run.n_heads} heads would take "
-                f"{size / 1e9:.1f} GB, and at most {KEPT_BYTES / 1e9:.0f} GB are kept. Use longer segments, fewer "
-                "`layers`, shorter texts, or an iterator of texts."
-            )
-        far = 2 * length - 1 if _both_ways(run) else length
-        state = {
-            "segment": found.of_token,
-            "mass": torch.zeros(cells, dtype=precision),
-            "distance": torch.zeros(*cells[:3], far, dtype=torch.float64),
-            "row": torch.zeros(*cells[:3], length, dtype=torch.float64),
-        }
-        return {name: value.to(run.model.device) for name, value in state.items()}
-
-    def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds a block of rows."""
-        rows = slice(block.rows.start, block.rows.stop)
-        segment = state["segment"][:, rows]
-        if not bool((segment >= 0).any()):
-            return
-        lowest = int(segment[segment >= 0].min())
-        pattern = block.pattern
-        place, index, both_ways = state["segment"], block.index, _both_ways(run)
-        mass, distance = state["mass"][index], state["distance"][index]
-        received_by_segment(pattern, segment, place[:, : pattern.shape[-1]], lowest, mass[:, :, lowest:])
-        far = received_by_distance(pattern, block.real[:, None], block.rows, place.shape[1] if both_ways else None)
-        distance[..., : far.shape[-1]] += far[:, :, 0]
-        state["row"][index][..., rows] = pattern.sum(dim=-1) * block.real[:, None]
-        if not self.first:
-            begins = block.batch.queries(block.stack).begins
-            given = pattern.gather(-1, begins[:, None, None, None].expand(*pattern.shape[:3], 1))[..., 0]
-            _leave_out_first(state, index, block, given * block.real[:, None], begins, both_ways)
-
-    def close(self, state: State, run: Run) -> State:
-        """Cells as means over rows; sums by distance in segments, by group of texts."""
-        begins = run.batch.queries(run.stack.label).begins.tolist()
-        found: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
-        for text, begin in enumerate(begins):
-            # Layer by layer: in float64, the cells of all layers would take several times as much memory.
-            layers = [self._closed_layer(state, layer, text, begin, _both_ways(run)) for layer in range(run.n_layers)]
-            for name in _BY_TEXT:
-                found[name].append(torch.stack([each[name] for each in layers]))
-        by_text = {name: torch.stack(values, dim=-1) for name, values in found.items()}
-        by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
-        by_text["counts"] = by_text["counts"][0, :, None, None]
-        by_text = {name: value.cpu() for name, value in by_text.items()}
-        grouped = by_group(by_text, run.documents, _BY_TEXT)
-        if run.corpus:
-            return grouped
-        return grouped | {name: state[name].transpose(1, 2).cpu() for name in _BY_CELL}
-
-    def _closed_layer(self, state: State, layer: int, text: int, begin: int, both_ways: bool) -> dict[str, Tensor]:
-        """What is summed of one text in one layer; its cells become means over rows, and its totals a fit."""
-        segment = state["segment"][text]
-        rows = torch.bincount(segment[segment >= 0])
-        count, starts = len(rows), [0, *rows.cumsum(dim=0).tolist()]
-        mass = state["mass"][layer, text, :, :count, :count]
-        mass /= rows[:, None]
-        distance, row = _of_text(state, (layer, text), begin, starts[-1], both_ways)
-        fit = ByDistance.fitted(distance, row, 0 if self.first else 1)
-        distance.copy_(fit.weights)
-        row.copy_(fit.factors)
-        lags = _lags(both_ways)
-        sums, counts = by_lag(mass, rows, lags)
-        peaks = peakedness(receivers(mass / rows, self.gap))
-        return {
-            "sums": sums,
-            "expected": by_lag(fit.cells(starts), rows, lags)[0],
-            "counts": counts,
-            "peaks": peaks.nan_to_num(0.0),
-            "peak_counts": (~peaks.isnan()).double(),
-        }
-
-    def merge(self, one: State, other: State) -> State:
-        """The sums of both."""
-        return joined(one, other, _BY_TEXT)
+class SegmentReducer(SegmentSums):
+    """Sums the attention between segments over a pass, and makes the result."""
 
     def finish(self, state: State, source: Source) -> "SegmentAttention":
         """The result."""
@@ -234,55 +125,11 @@ class SegmentReducer(Reducer):
         )
 
 
-_BY_TEXT: Final = ("sums", "expected", "counts", "peaks", "peak_counts")
-"""The entries of a state whose last axis is texts, or groups of them."""
-
-_BY_CELL: Final = ("mass", "distance", "row")
-"""The entries of a state that are kept for texts run together."""
-
-
-def _both_ways(run: Run) -> bool:
-    return not run.stack.architecture.causal
-
-
-def _lags(both_ways: bool) -> range:
-    return range(-LAGS if both_ways else 0, LAGS + 1)
-
-
 def _real_tokens(tokens: Sequence[Sequence[str]], mask: Tensor) -> tuple[tuple[str, ...], ...]:
     return tuple(
         tuple(token for token, real in zip(row, kept, strict=True) if real)
         for row, kept in zip(tokens, mask.tolist(), strict=True)
     )
-
-
-def _of_text(
-    state: Mapping[str, Tensor], at: tuple[Any, ...], begin: int, length: int, both_ways: bool
-) -> tuple[Tensor, Tensor]:
-    """What is kept by distance and by row of one text, whose batch may have room for a longer one; as views."""
-    distance, row = state["distance"][at], state["row"][at]
-    middle = (distance.shape[-1] + 1) // 2
-    own = distance[..., middle - length : middle + length - 1] if both_ways else distance[..., :length]
-    return own, row[..., begin : begin + length]
-
-
-def _leave_out_first(
-    state: State,
-    index: int,
-    block: RowBlock,
-    given: Float[Tensor, "batch head row"],
-    begins: Int[Tensor, " batch"],
-    both_ways: bool,
-) -> None:
-    """Takes what rows of a block give to the first token of their text out of the sums."""
-    rows = torch.arange(block.rows.start, block.rows.stop, device=given.device)
-    segment = state["segment"][:, block.rows.start : block.rows.stop].clamp_min(0)
-    heads = given.shape[1]
-    state["mass"][index][..., 0].scatter_add_(-1, segment[:, None].expand(-1, heads, -1), -given)
-    zero = (state["distance"].shape[-1] - 1) // 2 if both_ways else 0
-    far = (rows - begins[:, None]).clamp_min(0) + zero
-    state["distance"][index].scatter_add_(-1, far[:, None].expand(-1, heads, -1), -given.double())
-    state["row"][index][..., block.rows.start : block.rows.stop] -= given
 
 
 @dataclass(frozen=True, repr=False)
@@ -387,7 +234,7 @@ class SegmentAttention(Summed):
             return same_distance(self.mass(text))
         starts = self.starts[self._text(text)]
         begin = self.begins[text]
-        kept = _of_text(self.state, (slice(None), slice(None), text), begin, starts[-1], self.both_ways)
+        kept = of_text(self.state, (slice(None), slice(None), text), begin, starts[-1], self.both_ways)
         return ByDistance(*kept, 0 if self.first else 1).cells(starts).to(self.state["mass"].dtype)
 
     def receivers(self, text: int = 0, gap: int = 1) -> Float[Tensor, "layer head segment"]:
@@ -432,7 +279,7 @@ class SegmentAttention(Summed):
 
         The ends stand for all that are as far or farther.
         """
-        return tuple(_lags(self.both_ways))
+        return tuple(lags_of(self.both_ways))
 
     @property
     def by_lag(self) -> Float[Tensor, "layer head lag"]:

@@ -282,7 +282,7 @@ def test_bad_input(call: Callable[[am.HookedModel], Any], words: str) -> None:
 
 
 def test_too_many_cells_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnmech.methods import segments as module
+    from attnmech.runs import segment_sums as module
 
     monkeypatch.setattr(module, "KEPT_BYTES", 100)
     with pytest.raises(am.InputError, match="Use longer segments"):
