@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -249,12 +250,14 @@ def test_ablating_the_heads_of_a_relation_hurts_what_it_predicts() -> None:
         zeroed = am.Intervention.zero(heads) if heads else None
         values = []
         with model.intervene(zeroed) if zeroed is not None else nullcontext():
-            for text, query, key, name in new:
-                if name == relation and key < query - 1:
-                    batch = model.encode("".join(text))
-                    place = int(words_of(model, batch, text)[query].nonzero()[0])
-                    logits = model.run(batch)["logits"][0, place - 1].log_softmax(dim=-1)
-                    values.append(-float(logits[batch.ids[0, place]]))
+            chosen = [label for label in new if label[3] == relation and label[2] < label[1] - 1]
+            for text, of_text in groupby(chosen, key=lambda label: label[0]):
+                batch = model.encode("".join(text))
+                logits = model.run(batch)["logits"][0].log_softmax(dim=-1)
+                words = words_of(model, batch, text)
+                for _, query, _, _ in of_text:
+                    place = int(words[query].nonzero()[0])
+                    values.append(-float(logits[place - 1, batch.ids[0, place]]))
         return sum(values) / len(values)
 
     for relation in ("comma", "verb-object"):

@@ -1,6 +1,7 @@
 """Attention between segments: against loops over captured patterns, heads planted by hand, and any way of running."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -226,15 +227,21 @@ def test_where_segments_begin(tokens: list[str], kind: str, expected: list[int])
 def test_relations_across_sentences_stand_above_the_baseline() -> None:
     """Some head of the demo model looks back to the sentence that holds what a word refers to, beyond distance."""
     model = am.load()
+
+    @cache
+    def of_text(text: str) -> tuple[Tensor, Tensor]:
+        """Where its segments end, and the mass above the expected one."""
+        found = am.segment_attention(model, text, first=False)
+        sizes = torch.tensor([len(each.removeprefix("<s>")) for each in found.segments()]).cumsum(0)
+        return sizes, found.mass() - found.expected()
+
     above: list[Tensor] = []
     for words, query, key, _ in labelled(40):
-        text = "".join(words)
-        found = am.segment_attention(model, text, first=False)
+        sizes, beyond = of_text("".join(words))
         ends = torch.tensor([len("".join(words[: place + 1])) for place in range(len(words))])
-        sizes = torch.tensor([len(each.removeprefix("<s>")) for each in found.segments()]).cumsum(0)
         s, t = (int(torch.searchsorted(sizes, ends[place] - 1, right=True)) for place in (query, key))
         if s - t >= 1:
-            above.append((found.mass() - found.expected())[:, :, s, t].flatten())
+            above.append(beyond[:, :, s, t].flatten())
     assert len(above) >= 10
     means = torch.stack(above).double()
     spread = means.std(dim=0) / len(above) ** 0.5
