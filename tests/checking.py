@@ -1,8 +1,8 @@
 """Annotations checked at every call, as jaxtyping's import hook has them checked, in a fraction of its time.
 
 jaxtyping's own decorator binds every call's arguments to a signature and checks them twice, for its messages. Here
-beartype checks arguments and value once, in jaxtyping's scope of axis names; jaxtyping's decorator gives only the message
-of a call that failed.
+beartype checks arguments and value once, in jaxtyping's scope of axis names; jaxtyping's decorator only says what was
+wrong with a call's arguments.
 """
 
 import dataclasses

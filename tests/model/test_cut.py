@@ -59,7 +59,7 @@ def test_saved(tmp_path: Path) -> None:
 
 
 def test_effects_are_those_of_single_runs() -> None:
-    model = am.load()
+    model = models.demo()
     text = documents(1, seed=3)[0]
     found = am.segment_effects(model, text)
     batch, starts = model.encode(text), found.starts
@@ -87,7 +87,7 @@ def test_beyond_the_budget_the_strongest_segments_follow(
     from attnmech.methods import segment_effects as module
 
     monkeypatch.setattr(module, "STRONGEST", 1)
-    model, text = am.load(), documents(1, seed=3)[0]
+    model, text = models.demo(), documents(1, seed=3)[0]
     whole, some = am.segment_effects(model, text), am.segment_effects(model, text, budget=1e-9)
     said = capsys.readouterr().err
     assert said.index("pairs of segments: about") < said.index("more than 0 s: the pairs of 1 segments")
@@ -99,7 +99,7 @@ def test_beyond_the_budget_the_strongest_segments_follow(
 
 def test_cutting_a_name_off_its_pronoun_hurts_it() -> None:
     """The demo model agrees with a name one sentence back; a cut of that sentence costs more than that of another."""
-    model = am.load()
+    model = models.demo()
     text = "The old boat was near the harbour. Anna lost her anchor. Anna walked to the beach."
     found = am.segment_effects(model, text)
     assert float(found.kl[2, 1]) > 0.01
