@@ -1,5 +1,6 @@
 """The command line: what it prints, what it writes, and what it says of a mistake."""
 
+import importlib
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 
 import attnmech as am
 from attnmech import cli
+
+importlib.import_module("attnmech.report")  # before the first test, so that its report too measures few other texts
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
