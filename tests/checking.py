@@ -1,14 +1,111 @@
-"""beartype, for every function but those that return `Self`, which it takes only where it decorates the whole class."""
+"""Annotations checked at every call, as jaxtyping's import hook has them checked, in a fraction of its time.
 
+jaxtyping's own decorator binds every call's arguments to a signature and checks them twice, for its messages. Here
+beartype checks arguments and value once, in jaxtyping's scope of axis names; jaxtyping's decorator only says what was
+wrong with a call's arguments.
+"""
+
+import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from importlib.machinery import SourceFileLoader
+from types import CodeType, FunctionType
+from typing import Any, get_type_hints
+from unittest.mock import patch
 
+import jaxtyping
 from beartype import beartype
-from beartype.roar import BeartypeDecorHintPep673Exception
+from beartype.roar import (
+    BeartypeCallHintParamViolation,
+    BeartypeCallHintReturnViolation,
+    BeartypeDecorHintPep673Exception,
+)
+from jaxtyping import TypeCheckError, _decorator, _import_hook, config
+from jaxtyping._storage import pop_shape_memo, push_shape_memo
+
+_theirs: Callable[..., Any] = jaxtyping.jaxtyped
+
+
+def check(package: str) -> None:
+    """Checks every function and dataclass of a package that is yet to be imported."""
+    jaxtyping.jaxtyped = jaxtyped
+    _import_hook._JaxtypingLoader.exec_module = SourceFileLoader.exec_module
+    _import_hook._JaxtypingLoader.get_code = _code
+    jaxtyping.install_import_hook(package, "checking.checked")
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """beartype, for every function but those with `Self`, which it takes only where it decorates the whole class."""
     try:
         return beartype(function)
     except BeartypeDecorHintPep673Exception:
         return function
+
+
+def jaxtyped(thing: Any = _decorator._sentinel, *, typechecker: Any = _decorator._sentinel) -> Any:
+    """jaxtyping's decorator; functions, and what a dataclass is made by, are checked faster."""
+    if thing is _decorator._sentinel:
+        return functools.partial(jaxtyped, typechecker=typechecker)
+    if inspect.isclass(thing):
+        if dataclasses.is_dataclass(thing) and not hasattr(thing.__init__, "__checked__"):
+            thing.__init__ = jaxtyped(thing.__init__, typechecker=typechecker)  # type: ignore[misc]
+        return thing
+    if isinstance(thing, FunctionType) and not inspect.isgeneratorfunction(thing):
+        return _at_every_call(thing, typechecker)
+    return _theirs(thing, typechecker=typechecker)
+
+
+def _at_every_call(function: FunctionType, typechecker: Any) -> Callable[..., Any]:
+    under_beartype = beartype(_with_hints(function))
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if config.jaxtyping_disable:
+            return function(*args, **kwargs)
+        push_shape_memo({})
+        try:
+            return under_beartype(*args, **kwargs)
+        except BeartypeCallHintParamViolation:
+            return _theirs(function, typechecker=typechecker)(*args, **kwargs)
+        except BeartypeCallHintReturnViolation as wrong:
+            raise TypeCheckError(str(wrong)) from wrong
+        finally:
+            pop_shape_memo()
+
+    called.__checked__ = True  # type: ignore[attr-defined]
+    return called
+
+
+def _with_hints(function: FunctionType) -> FunctionType:
+    """The function with hints that beartype can read, for it alone: no strings, no `Self`."""
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__, copy.__qualname__, copy.__module__ = (
+        function.__kwdefaults__, function.__qualname__, function.__module__
+    )  # fmt: skip
+    copy.__annotations__ = {
+        name: Any if "typing.Self" in repr(hint) else hint for name, hint in _hints(function).items()
+    }
+    return copy
+
+
+def _hints(function: FunctionType) -> dict[str, Any]:
+    """The annotations evaluated; one that names what is not there at run time says nothing."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:
+        there = function.__globals__
+        return {name: _decorator._destring_annotation(hint, there) for name, hint in function.__annotations__.items()}
+
+
+def _code(self: Any, name: str) -> CodeType | None:
+    """A checked module's code, cached apart from what is not checked.
+
+    jaxtyping says so for as long as the module is imported, and libraries that it imports are then compiled every time.
+    """
+    cached = functools.partial(_import_hook._optimized_cache_from_source, self._typechecker.get_hash())
+    with patch("importlib._bootstrap_external.cache_from_source", cached):
+        return SourceFileLoader.get_code(self, name)

@@ -8,13 +8,14 @@ from functools import partial
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import checking
 import pytest
 import torch
 from browser import chromium  # noqa: F401 - a fixture, one for all tests of a process
 from hypothesis import settings
-from jaxtyping import config, install_import_hook
+from jaxtyping import config
 
-install_import_hook("attnmech", "checking.checked")
+checking.check("attnmech")
 torch.set_num_threads(1)
 
 # A busy machine is slow, and a check that fails must fail again.

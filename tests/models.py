@@ -297,6 +297,24 @@ def hooked(name: str, dtype: torch.dtype = torch.float32) -> am.HookedModel:
     return am.load(fresh(name, dtype))
 
 
+@cache
+def _demo() -> tuple[am.HookedModel, list[int]]:
+    model = am.load()
+    return model, _changes(model)
+
+
+def _changes(model: am.HookedModel) -> list[int]:
+    """How often each parameter was written to."""
+    return [parameter._version for parameter in model._model.parameters()]
+
+
+def demo() -> am.HookedModel:
+    """The demo model, shared by all tests; one that has changed a weight is told so by the next."""
+    model, changes = _demo()
+    assert _changes(model) == changes and "forward" not in vars(model), "a test has changed the shared demo model"
+    return model
+
+
 def token_ids(name: str, batch: int = 3, length: int = 7, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, plain(name).config.vocab_size, (batch, length), generator=generator)

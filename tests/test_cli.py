@@ -1,5 +1,6 @@
 """The command line: what it prints, what it writes, and what it says of a mistake."""
 
+import importlib
 import signal
 import subprocess
 import sys
@@ -7,12 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import pandas as pd
 import pytest
 
 import attnmech as am
 from attnmech import cli
+
+importlib.import_module("attnmech.report")  # before the first test, so that its report too measures few other texts
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -66,7 +70,7 @@ def test_focus_of_a_text_and_of_a_corpus(
     assert run(monkeypatch, "focus", "--file", str(corpus), "--out", str(table)) == 0
     assert "AttentionFocus(5 texts" in capsys.readouterr().out
     several = pd.read_parquet(table)
-    model = am.load()
+    model = models.demo()
     expected = am.attention_focus(model, texts).to_frame()
     assert several.columns.tolist() == expected.columns.tolist()
     assert np.allclose(several.first_mass, expected.first_mass, atol=1e-6)
@@ -86,7 +90,7 @@ def test_drift_of_a_text_and_of_a_corpus(
     assert run(monkeypatch, "drift", "--text", "Anna painted a small boat.", "-k", "12", "--out", str(out)) == 0
     printed = capsys.readouterr().out
     assert "ResidualDrift(On 1 text" in printed and "no story is claimed" in printed
-    model = am.load()
+    model = models.demo()
     expected = am.residual_drift(model, "Anna painted a small boat.", k=12).to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(out), expected, check_dtype=False, atol=1e-6, rtol=1e-5)
     corpus.write_text("\n".join(TEXTS * 2), encoding="utf-8")
@@ -123,7 +127,7 @@ def test_ablate_and_null_write_what_the_methods_find(
     corpus = tmp_path / "corpus.txt"
     texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
     corpus.write_text("\n".join(texts), encoding="utf-8")
-    model = am.load()
+    model = models.demo()
     for command, method, shown in (
         ("ablate", am.ablate_heads, "has the largest effect"),
         ("null", am.null_attention, "not attending"),
@@ -367,13 +371,26 @@ def test_help_needs_neither_torch_nor_transformers() -> None:
     assert "report" in done.stdout
 
 
+REPORTS = """
+import runpy, sys
+import attnmech.report
+sys.modules["attnmech.report"].OTHER_TEXTS = 2
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_the_installed_command_runs(tmp_path: Path) -> None:
+    """As installed, in a process of its own; with as few other texts as the reports of all tests."""
     command = Path(sys.executable).with_name("attnmech")
     done = subprocess.run(
-        [command, "report", "--text", "Anna sang."], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", REPORTS, str(command), "report", "--text", "Anna sang."],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "report.html").is_file()
+    version = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    assert version.returncode == 0, version.stderr
 
 
 def test_heads_without_and_with_a_corpus(
@@ -381,7 +398,7 @@ def test_heads_without_and_with_a_corpus(
 ) -> None:
     out = tmp_path / "heads.csv"
     assert run(monkeypatch, "heads", "--out", str(out)) == 0
-    expected = am.head_types(am.load())
+    expected = am.head_types(models.demo())
     assert pd.read_csv(out).types.fillna("").tolist() == expected.by_head().types.tolist()
     printed = " ".join(capsys.readouterr().out.split())
     assert expected.lead in printed and "induction" in printed
@@ -390,7 +407,7 @@ def test_heads_without_and_with_a_corpus(
     corpus, table = tmp_path / "texts.txt", tmp_path / "of_texts.csv"
     corpus.write_text("\n".join(TEXTS * 2), "utf-8")
     assert run(monkeypatch, "heads", "--file", str(corpus), "--out", str(table)) == 0
-    of_texts = am.head_types(am.load(), iter(TEXTS * 2)).by_head()
+    of_texts = am.head_types(models.demo(), iter(TEXTS * 2)).by_head()
     assert pd.read_csv(table)["first"].to_numpy() == pytest.approx(of_texts["first"].to_numpy(), abs=1e-4)
     assert run(monkeypatch, "heads", "--out", str(out)) == 2
     assert "exists; give --overwrite" in capsys.readouterr().err
@@ -402,7 +419,7 @@ def test_embed_writes_a_table_and_a_page(
     out, text = tmp_path / "embed.csv", "When Anna and Tom met at the shore, Tom gave an old anchor to Clara."
     options = ["--projection", "pca", "--dims", "3", "--layers", "0,2", "--out", str(out)]
     assert run(monkeypatch, "embed", "--text", text, *options) == 0
-    expected = am.joint_embedding(am.load(), [text], layers=[0, 2], dims=3)
+    expected = am.joint_embedding(models.demo(), [text], layers=[0, 2], dims=3)
     table = pd.read_csv(out)
     assert table[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [list(each) for each in expected.heads]
     assert table.correlation.to_numpy() == pytest.approx(expected.to_frame().correlation.to_numpy(), nan_ok=True)

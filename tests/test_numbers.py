@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import models
 import pandas as pd
 import pytest
 
@@ -41,7 +42,7 @@ FRAMES = {
 
 
 def measured(name: str) -> pd.DataFrame:
-    return FRAMES[name](am.load()).to_frame()
+    return FRAMES[name](models.demo()).to_frame()
 
 
 @pytest.mark.parametrize("name", FRAMES)

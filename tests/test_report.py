@@ -29,13 +29,13 @@ module = importlib.import_module("attnmech.report")  # the package's `report` is
 
 @pytest.fixture(scope="module")
 def demo() -> am.HookedModel:
-    return am.load()
+    return models.demo()
 
 
 @cache
 def reported(text: str) -> am.Report:
     """The report of a text on the demo model, and so its sweeps, once."""
-    return am.report(am.load(), text)
+    return am.report(models.demo(), text)
 
 
 def test_the_page_holds_the_text_the_residual_and_the_checks(demo: am.HookedModel) -> None:

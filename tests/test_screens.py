@@ -26,11 +26,11 @@ HARD = "Anna sang, שלום עולם, 👩‍👩‍👧 of <img src=x onerror=w
 
 @cache
 def demo(*points: str) -> am.Activations:
-    return am.load().run([HARD, PARAGRAPH], points=list(points))
+    return models.demo().run([HARD, PARAGRAPH], points=list(points))
 
 
 def long_pattern(view: str) -> Any:
-    acts = am.load().run(torch.randint(300, 2000, (1, 1000)), points=[("pattern", 2)])
+    acts = models.demo().run(torch.randint(300, 2000, (1, 1000)), points=[("pattern", 2)])
     return acts.show("pattern", layer=2, view=view)
 
 
@@ -54,10 +54,10 @@ VIEWS: dict[str, Callable[[], Any]] = {
         .run(models.inputs_of("t5"), points=["cross.pattern"])
         .show("cross.pattern", view="token_graph")
     ),
-    "effects": lambda: am.ablate_heads(am.load(), [PARAGRAPH, "Anna sang of shells."]),
-    "focus": lambda: am.attention_focus(am.load(), HARD),
-    "joint-embedding": lambda: am.joint_embedding(am.load(), [HARD, PARAGRAPH], dims=3),
-    "updates": lambda: am.residual_updates(am.load(), HARD),
+    "effects": lambda: am.ablate_heads(models.demo(), [PARAGRAPH, "Anna sang of shells."]),
+    "focus": lambda: am.attention_focus(models.demo(), HARD),
+    "joint-embedding": lambda: am.joint_embedding(models.demo(), [HARD, PARAGRAPH], dims=3),
+    "updates": lambda: am.residual_updates(models.demo(), HARD),
 }
 
 
@@ -91,7 +91,7 @@ def test_a_view_fits_the_screen(chromium: Any, folder: Path, name: str, width: i
 @cache
 def report_of(model: str) -> str:
     if model == "demo":
-        return am.report(am.load(), HARD).to_html()
+        return am.report(models.demo(), HARD).to_html()
     words = (
         "[PAD]",
         "[UNK]",
@@ -118,7 +118,7 @@ def test_a_report_fits_the_screen(chromium: Any, folder: Path, model: str, width
 @cache
 def results() -> list[Any]:
     """One of every kind of result that has a figure."""
-    model, texts = am.load(), ["Anna sang of shells.", "Tom gave an old anchor to Clara."]
+    model, texts = models.demo(), ["Anna sang of shells.", "Tom gave an old anchor to Clara."]
     clean, corrupted = "When Anna and Tom met, Tom gave a shell to", "When Anna and Tom met, Anna gave a shell to"
     few: list[tuple[int, int]] = [(1, 4), (2, 6), (0, 0)]
     return [
@@ -155,7 +155,7 @@ def test_every_result_shows_itself_in_a_notebook(chromium: Any, tmp_path: Path, 
 
 
 def test_a_report_shows_itself_in_a_notebook(chromium: Any, tmp_path: Path) -> None:
-    html = am.report(am.load(), "Anna sang.")._repr_html_()
+    html = am.report(models.demo(), "Anna sang.")._repr_html_()
     with opening(chromium, f"<!doctype html><meta charset=utf-8>{html}", tmp_path / "notebook.html") as page:
         frame = page.frame_locator("iframe")
         frame.locator("html[data-whole]").wait_for(state="attached")

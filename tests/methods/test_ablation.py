@@ -298,7 +298,7 @@ def test_resample_with_one_text_and_loss_of_an_encoder_are_refused() -> None:
     with pytest.raises(am.InputError, match='use metric="kl"'):
         am.ablate_heads(models.hooked("bert"), models.token_ids("bert"))
     with pytest.raises(am.InputError, match="single tokens; ' zzxq' becomes 5"):
-        am.ablate_heads(am.load(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])
+        am.ablate_heads(models.demo(), ["Anna sang."], metric="accuracy", answers=[" zzxq"])
 
 
 def test_an_interrupted_sweep_returns_what_is_done_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

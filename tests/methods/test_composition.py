@@ -63,7 +63,7 @@ def test_a_planted_reader_stands_out() -> None:
 
 
 def test_saved_and_drawn(tmp_path: Path) -> None:
-    found = am.composition(am.load())
+    found = am.composition(models.demo())
     again = am.Composition.load(found.save(tmp_path / "found.safetensors"))
     torch.testing.assert_close(again.k, found.k, equal_nan=True)
     assert "Who reads earlier heads" in found.to_html(tmp_path / "page.html").read_text()

@@ -311,7 +311,7 @@ def test_means_and_intervals_are_those_over_ordinary_tokens() -> None:
 
 
 def test_means_by_type_and_with_words_of_ones_own() -> None:
-    model = am.load()
+    model = models.demo()
     texts = ["Anna gave an old anchor to Tom.", "The keys, said Tom, are here."]
     drift = am.residual_drift(model, texts, k=K)
     batch = model.encode(texts)
@@ -382,7 +382,7 @@ def test_nearest_tokens_by_name() -> None:
 
 
 def test_verdicts_are_those_of_their_equation() -> None:
-    model, given = am.load(), documents(9)
+    model, given = models.demo(), documents(9)
     drift = am.residual_drift(model, given)
     verdicts = drift.verdicts(am.residual_drift(am.untrained(model), given))
     steps = drift.to_frame().set_index("layer").loc[1:]
@@ -409,7 +409,7 @@ def test_verdicts_are_those_of_their_equation() -> None:
 
 def test_a_planted_late_jump_is_late_by_every_metric() -> None:
     """Blocks 1 to 3 write nothing but what the last one is made to write."""
-    model, given = am.load(), documents(9)
+    model, given = models.demo(), documents(9)
     quiet: dict[Any, Any] = {("attn_out", layer): torch.zeros_like for layer in (1, 2)}
     quiet |= {("mlp_out", layer): torch.zeros_like for layer in (0, 1, 2)}
 
@@ -424,7 +424,7 @@ def test_a_planted_late_jump_is_late_by_every_metric() -> None:
 
 
 def test_an_untrained_model_has_the_same_shape_and_other_weights() -> None:
-    model = am.load()
+    model = models.demo()
     before = torch.get_rng_state()
     one, again, other = am.untrained(model), am.untrained(model), am.untrained(model, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
@@ -482,7 +482,7 @@ def test_layers_of_ones_choice() -> None:
 
 
 def test_it_is_one_of_several_reducers() -> None:
-    model = am.load()
+    model = models.demo()
     text = "Anna sang of shells."
     focus, drift = am.stream(model, text, [am.AttentionFocus.reducer(), am.ResidualDrift.reducer(model)])
     assert torch.equal(drift.cosine, am.residual_drift(model, text).cosine)
@@ -491,7 +491,7 @@ def test_it_is_one_of_several_reducers() -> None:
 
 @pytest.mark.parametrize("given", ["Anna gave an old anchor to Tom.", ["Anna sang of shells.", "Tom slept."], None])
 def test_it_is_saved_read_and_shown(given: Any, tmp_path: Path) -> None:
-    model = am.load()
+    model = models.demo()
     drift = am.residual_drift(model, iter(documents(6)) if given is None else given)
     drift.save(tmp_path / "drift.safetensors")
     read = am.ResidualDrift.load(tmp_path / "drift.safetensors")
@@ -508,7 +508,7 @@ def test_it_is_saved_read_and_shown(given: Any, tmp_path: Path) -> None:
 
 
 def test_figures_show_what_was_measured() -> None:
-    model = am.load()
+    model = models.demo()
     drift = am.residual_drift(model, "Anna gave <b>$x$ an old anchor.")
     figure = drift.plot("cosine", token=1)
     assert np.allclose(figure.data[0].y, drift.by_token("cosine")[:, 0, 1])

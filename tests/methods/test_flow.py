@@ -104,7 +104,7 @@ def test_padding_changes_nothing(kind: str) -> None:
 
 def test_shown_saved_and_drawn(tmp_path: Path) -> None:
     for kind in ("rollout", "norm", "norm_residual"):
-        flow = am.attention_flow(am.load(), "Anna sang of <b>shells</b>.", kind)
+        flow = am.attention_flow(models.demo(), "Anna sang of <b>shells</b>.", kind)
         again = am.AttentionFlow.load(flow.save(tmp_path / "flow.safetensors"))
         assert torch.equal(again.maps, flow.maps)
         torch.testing.assert_close(flow.shares.sum(-1), torch.ones_like(flow.shares[..., 0]))

@@ -250,7 +250,7 @@ def test_special_tokens_are_a_class_of_rows() -> None:
 
 
 def test_token_types() -> None:
-    model = am.load()
+    model = models.demo()
     focus = am.attention_focus(model, "Anna sang, and 7 keys (old) fell.")
     received, expected = focus.received_by_type, focus.expected_by_type
     assert received.shape[-1] == len(TOKEN_TYPES)
@@ -312,7 +312,7 @@ def test_what_cannot_be_measured() -> None:
 
 def test_figures_and_page(tmp_path: Path) -> None:
     texts = ["Anna sang of shells.", "Tom gave an old anchor to Clara.", "The keys are here."]
-    focus = am.attention_focus(am.load(), texts)
+    focus = am.attention_focus(models.demo(), texts)
     for name, statistic in (
         ("self_focus", "self_top"),
         ("first_focus", "first_top"),
@@ -328,7 +328,7 @@ def test_figures_and_page(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_corpus_merge() -> None:
-    model = am.load()
+    model = models.demo()
     texts = [document(Random(seed), sentences=1 + seed % 4).text for seed in range(23)]
     whole = am.attention_focus(model, iter(texts))
     parts = [am.attention_focus(model, iter(texts), shard=(k, 3)) for k in (2, 0, 1)]

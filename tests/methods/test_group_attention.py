@@ -71,7 +71,7 @@ def by_hand(
 
 
 def test_numbers_are_those_of_a_loop() -> None:
-    model, texts = am.load(), documents(25)
+    model, texts = models.demo(), documents(25)
     found = am.group_attention(model, texts, GROUPS)
     for query, key in (("places", "verbs"), ("verbs", "places")):
         for layer, head in ((0, 2), (2, 6)):
@@ -84,7 +84,7 @@ def test_numbers_are_those_of_a_loop() -> None:
 
 
 def test_wider_matches_leave_fewer_pairs_out() -> None:
-    model, texts = am.load(), documents(25)
+    model, texts = models.demo(), documents(25)
     strict, plain, wide = (
         am.group_attention(model, texts, GROUPS, within=within, factor=factor).matched("verbs", "places")
         for within, factor in ((0, 1.0), (2, 2.0), (20, 50.0))
@@ -95,7 +95,7 @@ def test_wider_matches_leave_fewer_pairs_out() -> None:
 
 def test_words_split_over_tokens_are_summed() -> None:
     """Names that the demo model reads in bytes; the word that matches has as many."""
-    model = am.load()
+    model = models.demo()
     texts = [f"Then Zxqv gave Zxqw {thing} and then Wxzy left." for thing in ("shells", "ropes", "anchors")]
     found = am.group_attention(model, texts, {"givers": ["wxzy"], "takers": ["zxqv"]}, within=7)
     pieces, members = pieces_of(model, texts[0])
@@ -136,7 +136,7 @@ def vocabulary(model: am.HookedModel) -> list[str]:
 
 def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uniform attention everywhere, but head 3 of layer 1 gives words of a group five times as much."""
-    model, texts = am.load(), documents(40)
+    model, texts = models.demo(), documents(40)
     encode = type(model).encode
 
     def noting(self: Any, inputs: Any, *, bos: bool | None = None) -> Any:
@@ -184,7 +184,7 @@ def test_random_weights_are_claimed_no_more_often_than_the_nominal_rate() -> Non
 
 
 def test_sums_by_word_are_those_of_the_pairs() -> None:
-    found = am.group_attention(am.load(), documents(25), GROUPS)
+    found = am.group_attention(models.demo(), documents(25), GROUPS)
     for by_word in (found.by_query, found.by_key):
         for place, names in enumerate(found.directions):
             expected = found.difference(*names) * found.matched(*names)
@@ -204,7 +204,7 @@ def test_both_sides_count_where_a_model_looks_both_ways() -> None:
 
 
 def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
-    model = am.load()
+    model = models.demo()
     few = am.group_attention(model, documents(4), {"verbs": ["is", "are"], "articles": ["the", "zebra"]}, factor=9.0)
     assert few.claims.empty and "too little is known for a claim" in few.lead
     assert few.missing == ("are", "zebra") and "No text has are, zebra." in few.lead
@@ -219,7 +219,7 @@ def test_few_texts_claim_nothing_and_results_come_back(tmp_path: Path) -> None:
 
 
 def test_many_texts_share_groups() -> None:
-    model, texts = am.load(), documents(30)
+    model, texts = models.demo(), documents(30)
     found = am.group_attention(model, texts * 9, GROUPS)
     assert found.documents == 270 and found.matched_pairs.shape[-1] <= 256
     once = am.group_attention(model, texts, GROUPS)
@@ -259,12 +259,12 @@ def test_words_make_up_the_text(text: str, words: list[str]) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_groups_that_cannot_be(groups: Any, message: str) -> None:
     with pytest.raises(am.InputError, match=message):
-        am.group_attention(am.load(), documents(3), groups)
+        am.group_attention(models.demo(), documents(3), groups)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input() -> None:
-    model = am.load()
+    model = models.demo()
     two = {"one": ["is"], "other": ["the"]}
     calls: list[tuple[Any, dict[str, Any], str]] = [
         (documents(3), {"within": -1}, "`within` must be"),

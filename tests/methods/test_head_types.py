@@ -96,8 +96,13 @@ def test_scores_are_those_of_a_loop_over_the_pattern(name: str) -> None:
                 assert value == pytest.approx(sums[measure] / sums["rows"], abs=2e-5), (kind, measure)
 
 
+@cache
+def types_of_demo() -> am.HeadTypes:
+    return am.head_types(models.demo())
+
+
 def test_delimiters_are_told_by_the_tokenizer() -> None:
-    model = am.load()
+    model = models.demo()
     given = ["Anna sang of shells. Tom lost it, and left.", "The keys, and the chest, are here. Anna sang."] * 3
     types = am.head_types(model, given)
     for kind, marks in (("sentence end", "."), ("comma", ",")):
@@ -182,7 +187,7 @@ def test_random_weights_have_no_content_kind() -> None:
 
 def test_the_demo_models_heads() -> None:
     """Heads 4 to 7 of layer 2 continue what was said before; the position term explains what heads 0 and 1 do."""
-    types = am.head_types(am.load())
+    types = types_of_demo()
     assert {head for head in range(8) if "induction" in types.types_of(2, head)} == {4, 5, 6, 7}
     assert "previous" in types.types_of(1, 1)
     assert "4 continue what was said before" in types.lead
@@ -190,7 +195,7 @@ def test_the_demo_models_heads() -> None:
 
 
 def test_repeated_sequences_are_distinct_tokens_twice() -> None:
-    model = am.load()
+    model = models.demo()
     found = list(repeated_sequences(model))
     assert len(found) == 24
     lengths = set()
@@ -263,7 +268,7 @@ def test_bad_input() -> None:
 
 def test_a_head_rests_where_it_finds_no_target() -> None:
     """The demo model's induction heads, against loops: mass on the first token with and without an earlier copy."""
-    model = am.load()
+    model = models.demo()
     given = list(repeated_sequences(model))
     types = am.head_types(model, iter(given))
     assert set(types.resting.type) == {"induction"}
@@ -326,7 +331,7 @@ def test_rows_that_cannot_see_the_first_token_do_not_rest_on_it() -> None:
 
 
 def test_random_tokens_have_no_delimiters_and_no_padding(tmp_path: Path) -> None:
-    types = am.head_types(am.load())
+    types = types_of_demo()
     for kind in ("sentence end", "comma", "special"):
         assert bool(types.scores[kind].isnan().all())
     roberta = hooked("roberta")
@@ -482,7 +487,7 @@ def test_the_real_encoders_heads(encoder: am.HookedModel) -> None:
 
 
 def test_an_atlas_row_says_what_the_result_says() -> None:
-    types = am.head_types(am.load())
+    types = types_of_demo()
     (atlas,) = [each for section in types._sections() for name, each in section.figures.items() if name == "atlas"]
     assert isinstance(atlas, View)
     row = next(each for each in atlas.data["rows"] if each["name"] == "L2H6")
@@ -498,9 +503,9 @@ def test_an_atlas_row_says_what_the_result_says() -> None:
 
 def test_delimiters_of_one_text_are_described() -> None:
     text = "Anna sang of shells. Tom lost it, and left. Ben sang."
-    types = am.head_types(am.load(), text)
+    types = am.head_types(models.demo(), text)
     assert types.to_frame().empty and "supports no claim" in types.on_text()
     layer, head = divmod(int(types.excess["comma"].argmax()), 8)
     assert f"L{layer}H{head} gives commas {percent(float(types.scores['comma'][layer, head]), 0)}" in types.on_text()
-    assert am.head_types(am.load()).on_text() == ""
-    assert am.head_types(am.load(), [text, text]).on_text() == ""
+    assert types_of_demo().on_text() == ""
+    assert am.head_types(models.demo(), [text, text]).on_text() == ""

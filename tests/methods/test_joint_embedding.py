@@ -530,7 +530,7 @@ def test_beyond_the_limit_a_sample_is_projected_and_the_rest_placed(monkeypatch:
 
 
 def test_search_against_a_loop() -> None:
-    found = am.joint_embedding(am.load(), documents(4), layers=[1, 2])
+    found = am.joint_embedding(models.demo(), documents(4), layers=[1, 2])
     table = found.search("THE")
     hits = [place for place, label in enumerate(found.labels) if "the" in label.lower()]
     row = table[(table.layer == 2) & (table["head"] == 5)].iloc[0]
@@ -566,7 +566,7 @@ def test_semantic_heads_cluster_hits_and_positional_heads_do_not() -> None:
 
 
 def test_anomalies_are_ranked() -> None:
-    found = am.joint_embedding(am.load(), documents(4))
+    found = am.joint_embedding(models.demo(), documents(4))
     strengths = []
     for each in found.anomalies:
         values = {

@@ -89,7 +89,7 @@ def test_all_parts_of_the_stream_make_the_logit() -> None:
 
 
 def test_answers_by_their_text() -> None:
-    model = am.load()
+    model = models.demo()
     prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"
     by_text = am.residual_updates(model, prompt, answers=" Anna", against=" Tom").logits
     ids = [model.tokenizer.convert_tokens_to_ids(each) for each in (" Anna", " Tom")]
@@ -97,7 +97,7 @@ def test_answers_by_their_text() -> None:
 
 
 def test_a_word_without_its_leading_space_is_taken_as_given_with_a_warning() -> None:
-    model = am.load()
+    model = models.demo()
     prompt = "When Anna and Tom went to the harbour, Tom gave a shell to"
     bare, spaced = (model.tokenizer.get_vocab()[each] for each in ("Anna", " Anna"))
     said = rf"`answers`: both 'Anna' \(id {bare}\) and ' Anna' \(id {spaced}\) are single .*; 'Anna' was used, as given"
@@ -111,7 +111,7 @@ def test_a_word_without_its_leading_space_is_taken_as_given_with_a_warning() -> 
 
 
 def test_other_answers_are_taken_without_a_warning() -> None:
-    model, spaces_kept = am.load(), Tokenizer(WordLevel({"[UNK]": 0, "Anna": 1}, unk_token="[UNK]"))
+    model, spaces_kept = models.demo(), Tokenizer(WordLevel({"[UNK]": 0, "Anna": 1}, unk_token="[UNK]"))
     assert all(each in model.tokenizer.get_vocab() for each in ("(", " (", "Anna", " Anna"))
     of_words = PreTrainedTokenizerFast(tokenizer_object=spaces_kept, unk_token="[UNK]")
     with warnings.catch_warnings():
@@ -124,7 +124,7 @@ def test_other_answers_are_taken_without_a_warning() -> None:
 
 
 def test_what_cannot_be_asked() -> None:
-    model, text = am.load(), "Anna sang of shells."
+    model, text = models.demo(), "Anna sang of shells."
     with pytest.raises(am.InputError, match=r"must be single tokens; 'zebra crossing' becomes .* Check the leading"):
         am.residual_updates(model, text, answers="zebra crossing")
     with pytest.raises(am.InputError, match=r"becomes 2: \['é\[1/2\]', 'é\[2/2\]'\]"):

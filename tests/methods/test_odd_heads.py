@@ -96,7 +96,7 @@ def at_first(head: int, share: float) -> Callable[[Tensor], Tensor]:
 
 def test_planted_heads_are_found_and_ranked() -> None:
     """A dead head, a sink and a head that sees one key of its own: the first that holds names the class."""
-    model, given = am.load(), documents(10)
+    model, given = models.demo(), documents(10)
 
     def own(pattern: Tensor) -> Tensor:
         pattern = pattern.clone()
@@ -124,7 +124,7 @@ def test_planted_heads_are_found_and_ranked() -> None:
 
 
 def test_few_texts_are_never_steady() -> None:
-    model = am.load()
+    model = models.demo()
     with model.hooks({("pattern", 0): at_first(2, 0.99)}):
         odd = am.odd_heads(model, documents(3))
     unusual = odd.odd[odd.odd.reason == "unusual"]
@@ -160,7 +160,7 @@ def test_scores_and_their_limit_by_other_means() -> None:
 
 
 def test_shards_files_and_pages(tmp_path: Path) -> None:
-    model, given = am.load(), documents(12)
+    model, given = models.demo(), documents(12)
     whole = am.odd_heads(model, iter(given), beyond=9)
     together = am.odd_heads(model, given, beyond=9)
     parts = [am.odd_heads(model, iter(given), beyond=9, shard=(part, 3)) for part in range(3)]
@@ -191,10 +191,10 @@ def test_texts_too_short_for_a_long_range(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input() -> None:
     with pytest.raises(am.InputError, match="`beyond` must be a whole number, 1 or more"):
-        am.odd_heads(am.load(), documents(3), beyond=0)
+        am.odd_heads(models.demo(), documents(3), beyond=0)
     with pytest.raises(am.InputError, match="which have no distance"):
         am.odd_heads(models.hooked("t5"), models.inputs_of("t5"), stack="cross")
-    odd = am.odd_heads(am.load(), documents(3))
+    odd = am.odd_heads(models.demo(), documents(3))
     with pytest.raises(am.InputError, match="`statistic` must be one of"):
         odd.plot("length")
     with pytest.raises(am.InputError, match=r"one\.far_mass"):
@@ -202,7 +202,7 @@ def test_bad_input() -> None:
 
 
 def test_long_range_mass_by_type_is_the_mean_over_its_heads() -> None:
-    model = am.load()
+    model = models.demo()
     odd = am.odd_heads(model, documents(12))
     types = {(2, 6): "induction", (2, 7): "induction", (0, 0): "self"}
     frame = odd.far_by_type(types).set_index("type")

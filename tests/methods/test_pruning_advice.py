@@ -90,7 +90,7 @@ def test_costs_are_those_of_plain_passes() -> None:
 
 def test_advice_that_attends_alike_but_matters_fails() -> None:
     """Both heads attend alike, each writes what the loss needs: the advice is refuted by doing it."""
-    advice = am.pruning_advice(am.load(), documents(40), threshold=0.4, tolerance=1e-4, layers=[1], most=3)
+    advice = am.pruning_advice(models.demo(), documents(40), threshold=0.4, tolerance=1e-4, layers=[1], most=3)
     assert "fails" in advice.verdict or "undecided" in advice.verdict
     low, high = advice.simultaneous()
     for each, bottom, top in zip(advice.verdict, low.tolist(), high.tolist(), strict=True):
@@ -115,7 +115,7 @@ def test_no_text_is_in_both_halves() -> None:
 
 
 def test_few_texts_have_no_interval_and_say_so() -> None:
-    advice = am.pruning_advice(am.load(), documents(6), layers=[0], rows=8)
+    advice = am.pruning_advice(models.demo(), documents(6), layers=[0], rows=8)
     assert advice.verdict == ("not tested",) and math.isnan(advice.to_frame().cost_low[0])
     assert "3 texts are too few for an interval" in advice.lead and "[" not in advice.lead
 
@@ -130,7 +130,7 @@ def test_heads_that_differ_are_not_advised(tmp_path: Path) -> None:
 
 
 def test_the_mean_replaces_a_head_and_results_come_back(tmp_path: Path) -> None:
-    model, given = am.load(), documents(24)
+    model, given = models.demo(), documents(24)
     zero, mean = (am.pruning_advice(model, given, threshold=0.1, method=method) for method in ("zero", "mean"))
     assert mean.removed and not torch.equal(zero.cost.mean(), mean.cost.mean())
     side, other = halves(model, given)
@@ -159,4 +159,4 @@ def test_the_mean_replaces_a_head_and_results_come_back(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input(options: dict[str, Any], message: str) -> None:
     with pytest.raises(am.InputError, match=message):
-        am.pruning_advice(am.load(), documents(4), **options)
+        am.pruning_advice(models.demo(), documents(4), **options)

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,7 +32,7 @@ def by_tokens(model: am.HookedModel, count: int = 3) -> list[tuple[str, int, int
 
 
 def test_accuracies_are_those_of_a_loop() -> None:
-    model = am.load()
+    model = models.demo()
     labels = by_tokens(model)
     found = am.relations(model, labels)
     for name in ("one", "other"):
@@ -51,7 +52,7 @@ def test_accuracies_are_those_of_a_loop() -> None:
 
 def test_words_sum_what_they_get_and_average_what_they_give() -> None:
     """The demo model reads unknown words in bytes."""
-    model = am.load()
+    model = models.demo()
     words = ("Zxqv", " gave", " an", " old", " Qwzy", " to", " Clara", ".")
     labels = [(words, 4, 0, "unknown"), (words, 6, 4, "unknown"), (words, 4, 3, "unknown")]
     found = am.relations(model, labels)
@@ -77,7 +78,7 @@ def test_words_sum_what_they_get_and_average_what_they_give() -> None:
 
 def test_a_planted_head_is_claimed_and_no_other() -> None:
     """Head 1 of layer 1 looks at the labelled key, which stands at no fixed distance."""
-    model, rng = am.load(), Random(1)
+    model, rng = models.demo(), Random(1)
     texts = ["Anna sang of shells" + " and waves" * number + "." for number in range(3, 12)]
     places: dict[int, dict[int, int]] = {}
     labels = []
@@ -100,7 +101,7 @@ def test_a_planted_head_is_claimed_and_no_other() -> None:
 
 
 def test_the_demo_models_relations(tmp_path: Path) -> None:
-    found = am.relations(am.load(), labelled(30))
+    found = am.relations(models.demo(), labelled(30))
     best = found.claims.drop_duplicates("relation").set_index("relation")
     assert best.loc["comma", "accuracy"] == 1 and (best.loc["comma", "layer"], best.loc["comma", "head"]) == (0, 6)
     assert "comma by L0H6 (100\u00a0%" in found.lead
@@ -114,7 +115,7 @@ def test_labels_at_random_are_found_by_no_head() -> None:
         (text, query, Random(number).randrange(query), name)
         for number, (text, query, _, name) in enumerate(labelled(30))
     ]
-    assert am.relations(am.load(), shuffled).claims.empty
+    assert am.relations(models.demo(), shuffled).claims.empty
 
 
 @pytest.mark.parametrize(
@@ -136,11 +137,11 @@ def test_labels_at_random_are_found_by_no_head() -> None:
 )
 def test_labels_that_cannot_be(labels: Any, message: str) -> None:
     with pytest.raises(am.InputError, match=message):
-        am.relations(am.load(), labels)
+        am.relations(models.demo(), labels)
 
 
 def test_few_texts_or_pairs_claim_nothing() -> None:
-    model = am.load()
+    model = models.demo()
     few = am.relations(model, by_tokens(model)[:9])
     assert few.claims.empty and "too few texts" in few.lead
     labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare")]
@@ -149,7 +150,7 @@ def test_few_texts_or_pairs_claim_nothing() -> None:
 
 def test_a_head_that_prefers_no_key_finds_none() -> None:
     """Equal attention everywhere: the labelled key is not above the others, wherever it stands."""
-    model = am.load()
+    model = models.demo()
     labels = [(text, query, key, "any") for text in TEXTS for query, key in ((3, 1), (3, 2))]
 
     def even(pattern: Tensor) -> Tensor:
@@ -179,15 +180,15 @@ def test_special_tokens_that_are_words_are_not_looked_at() -> None:
 
 
 def test_layers_given_twice_count_once_and_two_stacks_are_refused() -> None:
-    found = am.relations(am.load(), by_tokens(am.load()), layers=[1, 1])
+    found = am.relations(models.demo(), by_tokens(models.demo()), layers=[1, 1])
     assert found.layers == (1,) and len(found.to_frame()) == 2 * 8
     with pytest.raises(am.InputError, match="an encoder and a decoder"):
-        am.relations(models.hooked("t5"), by_tokens(am.load()))
+        am.relations(models.hooked("t5"), by_tokens(models.demo()))
 
 
 def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
     """Of two relations, one has too few pairs, and of another all pairs are in one text."""
-    model = am.load()
+    model = models.demo()
     labels = [*by_tokens(model), (TEXTS[0], 3, 1, "rare"), *[(TEXTS[1], 5, key, "bunched") for key in (1, 2, 3, 4, 1)]]
     found = am.relations(model, labels)
     told = f"{len(labels)} labelled pairs of 4 relations in 6 texts"
@@ -201,7 +202,7 @@ def test_the_lead_says_which_relations_have_too_few_pairs_or_texts() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    model = am.load()
+    model = models.demo()
     found = am.relations(model, by_tokens(model), layers=[1, 3])
     for changes, message in (
         ({"layers": (1, 1)}, "`layers` must name some of the 4 layers"),
@@ -218,7 +219,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_provenance_knows_the_labels() -> None:
     """Other labels on the same texts, of the same relations, are another measurement."""
-    model = am.load()
+    model = models.demo()
     labels = [(TEXTS[0], 3, 1, "one"), (TEXTS[1], 4, 2, "other")]
     moved = [(TEXTS[0], 3, 2, "one"), (TEXTS[1], 4, 2, "other")]
     one, same, other = (am.relations(model, each).provenance for each in (labels, labels, moved))
@@ -229,7 +230,7 @@ def test_the_provenance_knows_the_labels() -> None:
 def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:
     labels = labelled(20)
     shifted = [(text, query - 1, key, name) for text, query, key, name in labels if query - 1 > key]
-    found, expected = am.relations(am.load(), labels, before=True), am.relations(am.load(), shifted)
+    found, expected = am.relations(models.demo(), labels, before=True), am.relations(models.demo(), shifted)
     for name in expected.names:
         assert torch.equal(found.accuracy(name), expected.accuracy(name))
         assert found.baseline(name) == expected.baseline(name)
@@ -239,7 +240,7 @@ def test_from_the_word_before_it_is_as_if_that_were_the_query() -> None:
 
 def test_ablating_the_heads_of_a_relation_hurts_what_it_predicts() -> None:
     """More than as many heads of the same layers with the nearest effect on the loss of other texts."""
-    model = am.load()
+    model = models.demo()
     found = am.relations(model, labelled(200), before=True)
     general = am.ablate_heads(model, documents(40)).effect
     known = {tuple(text) for text, *_ in labelled(200)}
@@ -249,12 +250,14 @@ def test_ablating_the_heads_of_a_relation_hurts_what_it_predicts() -> None:
         zeroed = am.Intervention.zero(heads) if heads else None
         values = []
         with model.intervene(zeroed) if zeroed is not None else nullcontext():
-            for text, query, key, name in new:
-                if name == relation and key < query - 1:
-                    batch = model.encode("".join(text))
-                    place = int(words_of(model, batch, text)[query].nonzero()[0])
-                    logits = model.run(batch)["logits"][0, place - 1].log_softmax(dim=-1)
-                    values.append(-float(logits[batch.ids[0, place]]))
+            chosen = [label for label in new if label[3] == relation and label[2] < label[1] - 1]
+            for text, of_text in groupby(chosen, key=lambda label: label[0]):
+                batch = model.encode("".join(text))
+                logits = model.run(batch)["logits"][0].log_softmax(dim=-1)
+                words = words_of(model, batch, text)
+                for _, query, _, _ in of_text:
+                    place = int(words[query].nonzero()[0])
+                    values.append(-float(logits[place - 1, batch.ids[0, place]]))
         return sum(values) / len(values)
 
     for relation in ("comma", "verb-object"):

@@ -1,6 +1,7 @@
 """Attention between segments: against loops over captured patterns, heads planted by hand, and any way of running."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,7 @@ def test_parts_by_distance_in_segments(name: str) -> None:
 
 
 def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
-    model, given = am.load(), documents(12)
+    model, given = models.demo(), documents(12)
     whole = am.segment_attention(model, given)
     corpus = am.segment_attention(model, iter(given))
     for name in ("by_lag", "expected_by_lag", "kurtosis"):
@@ -198,7 +199,7 @@ def test_a_corpus_is_its_texts_and_shards_merge(many_batches: None) -> None:
 
 
 def test_sentences_of_the_grammar_are_the_words_between_full_stops() -> None:
-    model = am.load()
+    model = models.demo()
     for text in documents(8):
         found = am.segment_attention(model, text).segments()
         assert "".join(found).removeprefix("<s>") == text
@@ -225,16 +226,22 @@ def test_where_segments_begin(tokens: list[str], kind: str, expected: list[int])
 
 def test_relations_across_sentences_stand_above_the_baseline() -> None:
     """Some head of the demo model looks back to the sentence that holds what a word refers to, beyond distance."""
-    model = am.load()
+    model = models.demo()
+
+    @cache
+    def of_text(text: str) -> tuple[Tensor, Tensor]:
+        """Where its segments end, and the mass above the expected one."""
+        found = am.segment_attention(model, text, first=False)
+        sizes = torch.tensor([len(each.removeprefix("<s>")) for each in found.segments()]).cumsum(0)
+        return sizes, found.mass() - found.expected()
+
     above: list[Tensor] = []
     for words, query, key, _ in labelled(40):
-        text = "".join(words)
-        found = am.segment_attention(model, text, first=False)
+        sizes, beyond = of_text("".join(words))
         ends = torch.tensor([len("".join(words[: place + 1])) for place in range(len(words))])
-        sizes = torch.tensor([len(each.removeprefix("<s>")) for each in found.segments()]).cumsum(0)
         s, t = (int(torch.searchsorted(sizes, ends[place] - 1, right=True)) for place in (query, key))
         if s - t >= 1:
-            above.append((found.mass() - found.expected())[:, :, s, t].flatten())
+            above.append(beyond[:, :, s, t].flatten())
     assert len(above) >= 10
     means = torch.stack(above).double()
     spread = means.std(dim=0) / len(above) ** 0.5
@@ -242,7 +249,7 @@ def test_relations_across_sentences_stand_above_the_baseline() -> None:
 
 
 def test_saved_shown_and_drawn(tmp_path: Path) -> None:
-    found = am.segment_attention(am.load(), documents(6))
+    found = am.segment_attention(models.demo(), documents(6))
     again = am.SegmentAttention.load(found.save(tmp_path / "found.safetensors"))
     torch.testing.assert_close(again.by_lag, found.by_lag, equal_nan=True)
     assert again.segments(2) == found.segments(2)

@@ -62,7 +62,7 @@ def test_saved(tmp_path: Path) -> None:
 
 
 def test_effects_are_those_of_single_runs() -> None:
-    model = am.load()
+    model = models.demo()
     text = documents(1, seed=3)[0]
     found = am.segment_effects(model, text)
     batch, starts = model.encode(text), found.starts
@@ -90,7 +90,7 @@ def test_beyond_the_budget_the_strongest_segments_follow(
     from attnmech.methods import segment_effects as module
 
     monkeypatch.setattr(module, "STRONGEST", 1)
-    model, text = am.load(), documents(1, seed=3)[0]
+    model, text = models.demo(), documents(1, seed=3)[0]
     whole, some = am.segment_effects(model, text), am.segment_effects(model, text, budget=1e-9)
     said = capsys.readouterr().err
     assert said.index("pairs of segments: about") < said.index("more than 0 s: the pairs of 1 segments")
@@ -103,7 +103,7 @@ def test_beyond_the_budget_the_strongest_segments_follow(
 def test_interrupted_in_its_last_sweep_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.methods import segment_effects as module
 
-    model, text, calls = am.load(), documents(1, seed=3)[0], []
+    model, text, calls = models.demo(), documents(1, seed=3)[0], []
     whole = am.segment_effects(model, text)
 
     def interrupted(*given: Any, **options: Any) -> Any:
@@ -126,7 +126,7 @@ def test_interrupted_in_its_last_sweep_it_resumes(tmp_path: Path, monkeypatch: p
 def test_a_copied_list_needs_the_sentence_that_it_copies_and_the_next_sentence_does_not() -> None:
     """Cut off the sentence before, a copy is no longer foreseen; an unrelated sentence at the same distance loses
     nothing. Some head looks back further than distance explains in the first case alone."""
-    model, rng = am.load(), Random(5)
+    model, rng = models.demo(), Random(5)
     kinds = ("agreement", "copy", "habit")
     effects, above = [], []
     for _ in range(8):
