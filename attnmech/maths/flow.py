@@ -47,3 +47,18 @@ def summed_norms(
         itself = einsum(pattern.double().diagonal(dim1=1, dim2=2), wide, "head key, key head d_model -> key d_model")
         found.diagonal().copy_(torch.linalg.vector_norm(itself + residual.double(), dim=-1))
     return found.to(pattern.dtype)
+
+
+def value_norms(
+    v: Float[Tensor, "*places kv_head d_value"], W_O: Float[Tensor, "head d_value d_model"]
+) -> Float[Tensor, "*places head"]:
+    """‖f^h(x_j)‖ of each head and key, with f(x_j) = v_j W_O: what p_ij is weighted by, since ‖p f‖ = p ‖f‖.
+
+    Head by head, so that no [key, head, d_model] array is made. Source: Kobayashi et al. 2020, equation 4.
+
+    >>> value_norms(torch.tensor([[[3.0, 4.0]]]), torch.stack([torch.eye(2), 2 * torch.eye(2)]))
+    tensor([[ 5., 10.]])
+    """
+    shared = len(W_O) // v.shape[-2]
+    each = [torch.linalg.vector_norm(v[..., head // shared, :] @ part, dim=-1) for head, part in enumerate(W_O)]
+    return torch.stack(each, dim=-1)

@@ -15,14 +15,16 @@ from ..arguments import member, option
 from ..draw.all_heads import model_view
 from ..draw.embed import View
 from ..draw.graph import token_graph
+from ..draw.patterns import VALUE_WEIGHTED, Measure
 from ..draw.section import Section
 from ..draw.segments import segment_map
 from ..draw.sentence import sentence_view
 from ..draw.text import percent, quoted, token_labels
 from ..errors import InputError, index_of
-from ..maths.flow import rolled_out, summed_norms
+from ..maths.flow import rolled_out, summed_norms, value_norms
 from ..maths.norms import norm_multiplier
 from ..model.block import attention_scale
+from ..model.carried import output_weights
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.norms import gamma_of, is_centred
@@ -129,7 +131,7 @@ class FlowReducer(Reducer):
         pattern = state["by_head"][end.index]
         precision = pattern.dtype
         scale = attention_scale(run.stack, end, precision)
-        W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
+        W_O = output_weights(run.stack, end.layer, precision)
         v = end["v"][0].to(precision)
         values = v.repeat_interleave(len(W_O) // v.shape[1], dim=1)
         written = einsum(values, W_O, "key head d_value, head d_value d_model -> key head d_model")
@@ -142,7 +144,7 @@ class FlowReducer(Reducer):
         state["maps"][end.index] = summed_norms(pattern, written, residual)
         if factor is not None:
             state["maps"][end.index] *= factor[:, None]
-        pattern *= torch.linalg.vector_norm(written, dim=-1).T[:, None]
+        pattern *= value_norms(v, W_O).T[:, None]
 
     def close(self, state: State, run: Run) -> State:
         """Without padding; rollout multiplies the layers."""
@@ -228,6 +230,7 @@ class AttentionFlow(PagedResult):
             layers=[self.layers[row] for row in rows],
             head=index_of("head", head, shares.shape[1]),
             sums_to_one=False,
+            measure=_MEASURES[self.kind],
             title=f"{_TITLES[self.kind]}, rows divided by their sums",
         )
 
@@ -286,6 +289,11 @@ _TITLES: Final = {
     "rollout": "Attention rollout",
     "norm": "Norm of what attention carries",
     "norm_residual": "Norm of what attention and residual carry",
+}
+_MEASURES: Final = {
+    "rollout": Measure("share of rollout", "rollout", " (rollout)"),
+    "norm": VALUE_WEIGHTED,
+    "norm_residual": Measure("share of the row's norms", "norms of what attention and residual carry", " (norms)"),
 }
 _READING: Final = {
     "rollout": "Each row: how much of the token goes back to each input token. Rows sum to 1.",
