@@ -42,6 +42,7 @@ from .results.mean_qk import MeanQK
 from .runs.effects import HeadEffects
 from .runs.repeated import TOKENS
 from .runs.stream import stream
+from .token_report import TokenPaths
 
 MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
@@ -110,6 +111,8 @@ class Report:
     """The Python that makes the page's numbers again, by the method."""
     pattern: Float[Tensor, "layer head query key"]
     """The attention of the layers shown, as the model used it: after the hooks in force."""
+    paths: TokenPaths
+    """What becomes of each token."""
     value_norms: Float[Tensor, "layer head key"] | None
     """‖(x_j W_V + b_V) W_O‖ of each key in each head; None where a gate is between attention and W_O."""
 
@@ -195,6 +198,7 @@ class Report:
             *scores,
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
+            *self.paths.sections(calls["given"], view.tokens, layers),
             *self.focus.sections(calls["focus"], layers),
             *self.updates.sections(calls["updates"], layers),
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
@@ -415,7 +419,9 @@ def report(
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
-    focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
+    by_token = TokenPaths.reducers(model, batch, notes)
+    reducers = [AttentionFocus.reducer(), ResidualUpdates.reducer(), *by_token.values()]
+    focus, updates, *found = stream(model, batch, reducers, stack=stack)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
     types = _types(model, shown, notes)
@@ -444,6 +450,7 @@ def report(
         expected,
         calls,
         pattern,
+        TokenPaths.of(list(by_token), found),
         norms,
     )
 
@@ -570,4 +577,5 @@ def _calls(
         f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}"{weight})',
         "focus": f"am.attention_focus{given}",
         "updates": f"am.residual_updates{given}",
+        "given": given,
     }

@@ -20,6 +20,7 @@ from ..arguments import flag, option, optional_flag, shown, whole_number
 from ..draw.drift import lines_by_layer
 from ..draw.section import Section
 from ..draw.text import shorten, visible_token
+from ..draw.token_sections import NAMED, DriftNumbers, drift_section
 from ..errors import InputError, MissingPointError, index_of
 from ..fields import check_entries, check_rows
 from ..maths.drift import METRICS, churn
@@ -519,6 +520,35 @@ class ResidualDrift(Summed):
             contents="Drift",
             finding=self.verdicts().lead,
             caveat=self._caveat,
+        )
+
+    def token_section(self, call: str, layers: Sequence[int]) -> Section:
+        """The drift of a chosen token, for a page on which `layers` can be chosen; `call` gives this result."""
+        return drift_section(self.token_numbers(), call, layers)
+
+    def token_numbers(self, text: int = 0) -> DriftNumbers:
+        """What a page shows of each token of a text."""
+        order, real = sorted(range(len(self.layers)), key=lambda place: self.layers[place]), self._real(text)
+        cosine, rank, churned = (
+            self.by_token(name)[order][:, text][:, real].T.numpy() for name in ("cosine", "rank", "churn")
+        )
+        means = {name: self._means(name, None).mean[order].numpy() for name in ("cosine", "log_rank", "churn")}
+        ids = self._kept("nearest")[order][:, text][:, real][..., :NAMED].transpose(0, 1)
+        known = {token: place for place, token in enumerate(self.names)}
+        baselines = self._baselines(order)
+        return DriftNumbers(
+            layers=tuple(self.layers[place] for place in order),
+            tokens=tuple(self.tokens[text][place] for place in real),
+            vocabulary=self.vocabulary,
+            k=self.k,
+            cosine=cosine,
+            rank=rank,
+            churn=churned,
+            means={"cosine": means["cosine"], "rank": 10 ** means["log_rank"] - 1, "churn": means["churn"]},
+            between_tokens=baselines["two tokens of a text"],
+            to_any_row=baselines["any row of the vocabulary"],
+            nearest=np.vectorize(known.__getitem__, otypes=[np.int64])(ids.numpy()),
+            names=tuple(self.names.values()),
         )
 
     def _sections(self) -> Sequence[Section]:

@@ -1,6 +1,6 @@
 """Where does the information at a token come from? Rollout and value-weighted attention in place of p (formulas §3)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -11,7 +11,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arguments import member, option
+from ..arguments import member, option, whole_number
 from ..draw.all_heads import model_view
 from ..draw.embed import View
 from ..draw.graph import token_graph
@@ -20,6 +20,7 @@ from ..draw.section import Section
 from ..draw.segments import segment_map
 from ..draw.sentence import sentence_view
 from ..draw.text import percent, quoted, token_labels
+from ..draw.token_sections import flow_section
 from ..errors import InputError, index_of
 from ..maths.flow import rolled_out, summed_norms, value_norms
 from ..maths.norms import norm_multiplier
@@ -247,7 +248,7 @@ class AttentionFlow(PagedResult):
         """One row per layer and token: layer, token, `itself` (its row's share from itself), `first` (from the first
         token), and the token that it gets most from (`top`, `top_share`).
         """
-        shares = self.maps / self.maps.sum(dim=-1, keepdim=True)
+        shares = self._row_shares
         top = shares.max(dim=-1)
         count = len(self.tokens)
         return pd.DataFrame(
@@ -260,6 +261,34 @@ class AttentionFlow(PagedResult):
                 "top_share": top.values.flatten().tolist(),
             }
         )
+
+    def sources(self, token: int, count: int = 3) -> pd.DataFrame:
+        """From which other tokens one gets most, layer by layer: layer, itself (its share of its row's sum), and
+        `source_1`, `share_1`, … of the `count` largest others; -1 where there are fewer.
+        """
+        token = index_of("token", token, len(self.tokens), f"the text has {len(self.tokens)} tokens")
+        count = whole_number("count", count, least=1, most=max(1, len(self.tokens) - 1))
+        rows = self._row_shares[:, token].clone()
+        itself = rows[:, token].tolist()
+        rows[:, token] = -1
+        top = rows.topk(count, dim=-1)
+        columns: dict[str, list[float] | list[int]] = {}
+        for place in range(count):
+            there = top.values[:, place] > 0
+            columns[f"source_{place + 1}"] = top.indices[:, place].masked_fill(~there, -1).tolist()
+            columns[f"share_{place + 1}"] = top.values[:, place].clamp_min(0).tolist()
+        return pd.DataFrame({"layer": list(self.layers), "itself": itself, **columns})
+
+    def token_section(self, call: str, layers: Sequence[int]) -> Section:
+        """The inflows of a chosen token, for a page on which `layers` can be chosen; `call` gives this result."""
+        return flow_section(
+            self._row_shares.float().numpy(), self.tokens, layers_of_flow=self.layers, layers=layers, call=call
+        )
+
+    @property
+    def _row_shares(self) -> Float[Tensor, "layer query key"]:
+        """Each row of the layers' maps divided by its sum."""
+        return self.maps / self.maps.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(self.maps.dtype).tiny)
 
     @property
     def lead(self) -> str:

@@ -86,8 +86,10 @@ def test_a_hidden_key_leaves_its_share_to_the_others(opened_weighted: Any, weigh
 def test_the_small_maps_follow_the_choice(opened_weighted: Any, weighted: ScoreNumbers) -> None:
     def pixels() -> Any:
         return opened_weighted.evaluate(
-            """() => { const map = document.querySelectorAll("#model-view canvas")[5];
-                 return [...map.getContext("2d").getImageData(0, 0, map.width, map.height).data].filter((_, i) => i % 4 == 3);
+            """() => {
+                 const map = document.querySelectorAll("#model-view canvas")[5];
+                 const { data } = map.getContext("2d").getImageData(0, 0, map.width, map.height);
+                 return [...data].filter((_, i) => i % 4 == 3);
             }"""
         )
 
