@@ -117,7 +117,10 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
     (lambda m: am.attention_flow(m, torch.tensor([[5, 7], [8, 9]])), "one text at a time; got 2"),
     (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), "values"), "must be one of rollout, norm"),
     (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), layers=[0]), "leave out `layers`"),
-    (lambda m: am.attention_flow(m, torch.tensor([[5, 7]])).plot(head=0), 'only kind="norm"'),
+    (
+        lambda m: am.attention_flow(m, torch.tensor([[5, 7]])).plot(head=0),
+        'only kind="norm" and kind="gradient" have maps by head',
+    ),
 ]
 
 
