@@ -158,13 +158,14 @@ class FlowReducer(Reducer):
     def start(self, run: Run) -> State:
         """Empty maps; `InputError` if they would be too large."""
         _require_one(0 if run.corpus else len(run.batch.ids))
-        length, heads = run.batch.ids.shape[1], 1 if self.kind == "rollout" else run.n_heads
+        length, heads = run.batch.ids.shape[1], 0 if self.kind == "rollout" else run.n_heads
+        kept = run.n_layers if self.kind == "norm" else 1
         precision = torch.promote_types(run.model.dtype, torch.float32)
-        size = run.n_layers * (heads + 1) * length**2 * precision.itemsize
+        size = (run.n_layers + kept * heads) * length**2 * precision.itemsize
         _require_room(self.kind, size, length)
         state = {"maps": torch.zeros(run.n_layers, length, length, dtype=precision)}
-        if self.kind != "rollout":
-            state["by_head"] = torch.zeros(run.n_layers, heads, length, length, dtype=precision)
+        if heads:
+            state["by_head"] = torch.zeros(kept, heads, length, length, dtype=precision)
         return {name: value.to(run.model.device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
@@ -173,7 +174,9 @@ class FlowReducer(Reducer):
         if self.kind == "rollout":
             state["maps"][block.index, rows, : pattern.shape[-1]] = pattern.mean(dim=0)
         else:
-            state["by_head"][block.index, :, rows, : pattern.shape[-1]] = pattern
+            by_head = state["by_head"][self._place(block.index), :, rows]
+            by_head[..., : pattern.shape[-1]] = pattern
+            by_head[..., pattern.shape[-1] :] = 0
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Weights the pattern of a finished layer by what it carries."""
@@ -181,7 +184,7 @@ class FlowReducer(Reducer):
             return
         if end.notes.gate is not None:
             raise InputError(f"layer {end.layer} has a gate between attention and W_O, so f(x_j) depends on the query.")
-        pattern = state["by_head"][end.index]
+        pattern = state["by_head"][self._place(end.index)]
         precision = pattern.dtype
         scale = attention_scale(run.stack, end, precision)
         W_O = output_weights(run.stack, end.layer, precision)
@@ -198,6 +201,10 @@ class FlowReducer(Reducer):
         if factor is not None:
             state["maps"][end.index] *= factor[:, None]
         pattern *= value_norms(v, W_O).T[:, None]
+
+    def _place(self, index: int) -> int:
+        """Where a layer's maps by head are: only "norm" keeps those of every layer."""
+        return index if self.kind == "norm" else 0
 
     def close(self, state: State, run: Run) -> State:
         """Without padding; rollout multiplies the layers."""
