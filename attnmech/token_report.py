@@ -15,8 +15,8 @@ from .model.hooked import HookedModel
 from .runs.segments import Segmented
 from .runs.stream import Reducer
 
-MAX_SCAN: Final = 100_000_000_000
-"""A page's scans of the vocabulary take at most so many multiplications, about 2 seconds on two cores."""
+MAX_SCAN: Final = 30_000_000_000
+"""A page's scans of the vocabulary take at most so many multiplications, 2 to 3 seconds on one core."""
 
 NEAREST: Final = 100
 """How many nearest rows churn compares, where the vocabulary has as many."""
