@@ -1,7 +1,7 @@
 """What comes out of a run: the captured activations."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +34,8 @@ class Activations:
     """The gradient at every captured point, if `gradients_of` was given."""
     unchecked: tuple[str, ...] = ()
     """What this run could not check (`attnmech.model.running`), each with the reason: an edit of `result`, say."""
+    value_norms: Mapping[PointKey, Tensor] = field(default_factory=dict, repr=False)
+    """‖(x_j W_V + b_V) W_O‖ `[batch head key]`, by the name and layer of each pattern captured together with its v."""
 
     def __getitem__(self, name: PointName) -> Shaped[Tensor, "..."]:
         key = parse(name)
@@ -73,12 +75,14 @@ class Activations:
         query: int | None = None,
         text: int = 0,
         view: str | None = None,
+        weighted: str | None = None,
     ) -> "View":
         """A view of a captured point, for a notebook or, with `.to_html(path)`, as a page of its own.
 
         >>> acts.show("pattern")                                            # doctest: +SKIP
         >>> acts.show("pattern", layer=3)                                   # doctest: +SKIP
         >>> acts.show("pattern", layer=3, head=2, view="sentence")          # doctest: +SKIP
+        >>> acts.show("pattern", layer=3, weighted="value")                 # doctest: +SKIP
 
         | point | shown as |
         |---|---|
@@ -97,15 +101,18 @@ class Activations:
             text: which text of the batch.
             view: another view of attention: "model", "sentence", "token_graph", "attention_heads",
                 "attention_pattern", "colored_tokens" (the heads' mean without `head`) or "colored_tokens_multi".
+            weighted: "value" shows what attention carries instead of p: p_ij ‖f(x_j)‖ / Σ_k p_ik ‖f(x_k)‖, with
+                f(x) = (x W_V + b_V) W_O (Kobayashi et al. 2020), so that each row sums to 1. It needs "v" captured
+                beside "pattern".
 
         Raises:
             InputError: an invalid selection, or more numbers than a page can hold; says what to choose.
-            MissingPointError: the run did not capture the point.
+            MissingPointError: the run did not capture the point, or `weighted` needs one more.
 
         """
         from .showing import show
 
-        return show(self, name, layer=layer, head=head, query=query, text=text, view=view)
+        return show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
 
     def summary(self) -> list[str]:
         """One entry per point: its name and the layers captured."""

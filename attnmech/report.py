@@ -42,6 +42,7 @@ from .results.mean_qk import MeanQK
 from .runs.effects import HeadEffects
 from .runs.repeated import TOKENS
 from .runs.stream import stream
+from .token_report import TokenPaths
 
 MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
@@ -110,6 +111,10 @@ class Report:
     """The Python that makes the page's numbers again, by the method."""
     pattern: Float[Tensor, "layer head query key"]
     """The attention of the layers shown, as the model used it: after the hooks in force."""
+    paths: TokenPaths
+    """What becomes of each token."""
+    value_norms: Float[Tensor, "layer head key"] | None
+    """‖(x_j W_V + b_V) W_O‖ of each key in each head; None where a gate is between attention and W_O."""
 
     def __sub__(self, other: object) -> "Report":
         raise InputError("two reports have no difference; subtract results that they hold: one.focus - other.focus.")
@@ -127,7 +132,8 @@ class Report:
     def to_html(self) -> str:
         """The page: one file that opens without a network."""
         view = self.scores.numbers(pattern=self.pattern)
-        view = replace(view, notes=(*self.notes, *view.notes), special=self.special)
+        norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
+        view = replace(view, notes=(*self.notes, *view.notes), special=self.special, value_norms=norms)
         provenance = self.scores.provenance
         return render_page(
             title=f"Where the attention of “{_short(provenance.model)}” looks, and why",
@@ -192,6 +198,7 @@ class Report:
             *scores,
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
+            *self.paths.sections(calls["given"], view.tokens, layers),
             *self.focus.sections(calls["focus"], layers),
             *self.updates.sections(calls["updates"], layers),
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
@@ -412,7 +419,9 @@ def report(
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
-    focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
+    by_token = TokenPaths.reducers(model, batch, notes)
+    reducers = [AttentionFocus.reducer(), ResidualUpdates.reducer(), *by_token.values()]
+    focus, updates, *found = stream(model, batch, reducers, stack=stack)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
     types = _types(model, shown, notes)
@@ -421,10 +430,11 @@ def report(
     sources = _sources(model, batch, layers, notes)
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
-    calls = _calls(model, inputs, shown.label, bos, (start, MAX_TOKENS) if length < whole else None, centre)
     shown_tokens = batch.queries(shown.label)
     special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
-    pattern, expected = _last_pass(model, batch, shown, layers)
+    pattern, norms, expected = _last_pass(model, batch, shown, layers)
+    part = (start, MAX_TOKENS) if length < whole else None
+    calls = _calls(model, inputs, shown.label, bos, part, centre, weighted=norms is not None)
     return Report(
         scores,
         native,
@@ -440,6 +450,8 @@ def report(
         expected,
         calls,
         pattern,
+        TokenPaths.of(list(by_token), found),
+        norms,
     )
 
 
@@ -462,15 +474,22 @@ def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
 
 def _last_pass(
     model: HookedModel, batch: Batch, stack: Stack, layers: list[int]
-) -> tuple[Float[Tensor, "layer head query key"], View | None]:
-    """The attention between the text's real tokens; and what the model predicts, if it predicts each next token."""
+) -> tuple[Float[Tensor, "layer head query key"], Float[Tensor, "layer head key"] | None, View | None]:
+    """The attention between the text's real tokens, the norms of what each would write to another; and what the model
+    predicts, if it predicts each next token.
+    """
     predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
     predicts = predicts and batch.ids.shape[1] > 1
     point = stack.point("pattern")
-    ran = model.run(batch, [point, *(["logits"] if predicts else [])], layers=layers)
+    v = stack.point("v")
+    with_v = [] if model.points[v].absent is not None or v in model.refused else [v]
+    ran = model.run(batch, [point, *with_v, *(["logits"] if predicts else [])], layers=layers)
     real = batch.queries(stack.label).mask[0]
     pattern = torch.stack([ran[point, layer][0][:, real][:, :, real] for layer in layers])
-    return pattern, ran.show("logits") if predicts else None
+    norms = None
+    if all((point, layer) in ran.value_norms for layer in layers):
+        norms = torch.stack([ran.value_norms[point, layer][0][:, real] for layer in layers])
+    return pattern, norms, ran.show("logits") if predicts else None
 
 
 def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | None:
@@ -529,8 +548,11 @@ def _calls(
     bos: bool | None,
     part: tuple[int, int] | None,
     centre: Literal["mean"] | MeanQK | None,
+    *,
+    weighted: bool,
 ) -> dict[str, str]:
     """The Python that makes the page's numbers again; `part` is where a text was cut, and to how many tokens."""
+    captured, weight = ('"pattern", "v"', ", weighted={weight}") if weighted else ('"pattern"', "")
     options = f", stack={stack!r}" if stack else ""
     with_bos = "" if bos is None else f", bos={bos}"
     text = repr(inputs) if isinstance(inputs, str) else "...  # what this report was given"
@@ -551,8 +573,9 @@ def _calls(
     return {
         "setup": "\n".join(setup),
         "scores": f"am.decompose_scores{given[:-1]}{split})",
-        "view": f'model.run(text{with_bos}, points=["pattern"])'
-        f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}")',
+        "view": f"model.run(text{with_bos}, points=[{captured}])"
+        f'.show("{full_name(stack, "pattern")}", layer={{layer}}, head={{head}}, view="{{figure}}"{weight})',
         "focus": f"am.attention_focus{given}",
         "updates": f"am.residual_updates{given}",
+        "given": given,
     }

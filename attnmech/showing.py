@@ -1,12 +1,14 @@
 """What does `Activations.show` show? The view that suits each point, and the numbers it takes."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .arguments import option
 from .batch import Batch
 from .draw.all_heads import model_view
 from .draw.circuitsvis import (
@@ -20,10 +22,11 @@ from .draw.circuitsvis import (
 )
 from .draw.embed import View
 from .draw.graph import token_graph
+from .draw.patterns import PROBABILITY, VALUE_WEIGHTED, value_weighted
 from .draw.sentence import sentence_view
 from .draw.text import quoted
 from .errors import InputError, MissingPointError, index_of
-from .points import PointKey, PointName, parse, point_of, split_stack
+from .points import PointKey, PointName, full_name, parse, point_of, split_stack
 
 OWN_VIEWS: Final[dict[str, Callable[..., View]]] = {
     "model": model_view,
@@ -31,6 +34,9 @@ OWN_VIEWS: Final[dict[str, Callable[..., View]]] = {
     "token_graph": token_graph,
 }
 """attnmech's own views of attention, which take the patterns of several layers and heads."""
+
+WEIGHTS: Final = ("value",)
+"""How attention may be weighted."""
 
 VIEWS: Final = (*OWN_VIEWS, "attention_heads", "attention_pattern", "colored_tokens", "colored_tokens_multi")
 """The views of attention."""
@@ -44,6 +50,8 @@ class Captured(Protocol):
     def batch(self) -> Batch: ...
     @property
     def values(self) -> Mapping[PointKey, Tensor]: ...
+    @property
+    def value_norms(self) -> Mapping[PointKey, Tensor]: ...
     def __getitem__(self, name: PointName) -> Tensor: ...
 
 
@@ -56,9 +64,14 @@ def show(
     query: int | None,
     text: int,
     view: str | None,
+    weighted: str | None = None,
 ) -> View:
     """The view of one captured point; see `Activations.show`."""
     full, own_layer = parse(name)
+    if weighted is not None:
+        option("weighted", weighted, WEIGHTS)
+        if split_stack(full)[1] != "pattern":
+            raise InputError(f'`weighted` is for the point "pattern"; got {full!r}.')
     layer = own_layer if own_layer is not None else layer
     captured = sorted(at for point, at in activations.values if point == full and at is not None)
     if not captured and point_of(full).per_layer:
@@ -69,7 +82,11 @@ def show(
     index_of("text", text, len(activations.batch.ids))
     axes = point_of(full).axes
     if axes[-2:] == ("query", "key"):
-        return _attention(activations, full, captured if layer is None else [layer], head, query, text, view, layer)
+        layers = captured if layer is None else [layer]
+        found = _attention(activations, full, layers, head, query, text, view, layer, weighted)
+        if weighted and found.kind not in OWN_VIEWS:
+            found = replace(found, reading=f"{found.reading} {VALUE_WEIGHTED.reading}")
+        return found
     if view is not None or query is not None:
         raise InputError(f"`view` and `query` are for attention; {full!r} has axes [{' '.join(axes)}].")
     if axes[-1] == "vocab":
@@ -86,17 +103,21 @@ def _attention(
     text: int,
     view: str | None,
     layer: int | None,
+    weighted: str | None,
 ) -> View:
     """Patterns and scores."""
     queries, keys = _rows(activations, name, text)
-    values = _real(activations, name, layers, queries, keys)
+    seen = values = _real(activations, name, layers, queries, keys)
+    if weighted is not None:
+        values = value_weighted(values, _norms(activations, name, layers, keys))
     base = split_stack(name)[1]
     heads = list(range(values.shape[1])) if head is None else [index_of("head", head, values.shape[1])]
     suits_circuitsvis = queries is keys and len(heads) * values[0, 0].size <= MOST_CELLS
     kind = view or _usual(layer, head, query, ours=base == "pattern" and not suits_circuitsvis)
     if kind not in VIEWS:
         raise InputError(f"`view` must be one of {', '.join(VIEWS)}; got {view!r}.")
-    where = _words(name, layer, head)
+    shown = "value-weighted attention" if weighted else name
+    where = _words(shown, layer, head)
     if kind in OWN_VIEWS:
         if base != "pattern":
             raise InputError(
@@ -112,12 +133,13 @@ def _attention(
             layers=layers,
             head=heads[0],
             sums_to_one=False,
-            title=f"{_NAMES[kind]} of {_words(name, layer, None)}",
+            measure=VALUE_WEIGHTED if weighted else PROBABILITY,
+            title=f"{_NAMES[kind]} of {_words(shown, layer, None)}",
             **shared,
         )
     if layer is None:
         raise InputError(f"view={kind!r} shows one layer: give `layer`, one of {', '.join(map(str, layers))}.")
-    hidden = _hidden(values[0], name)
+    hidden = _hidden(seen[0], name)
     chosen = values[0][heads]
     if kind == "attention_heads":
         names = [f"L{layer}H{number}" for number in heads]
@@ -220,6 +242,24 @@ def _real(activations: Captured, name: str, layers: list[int], queries: _Rows, k
     """[layer head query key] without padding."""
     found = [_numbers(activations[name, layer][queries.text]) for layer in layers]
     return np.stack([each[:, queries.real][:, :, keys.real] for each in found])
+
+
+def _norms(activations: Captured, name: str, layers: list[int], keys: _Rows) -> np.ndarray:
+    """‖f(x_j)‖ [layer head key] without padding."""
+    v = full_name(split_stack(name)[0], "v")
+    for layer in layers:
+        if (name, layer) in activations.value_norms:
+            continue
+        if (v, layer) in activations.values:
+            raise MissingPointError(
+                f"layer {layer} has no value-weighted attention: a gate between attention and W_O makes what a key "
+                "writes depend on the query, or the run was one with gradients."
+            )
+        raise MissingPointError(
+            f'weighted="value" needs {v!r} of layer {layer} beside {name!r}: capture both with '
+            f"model.run(..., points=[{name!r}, {v!r}])."
+        )
+    return np.stack([_numbers(activations.value_norms[name, layer][keys.text])[:, keys.real] for layer in layers])
 
 
 def _hidden(values: np.ndarray, name: str) -> np.ndarray:

@@ -209,8 +209,12 @@ def test_the_page_shows_the_attention_that_the_model_used(name: str, edit: str) 
     else:
         assert not np.allclose(softmax, used, atol=1e-2)
     key = int(used[1, 0, -1].argmax())
-    told = text_at(data, "row-finding", layer=1, head=0, query=used.shape[2] - 1)
+    told = text_at(data, "row-finding", weight=0, layer=1, head=0, query=used.shape[2] - 1)
     assert f"attends {percent(float(used[1, 0, -1, key]))} to {key} “" in told
+    with EDITS[edit](model):
+        carried = am.attention_flow(model, ids, "norm").shares[1, 0, -1]
+    told = text_at(data, "row-finding", weight=1, layer=1, head=0, query=used.shape[2] - 1)
+    assert f": {percent(float(carried.max()))} from {int(carried.argmax())} “" in told
     (note,) = [each for each in report.scores.numbers().notes if "softmax of these scores" in each]
     assert note not in report.to_html() and "Hooks were in force" in report.to_html()
 

@@ -115,7 +115,15 @@ interface LayersData {
   keys: string[];
   chosen: { layer: number; head: number };
   pattern: Packed | Patterns;
+  words: Words;
   embedded?: boolean;
+}
+
+/** What weights are called (draw/patterns.py): "probability" of "attention". A report changes them. */
+interface Words {
+  weight: string;
+  whole: string;
+  mark: string;
 }
 
 interface LinesData extends LayersData {
@@ -308,6 +316,10 @@ interface PageData {
   /** The names of the arrays of probabilities, and of what no key has. */
   pattern: string;
   rest: string | null;
+  /** The name of the array of ‖f(x_j)‖, [layer head key]. */
+  norms: string | null;
+  /** Of probabilities, and of what attention carries. */
+  words: Words[];
   figures: Record<string, PageFigure>;
   /** By the id of a place, the kind of view of the chosen head. */
   views: Record<string, "sentence" | "token_graph" | "model">;
@@ -335,6 +347,8 @@ interface Slot {
   less: Column | null;
   where: Column | null;
   equals: number | null;
+  /** What the last axis of the columns is multiplied by before rows are divided by their sums. */
+  weights: Column | null;
 }
 
 /** Where a choice finds its values in an array. */

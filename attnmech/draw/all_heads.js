@@ -1,4 +1,4 @@
-// All heads as small maps, and the chosen one large. A colour's opacity is the square root of the probability.
+// All heads as small maps, and the chosen one large. A colour's opacity is the square root of the weight.
 
 {
   const SIGNS = { self: "●", first: "◆", other: "■" }; // attnmech/draw/style.py
@@ -62,7 +62,7 @@
    *
    * @param {LayersData & Facts} data
    */
-  async function factsOf({ layers, heads, means, rows, top }) {
+  async function factsOf({ layers, heads, means, rows, top, words }) {
     const tops = await unpack(top);
     const aligned = "self" in means;
     const markOf = (query, key) => (aligned && key === query ? "self" : key === 0 ? "first" : "other");
@@ -75,10 +75,10 @@
       const mean = (name) => percent(means[name][block]);
       const count = (wanted) => highest.reduce((sum, key, query) => sum + (key === wanted(query) ? 1 : 0), 0);
       const first = `In ${where}, ${count(() => 0)} of the ${rows} rows with a choice look most at the first ${aligned ? "" : "key "}token`;
-      if (!aligned) return `${first}, which gets ${mean("first")} of the attention on average.`;
+      if (!aligned) return `${first}, which gets ${mean("first")} of the ${words.whole} on average.`;
       return (
         `${first}, ${count((query) => query)} at the token itself and ${count((query) => query - 1)} at the one before; ` +
-        `on average these get ${mean("first")}, ${mean("self")} and ${mean("previous")} of the attention.`
+        `on average these get ${mean("first")}, ${mean("self")} and ${mean("previous")} of the ${words.whole}.`
       );
     }
     return { sentence, markOf, top: ({ layer, head }) => tops.of(layer * heads + head), aligned };
@@ -87,7 +87,7 @@
   // ---- small maps ---------------------------------------------------------------------------------------------
 
   /** The grid of all heads; `pick(place)` is called when the user takes one, `describe(place)` gives the hover's words. */
-  function smallMaps(stage, { layers, heads, queries, keys, overview = false }, patterns, { pick, describe, follow }) {
+  function smallMaps(stage, { layers, heads, queries, keys, words, overview = false }, patterns, { pick, describe, follow }) {
     const single = layers.length === 1;
     const box = make("div", {
       className: `attnmech-model-overview ${single ? "attnmech-model-wrapping" : ""}`,
@@ -124,6 +124,7 @@
     let shape = { height: 1, width: 1 };
     let colour = 0;
     let working = 0;
+    let shown = words.weight; // what the maps are made of
     const watcher = new IntersectionObserver(
       (entries) => {
         for (const { target, isIntersecting } of entries) {
@@ -171,6 +172,12 @@
         return;
       }
       shape = next;
+      remake();
+    }
+
+    /** All maps again, each when it comes near the view. */
+    function remake() {
+      shown = words.weight;
       made.clear();
       for (const cell of cells) {
         watcher.unobserve(cell); // so that each reports again
@@ -228,7 +235,10 @@
     return {
       element: box,
       redraw,
-      choose: ({ layer, head }) => mark(layer * heads + head),
+      choose({ layer, head }) {
+        mark(layer * heads + head);
+        if (shown !== words.weight) remake();
+      },
       focus: () => cells[current].focus(),
       /** On paper nothing scrolls: all maps at once, drawn before the page is laid out. */
       print(printing) {
@@ -241,7 +251,7 @@
   // ---- the large map ------------------------------------------------------------------------------------------
 
   /** One head with its tokens; `pick(query)` is called when the user takes a row. */
-  function largeMap(stage, { queries, keys, pattern }, patterns, facts, { pick }) {
+  function largeMap(stage, { queries, keys, pattern, words }, patterns, facts, { pick }) {
     const about = "scale" in pattern && pattern.scale === "root" ? "≈\u00a0" : ""; // eight bits do not carry the digits that are shown
     const map = make("canvas", { className: "attnmech-model-map", tabindex: 0, role: "img" });
     const queryLabels = make("canvas", { className: "attnmech-model-queries" });
@@ -422,7 +432,7 @@
       pointed.show(event, [
         `query ${labelOf(queries, query)}`,
         `key ${labelOf(keys, key)}`,
-        `probability ${about}${percent(share)}${top}`,
+        `${words.weight} ${about}${percent(share)}${top}`,
       ]);
     });
     map.addEventListener("pointerleave", pointed.hide);
@@ -453,13 +463,13 @@
 
   // ---- the view -----------------------------------------------------------------------------------------------
 
-  /** The legend of the scale: a square for each of a few probabilities. */
-  function scaleLegend() {
+  /** The legend of the scale: a square for each of a few weights; `name` is what they are. */
+  function scaleLegend(name) {
     const squares = [0, 0.01, 0.1, 0.25, 0.5, 1].map((share) => {
       const square = make("i", { style: `--opacity: ${100 * Math.sqrt(share)}%` });
       return make("span", {}, square, `${100 * share}\u00a0%`);
     });
-    return make("div", { className: "attnmech-model-scale" }, "probability", ...squares);
+    return make("div", { className: "attnmech-model-scale" }, name, ...squares);
   }
 
   function markLegend(aligned) {
@@ -481,6 +491,7 @@
 
     function choose(changes) {
       Object.assign(state, changes);
+      scaleName.textContent = data.words.weight;
       for (const part of parts) part(state);
     }
 
@@ -492,6 +503,7 @@
       announce(stage, news);
     }
 
+    const scaleName = make("span");
     const root = make("div", { className: `attnmech-model ${overview ? "attnmech-model-alone" : ""}` });
     const nameOf = ({ layer, head }) => `L${layers[layer]}H${head}${told ? `: ${told[layer * heads + head]}` : ""}`;
     const describe = facts ? facts.sentence : nameOf;
@@ -499,7 +511,7 @@
     parts.push(small.choose);
     const redraws = [small.redraw];
     if (facts) redraws.push(addLarge(facts));
-    else root.append(small.element, scaleLegend());
+    else root.append(small.element, scaleLegend(scaleName));
     stage.append(root);
     for (const redraw of redraws) redraw();
     choose({});
@@ -541,7 +553,7 @@
       root.append(
         controls,
         finding,
-        make("div", { className: "attnmech-controls" }, scaleLegend(), marks.element, markLegend(facts.aligned)),
+        make("div", { className: "attnmech-controls" }, scaleLegend(scaleName), marks.element, markLegend(facts.aligned)),
         make("div", { className: "attnmech-model-panes" }, small.element, large.element),
       );
       enlarge.textContent = "Enlarge this head";

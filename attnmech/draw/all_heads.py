@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int32, Integer
 
 from attnmech.draw.embed import View
 from attnmech.draw.packing import pack_keys, pack_probabilities, precision_of
-from attnmech.draw.patterns import Array, as_array, checked_pattern, of_layers
+from attnmech.draw.patterns import PROBABILITY, Array, Measure, as_array, checked_pattern, of_layers
 from attnmech.errors import InputError
 
 MOST_NUMBERS: Final = 40_000_000
@@ -16,7 +16,7 @@ MOST_NUMBERS: Final = 40_000_000
 
 READING: Final = (
     "One small map for each head, in rows by layer; in each map the queries go down and the keys across. "
-    "All maps share one scale: the colour deepens with the square root of the probability, so that a weight of 1 % "
+    "All maps share one scale: the colour deepens with the square root of the weight, so that one of 1 % "
     "can still be seen; a dot that stands for several cells shows the largest. Click a small map, or move with the "
     "arrow keys, to see it large. High attention does not show that a token matters for the output. "
 )
@@ -30,6 +30,7 @@ def model_view(
     keys: Sequence[str] | None = None,
     head: int = 0,
     sums_to_one: bool = True,
+    measure: Measure = PROBABILITY,
     title: str = "Attention of all heads",
 ) -> View:
     """Small maps of all heads on one scale, and the chosen one large with its tokens.
@@ -45,6 +46,7 @@ def model_view(
         keys: the key tokens in cross-attention; the query tokens by default.
         head: the head that is shown first.
         sums_to_one: whether every row must sum to 1; if not, to at most 1, as when a sink takes the rest.
+        measure: what the weights are, if not probabilities.
         title: the view's heading.
 
     """
@@ -57,9 +59,9 @@ def model_view(
         )
     found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
     packed = pack_probabilities(found)
-    data = of_layers(found, tokens, layers=layers, keys=keys, head=head)
+    data = of_layers(found, tokens, layers=layers, keys=keys, head=head, measure=measure)
     data |= {"pattern": packed, **_per_head(found, aligned=keys is None)}
-    return View("model", title, READING + precision_of(packed), data)
+    return View("model", title, READING + measure.reading + precision_of(packed, measure.weight), data)
 
 
 def _per_head(pattern: Float[np.ndarray, "layer head query key"], *, aligned: bool) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Carried:
     def slot(self, given: Slot, figure: str) -> dict[str, Any]:
         """A slot that finds its arrays here."""
         columns = [self.column(each, figure) for each in given.columns]
-        parts = {"less": given.less, "where": given.where}
+        parts = {"less": given.less, "where": given.where, "weights": given.weights}
         found = {"path": given.path.split("."), "columns": columns, "equals": given.equals}
         return found | {name: part and self.column(part, figure) for name, part in parts.items()}
 

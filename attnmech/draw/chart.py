@@ -14,6 +14,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from attnmech.draw.figure import Figure
+from attnmech.draw.patterns import value_weighted
 from attnmech.draw.style import NEUTRAL
 from attnmech.draw.text import signed
 
@@ -121,6 +122,8 @@ class Slot:
     where: ByChoice | None = None
     """Which entries are kept: those for which this is `equals`, or a number at all."""
     equals: int | None = None
+    weights: ByChoice | None = None
+    """What the last axis is multiplied by; each row is then divided by its sum."""
 
     @property
     def columns(self) -> tuple[ByChoice, ...]:
@@ -135,7 +138,7 @@ class Slot:
     @property
     def arrays(self) -> list[ByChoice]:
         """All that it reads."""
-        return [*self.columns, *(each for each in (self.less, self.where) if each is not None)]
+        return [*self.columns, *(each for each in (self.less, self.where, self.weights) if each is not None)]
 
     def value(self, chosen: Mapping[str, int]) -> Any:
         """What stands there once this is chosen."""
@@ -144,6 +147,9 @@ class Slot:
 
     def _column(self, column: ByChoice, chosen: Mapping[str, int]) -> Any:
         found = column.at(chosen)
+        if self.weights is not None:
+            shares = value_weighted(np.nan_to_num(found), np.nan_to_num(self.weights.at(chosen)))
+            found = np.where(np.isnan(found), np.nan, shares)
         if self.less is not None:
             less = self.less.at(chosen)
             found = found - less.reshape(*less.shape, *(1,) * (found.ndim - less.ndim))

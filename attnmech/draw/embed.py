@@ -129,7 +129,9 @@ def page_of_views(
             provenance=provenance or {},
             carriers=Markup(scripts.carriers(carried.values())),
             boot=Markup(boot),
-            **dict.fromkeys(("brief", "notes", "contents", "choices", "tokens", "precision", "data", "script"), ""),
+            **dict.fromkeys(
+                ("brief", "notes", "contents", "choices", "tokens", "precision", "data", "script", "weighted"), ""
+            ),
         )
     )
 

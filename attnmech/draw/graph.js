@@ -198,11 +198,11 @@
       const had = weights.ofHidden(state.layer, state.mode === ONE ? [state.head] : range(data.heads), hidden);
       const what = picker.pinned ? placesOf(picker.pinned).map(ofToken).join("; ") : ofWhole();
       list.textContent = picker.pinned?.side === "query" ? listOf(picker.pinned) : "";
-      finding.textContent = `${heads}: ${what}.${omissions(hidden, blank, had, data)}`;
+      finding.textContent = `${heads}${data.words.mark}: ${what}.${omissions(hidden, blank, had, data)}`;
     }
 
     function ofWhole() {
-      const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, carrying ${percent(share)} of the attention`;
+      const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, carrying ${percent(share)} of the ${data.words.whole}`;
       return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a token` : whole;
     }
 

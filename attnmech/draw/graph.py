@@ -7,7 +7,7 @@ from typing import Final
 from attnmech.arguments import shown
 from attnmech.draw.embed import View
 from attnmech.draw.packing import precision_of
-from attnmech.draw.patterns import Array
+from attnmech.draw.patterns import PROBABILITY, Array, Measure
 from attnmech.draw.token_weights import token_weights
 from attnmech.errors import InputError
 
@@ -34,6 +34,7 @@ def token_graph(
     head: int = 0,
     threshold: float = 0.1,
     sums_to_one: bool = True,
+    measure: Measure = PROBABILITY,
     title: str = "Token graph",
 ) -> View:
     """Directed edges from queries to keys where the weight is at least `threshold`, of one head or of a layer's mean.
@@ -53,11 +54,15 @@ def token_graph(
         threshold: the initial threshold, above 0 and up to 1.
         head: the head that is shown first.
         sums_to_one: whether every row must sum to 1; if not, to at most 1, as when a sink takes the rest.
+        measure: what the weights are, if not probabilities.
         title: the view's heading.
 
     """
     if not (isinstance(threshold, Real) and 0 < threshold <= 1):
         raise InputError(f"`threshold` must be above 0 and up to 1, as weights are; got {shown(threshold)}. Try 0.1.")
-    data, packed = token_weights(pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one)
+    data, packed = token_weights(
+        pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one, measure=measure
+    )
     data |= {"threshold": threshold, "across": keys is not None}
-    return View("token_graph", title, (READING if keys is None else READING_ACROSS) + precision_of(packed), data)
+    reading = (READING if keys is None else READING_ACROSS) + measure.reading
+    return View("token_graph", title, reading + precision_of(packed, measure.weight), data)

@@ -36,6 +36,8 @@ class ScoreNumbers:
     """Every term of the scores without the mask, of length 1 along an axis on which it does not depend."""
     special: tuple[bool, ...] = ()
     """Which tokens are special ones of the tokenizer; none if left out."""
+    value_norms: Float32[np.ndarray, "layer head key"] | None = None
+    """‖f(x_j)‖ of each key in each head; the page then shows value-weighted attention, too."""
 
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers or not self.ranked_share:
@@ -48,6 +50,7 @@ class ScoreNumbers:
             "ranked_key": (self.ranked_key, (*by_head, ranks)),
             **{f"ranked_share[{name!r}]": (share, (*by_head, ranks)) for name, share in self.ranked_share.items()},
             **{f"key_terms[{name!r}]": (term, by_head) for name, term in self.key_terms.items()},
+            **({} if self.value_norms is None else {"value_norms": (self.value_norms, by_head)}),
         }
         for name, (array, shape) in expected.items():
             if array.shape != shape:

@@ -74,16 +74,17 @@ def pack_probabilities(pattern: Float[np.ndarray, "layer head *rest"]) -> Packed
     return {"low": [0.0] * blocks, "step": [1 / 255] * blocks, "codes": _compressed(codes), "scale": "root"}
 
 
-def precision_of(packed: PackedValues) -> str:
-    """How far packed probabilities may be from what was given, in words.
+def precision_of(packed: PackedValues, what: str = "probability") -> str:
+    """How far packed probabilities, or other shares, may be from what was given, in words.
 
     >>> precision_of(pack_logarithms(np.array([[[0.25, 0.75]]])))
     'Each probability is within 0.001 % of its value.'
     """
     error = max(packed["step"]) / 2
     if packed.get("scale") == "root":
-        return f"Probabilities are off by at most {bound(2 * error)}, those below 0.01 by at most {bound(0.2 * error)}."
-    return f"Each probability is within {bound(max(100 * error, 1e-3))} % of its value."
+        many = "Probabilities" if what == "probability" else "Weights"
+        return f"{many} are off by at most {bound(2 * error)}, those below 0.01 by at most {bound(0.2 * error)}."
+    return f"Each {what} is within {bound(max(100 * error, 1e-3))} % of its value."
 
 
 def rounding_error(values: Float[np.ndarray, "..."], axes: int = 2) -> float:

@@ -35,7 +35,32 @@ const plotlyArrives = attnmech.script(page.scripts.plotly);
 const heads = choices.head.length;
 const arrays = await unpackArrays(page.arrays);
 const patterns = patternsOf(arrays[page.pattern], heads);
-const rest = page.rest ? patternsOf(arrays[page.rest], heads) : undefined;
+const carried = page.norms ? patternsOf({ of: (block) => weightedBy(arrays[page.norms ?? ""], block) }, heads) : undefined;
+const isWeighted = () => carried !== undefined && chosenValue("weight") === "value";
+/** What the views draw: probabilities, or what attention carries, as chosen. @type {Patterns} */
+const shown = { of: (layer, head) => (isWeighted() && carried ? carried : patterns).of(layer, head) };
+const left = page.rest ? patternsOf(arrays[page.rest], heads) : undefined;
+const none = new Float32Array(tokens.length); // a sink carries nothing
+/** @type {Patterns | undefined} */
+const rest = left && { of: (layer, head) => (isWeighted() ? none : left.of(layer, head)) };
+const words = { ...page.words[0] }; // what the weights are called; the views keep this object
+
+/** A head's probabilities times the norm of what each key would write, as shares of their rows. */
+function weightedBy(norms, block) {
+  const pattern = patterns.of(Math.floor(block / heads), block % heads);
+  return normalised(pattern, norms.of(block));
+}
+
+/** Rows times weights of their columns, divided by their sums; NaN, which is no value, counts as 0 there. */
+function normalised(values, weights) {
+  const found = Float32Array.from(values, (value, at) => value * (weights[at % weights.length] || 0));
+  for (let row = 0; row < found.length; row += weights.length) {
+    let total = 0;
+    for (let at = row; at < row + weights.length; at += 1) total += found[at] || 0;
+    if (total) for (let at = row; at < row + weights.length; at += 1) found[at] /= total;
+  }
+  return found;
+}
 
 /** Every array by its name, as something with `slice(start, count)`. */
 async function unpackArrays(packed) {
@@ -58,9 +83,10 @@ function chosen({ array, over, shape, fixed }, at = state) {
   return Array.from(arrays[array].slice(index * count, count));
 }
 
-/** One column of a slot: numbers, less what is to be subtracted; or the words that they stand for. */
-function columnOf(column, less, kept) {
+/** One column of a slot: numbers, less what is to be subtracted, or weighted; or the words that they stand for. */
+function columnOf(column, less, kept, weights) {
   let values = chosen(column);
+  if (weights) values = Array.from(normalised(values, chosen(weights)));
   if (less) {
     const subtracted = chosen(less);
     const run = values.length / subtracted.length;
@@ -76,9 +102,9 @@ function columnOf(column, less, kept) {
 }
 
 /** What stands in a slot, as attnmech/draw/chart.py says it. */
-function inSlot({ columns, less, where, equals }) {
+function inSlot({ columns, less, where, equals, weights }) {
   const kept = where && chosen(where).map((code) => (equals === null ? !Number.isNaN(code) : code === equals));
-  const found = columns.map((column) => columnOf(column, less, kept));
+  const found = columns.map((column) => columnOf(column, less, kept, weights));
   return found.length === 1 ? found[0] : found[0].map((_, row) => found.map((values) => values[row]));
 }
 
@@ -93,8 +119,8 @@ function filled({ figure, slots }) {
 
 const textOf = (id, at = state) => chosen(page.texts[id], at)[0];
 
-function probabilitiesOf(query) {
-  return patterns.of(state.layer, state.head).subarray(query * tokens.length, (query + 1) * tokens.length);
+function weightsOf(query) {
+  return shown.of(state.layer, state.head).subarray(query * tokens.length, (query + 1) * tokens.length);
 }
 
 // ---- figures ----------------------------------------------------------------------------------------------------
@@ -192,9 +218,9 @@ async function drawOther(id) {
 async function drawPattern(id) {
   const stage = stageOf(id);
   const { layer, head } = state;
-  const shown = { layers: choices.layer, heads, queries: tokens, keys: tokens, special: page.special };
+  const about = { layers: choices.layer, heads, words, queries: tokens, keys: tokens, special: page.special };
   const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: false };
-  const given = { ...shown, ...options, told: page.told[id], pattern: patterns, rest };
+  const given = { ...about, ...options, told: page.told[id], pattern: shown, rest };
   const control = await attnmech.views[page.views[id]](stage, given);
   stage.control = control;
   control.choose(choiceForViews());
@@ -214,13 +240,13 @@ const chips = tokens.map((token, position) => {
 });
 
 function shadeTokens(query) {
-  const probabilities = probabilitiesOf(query);
+  const weights = weightsOf(query);
   chips.forEach((chip, key) => {
     const mark = { [query]: "self" }[key] ?? (key === 0 ? "first" : undefined);
     if (mark) Object.assign(chip.dataset, { mark, sign: marks[mark] });
     else for (const name of ["mark", "sign"]) delete chip.dataset[name];
-    chip.style.setProperty("--depth", String(Math.sqrt(probabilities[key]))); // the root keeps small ones visible
-    chip.title = `token ${key}: attention ${percent(probabilities[key])}`;
+    chip.style.setProperty("--depth", String(Math.sqrt(weights[key]))); // the root keeps small ones visible
+    chip.title = `token ${key}: ${words.whole} ${percent(weights[key])}`;
     chip.setAttribute("aria-pressed", String(key === state.query));
     chip.tabIndex = key === state.query ? 0 : -1;
   });
@@ -257,14 +283,19 @@ function remember(how) {
 
 function show(changes) {
   drawnFor = innerWidth;
+  Object.assign(words, page.words[isWeighted() ? 1 : 0]);
   for (const select of selectors) select.selectedIndex = state[select.id];
   shadeTokens(state.query);
   drawInSight();
   for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
   for (const id of Object.keys(page.views)) element(id).control?.choose(choiceForViews(changes));
   for (const code of allOf("[data-call]")) {
-    code.textContent = String(code.dataset.call).replace(/\{(\w+)\}/g, (all, name) => (names.includes(name) ? inCall(name) : all));
+    code.textContent = withChoices(withChoices(String(code.dataset.call))); // a choice may be written as a call with others
   }
+}
+
+function withChoices(call) {
+  return call.replace(/\{(\w+)\}/g, (all, name) => (names.includes(name) ? inCall(name) : all));
 }
 
 function address() {

@@ -18,12 +18,13 @@ from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.embed import View
 from attnmech.draw.numbers import ScoreNumbers, TableRow
 from attnmech.draw.packing import precision_of
+from attnmech.draw.patterns import PROBABILITY, VALUE_WEIGHTED
 from attnmech.draw.score_sections import row_sentences
 from attnmech.draw.scores import of_heads
 from attnmech.draw.section import Choice, OfPattern, Section
 from attnmech.draw.style import MARKS
 from attnmech.draw.templates import rendered
-from attnmech.draw.text import json_for_script, token_labels, visible_token
+from attnmech.draw.text import bound, json_for_script, token_labels, visible_token
 from attnmech.draw.token_weights import unattended
 
 SINK: Final = 1e-3
@@ -84,6 +85,7 @@ def render_page(
             contents=_contents(sections),
             choices=choices,
             tokens=view.tokens,
+            weighted=view.value_norms is not None,
             sections=sections,
             elements=dict.fromkeys((name for each in sections for name in each.figures), ""),
             table="",
@@ -92,7 +94,7 @@ def render_page(
             statuses=STATUS_WORDS,
             setup=setup,
             provenance=provenance,
-            precision=_precision(sections, precision_of(data["arrays"][data["pattern"]])),
+            precision=_precision(sections, data),
             carriers=Markup(scripts.carriers(carried)),
             data=Markup(json_for_script(data)),
             boot=Markup(boot),
@@ -141,6 +143,8 @@ def _data(
         "optional": [choice.name for choice in choices if not choice.everywhere and choice.name != "query"],
         "pattern": store.array(of_heads(view.pattern)),
         "rest": store.array(of_heads(rest)) if rest.max() > SINK else None,
+        "norms": None if view.value_norms is None else store.array(of_heads(view.value_norms)),
+        "words": [PROBABILITY.words, VALUE_WEIGHTED.words],
         "figures": {
             name: _figure(name, figure, store)
             for name, figure in drawn.items()
@@ -186,11 +190,17 @@ def _contents(sections: Sequence[Section]) -> dict[str, str]:
     }
 
 
-def _precision(sections: Sequence[Section], of_pattern: str) -> str:
+def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     """How exact the page's numbers are, in the units of the figures."""
     rounded = "; ".join(section.rounding for section in sections if section.rounding)
     numbers = f"The numbers on this page have 16 bits each, scaled within their head: {rounded}. " if rounded else ""
-    return f"{numbers}The marks are exact. {of_pattern}"
+    packed = [data["arrays"][data[name]] for name in ("pattern", "norms") if data[name] is not None]
+    found = f"{numbers}The marks are exact. {precision_of(packed[0])}"
+    if len(packed) < 2:
+        return found
+    # A share is a product over a sum of products, each off by what its two factors are off by.
+    error = 100 * sum(max(each["step"]) for each in packed)
+    return f"{found} Value-weighted shares are within {bound(max(error, 2e-3))} % of theirs."
 
 
 def _mark_colours() -> str:

@@ -1,6 +1,7 @@
 """What attention views take: patterns with their tokens, checked before anything is drawn."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,51 @@ Array = np.ndarray | Tensor | Sequence[Any]
 
 ROW_SUM: Final = 5e-3
 """How far from 1 the sum of a row may be: sums of float16 probabilities have errors of this size."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What the weights of a view are, in words."""
+
+    weight: str
+    """One weight: "probability"."""
+    whole: str
+    """What a row's weights are shares of: "attention"."""
+    mark: str = ""
+    """What a sentence adds to the name of a head: " (value-weighted)"."""
+    reading: str = ""
+    """What a reader must know of it, as a sentence."""
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What the scripts of views say."""
+        return {"weight": self.weight, "whole": self.whole, "mark": self.mark}
+
+
+PROBABILITY: Final = Measure("probability", "attention")
+
+VALUE_WEIGHTED: Final = Measure(
+    "share of the row's ‖p f(x)‖",
+    "value-weighted attention",
+    " (value-weighted)",
+    "Value-weighted attention is ‖p f(x)‖, the norm of what the head writes from a key to the query, divided by its "
+    "row's sum; f(x) = (x W_V + b_V) W_O (Kobayashi et al. 2020). A key with a high p and a small value has little. ",
+)
+
+
+def value_weighted(
+    pattern: Float[np.ndarray, "*head query key"], norms: Float[np.ndarray, "*head key"]
+) -> Float[np.ndarray, "*head query key"]:
+    """p_ij n_j / Σ_k p_ik n_k: the share of each key in what its row carries; 0 in a row that carries nothing.
+
+    >>> value_weighted(np.array([[0.75, 0.25]]), np.array([1.0, 3.0]))
+    array([[0.5, 0.5]])
+    """
+    carried = pattern * norms[..., None, :]
+    whole = carried.sum(axis=-1, keepdims=True)
+    found: Float[np.ndarray, "*head query key"] = np.zeros_like(carried)
+    np.divide(carried, whole, out=found, where=whole > 0)
+    return found
 
 
 def checked_pattern(
@@ -81,8 +127,9 @@ def of_layers(
     layers: Sequence[int],
     keys: Sequence[str] | None,
     head: int,
+    measure: Measure,
 ) -> dict[str, Any]:
-    """What every view of several layers is given besides its numbers: layers, heads, tokens, and where it begins."""
+    """What every view of several layers is given besides its numbers: layers, heads, tokens, words, where it begins."""
     given = listed("layers", layers, "a list of ints")
     if len(given) != len(found):
         raise InputError(f"`layers` must have one number for each of the {len(found)} layers; got {len(given)}.")
@@ -93,6 +140,7 @@ def of_layers(
         "queries": queries,
         "keys": queries if keys is None else [visible_token(token) for token in keys],
         "chosen": {"layer": 0, "head": index_of("head", head, found.shape[1])},
+        "words": measure.words,
     }
 
 

@@ -1,7 +1,7 @@
 """What a page says about the scores of the chosen head: figures 1 to 3, the ledger of a row, views of its attention."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,8 +11,10 @@ from attnmech.draw.carried import error_of
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.ledger import REFERENCES, along_keys, ledger_chart, likeliest, of_every_cell
 from attnmech.draw.numbers import ScoreNumbers
+from attnmech.draw.patterns import VALUE_WEIGHTED, value_weighted
 from attnmech.draw.scores import (
     MEASURES,
+    VALUE,
     attention_chart,
     bars_chart,
     highest_key,
@@ -29,6 +31,15 @@ MEASURE: Final = Choice(
 )
 AGAINST: Final = Choice(
     "against", "Terms are drawn", tuple(REFERENCES), ("as they are", "minus the row's mean", "minus the runner-up's")
+)
+
+WEIGHT: Final = Choice(
+    "weight",
+    "Attention shown",
+    ("p", "value"),
+    ("probability p", "value-weighted"),
+    in_calls=("None", '"value"'),
+    everywhere=True,
 )
 
 SPLIT: Final = Choice(
@@ -52,7 +63,8 @@ def score_sections(
     Args:
         view: the numbers.
         call: the Python that gives the decomposition, such as "split".
-        shown: the Python that shows its attention as a view, named where `{figure}` stands.
+        shown: the Python that shows its attention as a view, named where `{figure}` stands; `{weight}` where the view
+            says how it is weighted.
         overview: what was found about all heads together.
         other: the same scores, split at the model's own biases; the reader then chooses between the two, and `{split}`
             in `call` stands for where they are split.
@@ -64,7 +76,17 @@ def score_sections(
     def plotted(figure: str, *options: str) -> str:
         return f'{call}.plot("{figure}", layer={{layer}}, head={{head}}{"".join(f", {each}" for each in options)})'
 
-    attention = attention_chart(view.scores, view.pattern, tokens=tokens)
+    weighted = view.value_norms is not None
+    shown = shown.replace("{weight}", "{weight}" if weighted else "None")
+    attention = attention_chart(view.scores, view.pattern, view.value_norms, tokens=tokens)
+    measured = plotted("attention_map", 'measure="{measure}"')
+    in_view = shown.replace("{figure}", "attention_pattern").replace("{weight}", '"value"')
+    measure = replace(
+        MEASURE,
+        values=(*MEASURE.values, VALUE),
+        words=(*MEASURE.words, "the value-weighted share"),
+        in_calls=(*(measured.replace("{measure}", each) for each in MEASURES), in_view),
+    )
     ledger = [_ledger(splits, plotted("row_ledger", "query={query}", 'against="{against}"'))] if view.terms else []
     rounded = max(error_of(each) for each in (attention, *(chart for each in ledger for chart in _charts(each))))
     exact = f"off by at most {bound(rounded)}" if rounded else "exact"
@@ -76,10 +98,11 @@ def score_sections(
             finding=overview or f"{len(view.layers) * heads} heads.",
             reading="One small map for each head, one row for each layer: queries down, keys across, the deeper the "
             "more attention. Click one to choose the head that the rest of the page shows, or go there with the arrow "
-            "keys and press Enter.",
-            caveat="Shades follow the square root of a probability, so that small ones stay visible: a map looks "
+            f"keys and press Enter.{f' {VALUE_WEIGHTED.reading.strip()}' if weighted else ''}",
+            caveat="Shades follow the square root of a weight, so that small ones stay visible: a map looks "
             "fuller than its attention is.",
             figures={"model-view": OfPattern("model")},
+            choices=(WEIGHT,) if weighted else (),
         ),
         Section(
             contents="1 Attention map",
@@ -91,8 +114,8 @@ def score_sections(
             "counted. Hidden keys are blank. A high score says where the head looks, not that the model's output "
             "depends on it: attention is not explanation.",
             figures={"attention-map": attention},
-            call=plotted("attention_map", 'measure="{measure}"'),
-            choices=(MEASURE,),
+            call="{measure}" if weighted else measured,
+            choices=(measure if weighted else MEASURE,),
             rounding=f"scores and their terms are {exact}, shares off by at most 8e-06",
         ),
         *ledger,
@@ -100,7 +123,8 @@ def score_sections(
             contents="Lines between tokens",
             heading="Lines between tokens",
             reading="Queries on the left, keys on the right; the stronger a line, the more attention. Point at a token "
-            "for its lines alone, click to keep them. When a token is hidden, the softmax is recomputed without it.",
+            "for its lines alone, click to keep them. When a token is hidden, its weight goes to the others in "
+            "proportion.",
             caveat="What remains when a token is hidden may be a small part of the head's attention: the sentence "
             "above the lines says how much the hidden one had.",
             figures={"sentence-view": OfPattern("sentence")},
@@ -220,16 +244,26 @@ def _charts(section: Section) -> list[Chart]:
 
 
 def row_sentences(view: ScoreNumbers) -> ByChoice:
-    """For every query in every head, the three keys that it attends to most."""
+    """For every query in every head, the three keys that it attends to most, or that it gets most from."""
+    norms = view.value_norms
+    carried = None if norms is None else value_weighted(view.pattern, norms)
 
-    def told(layer: int, head: int, query: int) -> str:
+    def told(*place: int) -> str:
+        weighted, (layer, head, query) = len(place) > 3 and place[0] == 1, place[-3:]
         row = view.pattern[layer, head, query]
+        if weighted and carried is not None:
+            row = carried[layer, head, query]
         seen = np.flatnonzero(row > 0)
         top = seen[np.argsort(-row[seen], kind="stable")][:3].tolist()
-        parts = [f"{percent(float(row[key]))} to {_token(view, key)}" for key in top]
-        return f"Query {_token(view, query)} attends {', '.join(parts)}{', …' if len(seen) > 3 else '.'}"
+        parts = [f"{percent(float(row[key]))} {'from' if weighted else 'to'} {_token(view, key)}" for key in top]
+        listed = f"{', '.join(parts) or 'nothing'}{', …' if len(seen) > 3 else '.'}"
+        if weighted:
+            return f"Of the norms ‖p f(x)‖ that this head brings to query {_token(view, query)}: {listed}"
+        return f"Query {_token(view, query)} attends {listed}"
 
-    return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
+    if norms is None:
+        return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
+    return ByChoice.texts(("weight", "layer", "head", "query"), (2, *view.scores.shape[:3]), told)
 
 
 def _about_rows(view: ScoreNumbers) -> ByChoice:

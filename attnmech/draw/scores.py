@@ -16,7 +16,7 @@ from attnmech.arguments import option, strings
 from attnmech.axes import KEY, QUERY, axis_label
 from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame, with_split
 from attnmech.draw.figure import Figure
-from attnmech.draw.patterns import as_array
+from attnmech.draw.patterns import VALUE_WEIGHTED, as_array
 from attnmech.draw.style import FIGURE_STYLE, MARKS, SCORE_COLOURS, TERMS, term_order, term_style
 from attnmech.draw.text import percent, token_labels
 from attnmech.errors import InputError
@@ -52,6 +52,9 @@ MEASURES: Final = {
 }
 """What the cells of figure 1 may show."""
 
+VALUE: Final = "value"
+"""What they show besides on a page that has the norms of what keys write."""
+
 PALEST_RELATIVE: Final = -8.0
 """A score so far below its row's highest has e⁻⁸ = 0.03 % of its weight; what is below has the palest colour."""
 
@@ -59,6 +62,7 @@ _RANGES: Final[dict[str, dict[str, float]]] = {
     "score": {},
     "relative": {"zmin": PALEST_RELATIVE, "zmax": 0},
     "probability": {"zmin": 0, "zmax": 1},
+    "value": {"zmin": 0, "zmax": 1},
 }
 
 
@@ -111,24 +115,28 @@ def attention_map(
 def attention_chart(
     scores: Float[np.ndarray, "layer head query key"],
     pattern: Float[np.ndarray, "layer head query key"] | None = None,
+    norms: Float[np.ndarray, "layer head key"] | None = None,
     *,
     tokens: Sequence[str],
     measures: Sequence[str] = tuple(MEASURES),
     framed: bool = True,
 ) -> Chart:
-    """Figure 1 of every head; with several measures these are a choice, "measure"."""
+    """Figure 1 of every head; with several measures these are a choice, "measure", with `norms` one more of them."""
     labels = token_labels(tokens)
     of_head = ("layer", "head")
     highest_score = np.where(np.isnan(scores), -np.inf, scores).max(axis=-1)
     drawn = ByChoice(scores, of_head)
-    values = {"score": drawn, "relative": drawn, "probability": None if pattern is None else of_heads(pattern)}
+    probabilities = None if pattern is None else of_heads(pattern)
+    values = {"score": drawn, "relative": drawn, "probability": probabilities, VALUE: probabilities}
     figure, slots = Figure(), []
+    measures = measures if norms is None else (*measures, VALUE)
     for place, measure in enumerate(measures):
         figure.add_trace(_heat_map(measure, labels, shown=place == 0))
         cells = values[measure]
         assert cells is not None
         less = ByChoice(highest_score, of_head) if measure == "relative" else None
-        slots.append(Slot(f"data.{place}.z", cells, less=less))
+        weights = of_heads(norms) if norms is not None and measure == VALUE else None
+        slots.append(Slot(f"data.{place}.z", cells, less=less, weights=weights))
         if len(measures) > 1:
             one_hot = np.arange(len(measures)) == place
             slots.append(
@@ -168,7 +176,7 @@ def attention_chart(
 
 def _heat_map(measure: str, labels: list[str], *, shown: bool) -> go.Heatmap:
     gap = 1 if len(labels) <= MOST_TOKENS_WITH_GAPS else 0
-    words = {"score": "score", "relative": "below the highest", "probability": "probability"}[measure]
+    words = {"score": "score", "relative": "below the highest", "probability": "probability", VALUE: "share"}[measure]
     paler = f" (palest from {PALEST_RELATIVE:g})".replace("-", "−") if measure == "relative" else ""
     return go.Heatmap(
         x=labels,
@@ -177,7 +185,8 @@ def _heat_map(measure: str, labels: list[str], *, shown: bool) -> go.Heatmap:
         ygap=gap,
         visible=shown,
         colorscale=SCORE_COLOURS,
-        colorbar=_COLOUR_BAR_ABOVE | {"title": {"text": MEASURES[measure] + paler, "side": "bottom"}},
+        colorbar=_COLOUR_BAR_ABOVE
+        | {"title": {"text": (MEASURES | {VALUE: VALUE_WEIGHTED.weight})[measure] + paler, "side": "bottom"}},
         zhoverformat=".3f",
         hovertemplate=f"query %{{y}}<br>key %{{x}}<br>{words} %{{z}}<extra></extra>",
         meta="scores" if measure == "score" else measure,

@@ -31,6 +31,7 @@ _BARS: Final = {
     "rollout": "rollout, share",
     "norm": "norm",
     "norm_residual": "norm",
+    "gradient": "p · ∂metric/∂p",
 }
 
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x")
@@ -62,13 +63,13 @@ def segment_map(
     """Query segments × key segments of one head; cells that are NaN stay empty.
 
     `kind` says which numbers: "mass", "per_token", "excess", an effect ("kl", "loss") or a flow ("rollout", "norm",
-    "norm_residual"); `unit` is what rows and columns are.
+    "norm_residual", "gradient"); `unit` is what rows and columns are.
 
     >>> segment_map(np.array([[1.0, 0.0], [0.4, 0.6]]), ["0 a", "1 b"], kind="mass", title="L0H1").data[0].text[1][0]
     '1 b → 0 a<br>0.4'
     """
     count = len(labels)
-    above = kind in ("excess", "loss")
+    above = kind in ("excess", "loss", "gradient")
     known = np.abs(values[np.isfinite(values)])
     reach = float(known.max()) if known.size and known.max() > 0 else 1.0
     told = [

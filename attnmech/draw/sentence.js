@@ -224,14 +224,14 @@
       for (const button of buttons.query) button.classList.remove("attnmech-sentence-blank");
       for (const query of blank) buttons.query[query].classList.add("attnmech-sentence-blank");
       const had = weights.ofHidden(state.layer, headsOn(), hidden);
-      const left = hidden.some(Boolean) ? "of the remaining attention" : "of the attention";
+      const left = `of the ${hidden.some(Boolean) ? "remaining " : ""}${data.words.whole}`;
       const pinned = picker.pinned;
       const what = pinned
         ? `${subjectOf(pinned, data)} ${joined(linesOf(pinned).slice(0, 3).map((line) => described(pinned.side, line)), "nothing")}`
         : `${counting(lines, "line")} of at least ${percent(state.least)}, carrying ${percent(share)} ${left}`;
       list.textContent = pinned?.side === "query" ? listOf(pinned) : "";
       finding.textContent = shown.length
-        ? `${ofHeads()}: ${what}.${omissions(hidden, blank, had, data)}`
+        ? `${ofHeads()}${data.words.mark}: ${what}.${omissions(hidden, blank, had, data)}`
         : `All heads of layer ${data.layers[state.layer]} are switched off.`;
     }
 

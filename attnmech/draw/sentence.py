@@ -6,7 +6,7 @@ from typing import Final
 from attnmech.arguments import listed
 from attnmech.draw.embed import View
 from attnmech.draw.packing import precision_of
-from attnmech.draw.patterns import Array
+from attnmech.draw.patterns import PROBABILITY, Array, Measure
 from attnmech.draw.token_weights import token_weights
 from attnmech.errors import InputError
 
@@ -14,7 +14,7 @@ READING: Final = (
     "A line goes from each query token, on the left, to the key tokens that it looks at, on the right; its opacity is "
     "the weight. Point at a token to see its lines alone; click it or press Enter to keep them, and Escape to show all "
     "again. Where the lines of several heads are shown, or their mean, a click on a head in the legend switches it "
-    "off, and on again. A hidden token has no lines: the softmax is recomputed without it. "
+    "off, and on again. A hidden token has no lines, and its weight goes to the others in proportion. "
     "High attention does not show that a token matters for the output. "
 )
 
@@ -28,6 +28,7 @@ def sentence_view(
     head: int = 0,
     special: Sequence[bool] | None = None,
     sums_to_one: bool = True,
+    measure: Measure = PROBABILITY,
     title: str = "Who looks at whom",
 ) -> View:
     """Lines between two columns of tokens: of one head, of the heads of a layer, or of their mean.
@@ -51,10 +52,13 @@ def sentence_view(
         special: for each key token, whether it is special ([CLS], <s>) and can be hidden; none if left out.
         head: the head that is shown first.
         sums_to_one: whether every row must sum to 1; if not, to at most 1, as when a sink takes the rest.
+        measure: what the weights are, if not probabilities.
         title: the view's heading.
 
     """
-    data, packed = token_weights(pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one)
+    data, packed = token_weights(
+        pattern, tokens, layers=layers, keys=keys, head=head, sums_to_one=sums_to_one, measure=measure
+    )
     count = len(data["keys"])
     marks = [False] * count if special is None else listed("special", special, "a list of bools")
     if len(marks) != count:
@@ -62,4 +66,4 @@ def sentence_view(
             f"`special` must say for each of the {count} key tokens whether it is special; got {len(marks)}."
         )
     data["special"] = [bool(each) for each in marks]
-    return View("sentence", title, READING + precision_of(packed), data)
+    return View("sentence", title, READING + measure.reading + precision_of(packed, measure.weight), data)

@@ -359,7 +359,7 @@ async function attentionWeights({ pattern, rest, heads, queries, keys, floor = 0
   const unseen = rest && (await patternsIn(rest, heads));
 
   /**
-   * The softmax again without the hidden keys: a_j / (the kept keys' sum + what no key has, as where a sink is). It
+   * Without the hidden keys, where weights are probabilities the softmax again: a_j / (the kept keys' sum + what no key has, as where a sink is). It
    * holds where one key has nearly all, unlike a_j / (1 − a_hidden). A row in which nothing is left is NaN, and so is
    * one with so little left (`floor`) that the precision of the probabilities does not settle its weights.
    */
@@ -454,11 +454,11 @@ function listedBelow(query, lines, described, { queries }) {
   return `Query ${named(queries, query)}: ${words.join(", ") || "no weight this large"}.`;
 }
 
-/** Sentences about the keys that are hidden, which had so much before, and the queries for which none is left. */
-function omissions(hidden, blank, had, { queries, keys }) {
+/** Sentences about the keys that are hidden, what these had, and the queries for which none is left. */
+function omissions(hidden, blank, had, { queries, keys, words }) {
   const out = range(keys.length).filter((key) => hidden[key]);
   return (
-    (out.length ? ` Hidden: ${enumerated(out, keys, "key")}, with ${percent(had)} of the attention before the softmax was recomputed.` : "") +
+    (out.length ? ` Hidden: ${enumerated(out, keys, "key")}, with ${percent(had)} of the ${words.whole} before.` : "") +
     (blank.length ? ` No key is left for ${enumerated(blank, queries, "query")}.` : "")
   );
 }

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from attnmech.draw.embed import MOST_BYTES
 from attnmech.draw.packing import PackedValues, pack_logarithms
-from attnmech.draw.patterns import Array, as_array, checked_pattern, of_layers
+from attnmech.draw.patterns import Array, Measure, as_array, checked_pattern, of_layers
 from attnmech.errors import InputError
 
 ROUNDING: Final = 1e-6
@@ -23,6 +23,7 @@ def token_weights(
     keys: Sequence[str] | None,
     head: int,
     sums_to_one: bool,
+    measure: Measure,
 ) -> tuple[dict[str, Any], PackedValues]:
     """The data of a view with lines between tokens, and in it the packed pattern, whose precision it states.
 
@@ -39,7 +40,7 @@ def token_weights(
         )
     found = checked_pattern(pattern, tokens, keys, axes="layer head query key", sums_to_one=sums_to_one)
     packed = pack_logarithms(found)
-    data = of_layers(found, tokens, layers=layers, keys=keys, head=head) | {"pattern": packed}
+    data = of_layers(found, tokens, layers=layers, keys=keys, head=head, measure=measure) | {"pattern": packed}
     return (data if sums_to_one else data | {"rest": pack_logarithms(unattended(found))}), packed
 
 

@@ -47,3 +47,33 @@ def summed_norms(
         itself = einsum(pattern.double().diagonal(dim1=1, dim2=2), wide, "head key, key head d_model -> key d_model")
         found.diagonal().copy_(torch.linalg.vector_norm(itself + residual.double(), dim=-1))
     return found.to(pattern.dtype)
+
+
+def value_norms(
+    v: Float[Tensor, "*places kv_head d_value"], W_O: Float[Tensor, "head d_value d_model"]
+) -> Float[Tensor, "*places head"]:
+    """‖f^h(x_j)‖ of each head and key, with f(x_j) = v_j W_O: what p_ij is weighted by, since ‖p f‖ = p ‖f‖.
+
+    Head by head, so that no [key, head, d_model] array is made. Source: Kobayashi et al. 2020, equation 4.
+
+    >>> value_norms(torch.tensor([[[3.0, 4.0]]]), torch.stack([torch.eye(2), 2 * torch.eye(2)]))
+    tensor([[ 5., 10.]])
+    """
+    shared = len(W_O) // v.shape[-2]
+    each = [torch.linalg.vector_norm(v[..., head // shared, :] @ part, dim=-1) for head, part in enumerate(W_O)]
+    return torch.stack(each, dim=-1)
+
+
+def gradient_weighted(
+    pattern: Float[Tensor, "*layer head query key"], gradient: Float[Tensor, "*layer head query key"]
+) -> tuple[Float[Tensor, "*layer head query key"], Float[Tensor, "*layer query key"]]:
+    """p ⊙ ∂m/∂p of each head, signed; and of a layer E_h[(p ⊙ ∂m/∂p)⁺], the mean over heads of the positive parts.
+
+    The sum of p ⊙ ∂m/∂p over a head is dm/dε where its pattern is multiplied by 1 + ε. Source: Chefer et al. 2021,
+    "Generic Attention-model Explainability", equation 5; Barkan et al. 2021, "Grad-SAM", who average over layers, too.
+
+    >>> gradient_weighted(torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[4.0, -2.0]]]))
+    (tensor([[[ 2., -1.]]]), tensor([[2., 0.]]))
+    """
+    by_head = pattern * gradient
+    return by_head, by_head.clamp_min(0).mean(dim=-3)

@@ -19,7 +19,8 @@ from torch import Tensor
 from ..arguments import flag, option, optional_flag, shown, whole_number
 from ..draw.drift import lines_by_layer
 from ..draw.section import Section
-from ..draw.text import shorten, visible_token
+from ..draw.text import quoted, shorten, visible_token
+from ..draw.token_sections import NAMED, DriftNumbers, drift_section, nearest_chart
 from ..errors import InputError, MissingPointError, index_of
 from ..fields import check_entries, check_rows
 from ..maths.drift import METRICS, churn
@@ -35,6 +36,9 @@ from ..runs.summed import Summed
 from ..runs.word_types import ORDINARY, WORD_TYPES, checked_words
 
 FIGURES: Final = ("cosine", "rank", "churn")
+
+NEAREST: Final = "nearest"
+"""A figure of one token: the table of its nearest rows."""
 
 _NAMED: Final = 10
 """How many of the nearest rows are named."""
@@ -454,10 +458,13 @@ class ResidualDrift(Summed):
     def plot(self, figure: str = "cosine", *, token: int | None = None, text: int = 0) -> "go.Figure":
         """Cosine, rank or churn over the layers, for one token of a text or for all; returned, not shown.
 
+        "nearest" is the table of the rows nearest to one token, by default the first ordinary one, layer by layer.
         `token` is a position in the text. For a corpus, and for several texts unless a `text` is chosen by its token,
         the lines are types of token, with intervals over texts.
         """
-        option("figure", figure, FIGURES)
+        if option("figure", figure, (*FIGURES, NEAREST)) == NEAREST:
+            place = self._place(text, self._first(text) if token is None else token)[1]
+            return nearest_chart(self.token_numbers(text)).figure(query=self._real(text).index(place))
         label, log = self._label(figure), figure == "rank"
         order = sorted(range(len(self.layers)), key=lambda place: self.layers[place])
         layers = [self.layers[place] for place in order]
@@ -476,6 +483,12 @@ class ResidualDrift(Summed):
     def _real(self, text: int) -> list[int]:
         found: list[int] = (self._kept("types")[text] >= 0).nonzero()[:, 0].tolist()
         return found
+
+    def _first(self, text: int) -> int:
+        """The first ordinary token of a text; the first of all if there is none."""
+        types = self._kept("types")[index_of("text", text, len(self.tokens), f"{len(self.tokens)} texts were run")]
+        named = (place for place, kind in enumerate(types.tolist()) if kind >= 0 and WORD_TYPES[kind] in ORDINARY)
+        return next(named, self._real(text)[0])
 
     def _lines_of_types(self, figure: str, order: list[int]) -> tuple[list[str], Any, Any, Any]:
         statistic = "log_rank" if figure == "rank" else figure
@@ -521,11 +534,51 @@ class ResidualDrift(Summed):
             caveat=self._caveat,
         )
 
+    def token_section(self, call: str, layers: Sequence[int]) -> Section:
+        """The drift of a chosen token, for a page on which `layers` can be chosen; `call` gives this result."""
+        return drift_section(self.token_numbers(), call, layers)
+
+    def token_numbers(self, text: int = 0) -> DriftNumbers:
+        """What a page shows of each token of a text."""
+        order, real = sorted(range(len(self.layers)), key=lambda place: self.layers[place]), self._real(text)
+        cosine, rank, churned = (
+            self.by_token(name)[order][:, text][:, real].T.numpy() for name in ("cosine", "rank", "churn")
+        )
+        means = {name: self._means(name, None).mean[order].numpy() for name in ("cosine", "log_rank", "churn")}
+        ids = self._kept("nearest")[order][:, text][:, real][..., :NAMED].transpose(0, 1)
+        known = {token: place for place, token in enumerate(self.names)}
+        baselines = self._baselines(order)
+        return DriftNumbers(
+            layers=tuple(self.layers[place] for place in order),
+            tokens=tuple(self.tokens[text][place] for place in real),
+            vocabulary=self.vocabulary,
+            k=self.k,
+            cosine=cosine,
+            rank=rank,
+            churn=churned,
+            means={"cosine": means["cosine"], "rank": 10 ** means["log_rank"] - 1, "churn": means["churn"]},
+            between_tokens=baselines["two tokens of a text"],
+            to_any_row=baselines["any row of the vocabulary"],
+            nearest=np.vectorize(known.__getitem__, otypes=[np.int64])(ids.numpy()),
+            names=tuple(self.names.values()),
+        )
+
     def _sections(self) -> Sequence[Section]:
         made = [
             Section(heading, self._reading(name), {f"drift-{name}": self.plot(name)}, f'drift.plot("{name}")')
             for name, heading in _HEADINGS.items()
         ]
+        if self.tokens:
+            first = self._first(0)
+            made.append(
+                Section(
+                    f"The rows nearest to token {first}",
+                    f"For token {first}, {quoted(self.tokens[0][first])}, layer by layer: how many rows are more "
+                    "similar to its stream than its own, and the nearest rows, nearest first, with its own in bold.",
+                    {"drift-nearest": self.plot(NEAREST, token=first)},
+                    f'drift.plot("{NEAREST}", token={first})',
+                )
+            )
         return [replace(made[0], finding=self.verdicts().lead, caveat=self._caveat), *made[1:]]
 
     def _reading(self, figure: str) -> str:

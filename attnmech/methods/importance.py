@@ -251,7 +251,7 @@ def head_importance(
     parts = batches_of(model, reread(inputs), _tokens_at_once(model, memory), bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
-    _check_gradient(judge)
+    judge.require_gradient()
     tokens = tokens_of(parts, texts, stack.label)
     noted = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position}
     provenance = model.provenance_of(parts[-1].digest, tokens, noted)
@@ -323,18 +323,6 @@ def _as_long(mean: Float[Tensor, "1 _ head d_head"], length: int) -> Float[Tenso
             "per_position=False."
         )
     return mean[:, :length]
-
-
-def _check_gradient(judge: Metric) -> None:
-    if judge.compute is not None:
-        return
-    if judge.name == "accuracy":
-        raise InputError('metric="accuracy" is a step function and has no gradient; use "logit_difference".')
-    if judge.name == "kl":
-        raise InputError(
-            'metric="kl" has its minimum where nothing is changed, so its gradient there is 0 and cannot rank heads; '
-            'use "loss", or "logit_difference" with answers.'
-        )
 
 
 def _effects_for(

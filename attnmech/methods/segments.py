@@ -23,6 +23,7 @@ from ..draw.section import Section
 from ..draw.segments import receiver_lines, segment_labels, segment_map
 from ..draw.sentence import sentence_view
 from ..draw.text import percent
+from ..draw.token_sections import segment_section
 from ..errors import InputError, MissingPointError, index_of
 from ..fields import check_entries
 from ..maths.intervals import LEVEL, TextMeans, checked_level
@@ -489,6 +490,12 @@ class SegmentAttention(Summed):
             'found.plot("receivers")',
         )
         return [heads, cells, lines, received]
+
+    def token_section(self, call: str, tokens: Sequence[str], layers: Sequence[int]) -> Section:
+        """How the segment of the query chosen on a page attends to the others, in the first text."""
+        rows = [self._row(layer) for layer in layers]
+        mass, expected = (each[rows].float().numpy() for each in (self.mass(), self.expected()))
+        return segment_section(mass, expected, self.segments(), self.starts[0], tokens=tokens, layers=layers, call=call)
 
     # -- the numbers behind it --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from .applied import Applied, check_values
 from .architectures import Architecture, submodule
 from .attention import IMPLEMENTATION
 from .bridges import Bridges
+from .carried import captured_norms
 from .centring import require_fitting, require_weights
 from .copies import copy_of, forget_lengths, use_attention
 from .embeddings import encoder_of, token_embedding, wire_further, wire_tokens
@@ -147,7 +148,8 @@ class HookedModel:
             wanted = Pass(batch, frozenset(keys))
             with torch.no_grad():
                 self._passes.run(wanted)
-            return Activations(batch, wanted.values, unchecked=wanted.skipped)
+            norms = captured_norms(self.stacks, wanted.values)
+            return Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms)
         return run_with_gradients(self._passes, batch, keys, gradients_of)
 
     @contextmanager

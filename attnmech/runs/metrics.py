@@ -72,6 +72,18 @@ class Metric:
         """Whether it compares with the clean output."""
         return self.name == "kl" and self.compute is None
 
+    def require_gradient(self) -> None:
+        """Raises `InputError` for a metric whose gradient is 0 or not defined where nothing is changed."""
+        if self.compute is not None:
+            return
+        if self.name == "accuracy":
+            raise InputError('metric="accuracy" is a step function and has no gradient; use "logit_difference".')
+        if self.name == "kl":
+            raise InputError(
+                'metric="kl" has its minimum where nothing is changed, so its gradient there is 0 and cannot rank '
+                'heads; use "loss", or "logit_difference" with answers.'
+            )
+
     def at(self, documents: Int[Tensor, " batch"]) -> "Metric":
         """The metric for some of the texts."""
         return replace(self, answers=_some(self.answers, documents), against=_some(self.against, documents))

@@ -430,7 +430,8 @@ def test_inside_another_page_the_overview_says_what_was_chosen(opened: Any) -> N
         document.body.prepend(place);
         const pattern = { of: (layer, head) => Float32Array.of(1, 0, layer / 4, 1 - layer / 4) };
         const [layers, queries] = [[3, 4], ["a", "b"]];
-        const data = { layers, heads: 3, queries, keys: queries, pattern, embedded: true, overview: true };
+        const words = { weight: "probability", whole: "attention", mark: "" };
+        const data = { layers, heads: 3, queries, keys: queries, pattern, words, embedded: true, overview: true };
         place.control = await attnmech.views.model(place, { ...data, chosen: { layer: 1, head: 2 } });
     }""")
     assert opened.locator("#inner .attnmech-model-map, #inner select").count() == 0

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from html import unescape
 from importlib.resources import files
 from itertools import permutations
 from pathlib import Path
@@ -639,3 +640,25 @@ def test_a_real_bert_against_transformers_alone() -> None:
         before = now
     flies = [place for place, token in enumerate(drift.tokens[0]) if token == "flies"]
     assert len(flies) == 2 and len(drift.pair(*flies)) == 6
+
+
+def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tmp_path: Path) -> None:
+    drift = am.residual_drift(am.load(), "Anna<b> gave an old anchor to Tom.")
+    for token, figure in ((1, drift.plot("nearest")), (6, drift.plot("nearest", token=6))):
+        nearest = drift.nearest(0, token, 4)
+        cells = figure.data[0].cells["values"]
+        assert list(cells[0]) == nearest.layer.tolist() and list(cells[1]) == nearest["rank"].tolist()
+        for place, column in enumerate(cells[2:], start=1):
+            for said, name in zip(column, nearest[str(place)], strict=True):
+                bold = name == drift.tokens[0][token]
+                assert (
+                    unescape(said.removeprefix("<b>").removesuffix("</b>") if bold else said).strip("·") == name.strip()
+                )
+                assert said.startswith("<b>") == bold
+    page = drift.to_html(tmp_path / "page.html").read_text()
+    assert "The rows nearest to token 1" in page and "drift.plot(&#34;nearest&#34;, token=1)" in page
+    assert "<b>" not in page.split("</head>")[1].split("<script")[0]
+    corpus = am.residual_drift(am.load(), iter(["Anna sang."]))
+    assert "rows nearest to token" not in corpus.to_html(tmp_path / "corpus.html").read_text()
+    with pytest.raises(am.MissingPointError, match="single tokens are kept"):
+        corpus.plot("nearest")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -116,7 +117,10 @@ BAD: list[tuple[Callable[[am.HookedModel], Any], str]] = [
     (lambda m: am.attention_flow(m, torch.tensor([[5, 7], [8, 9]])), "one text at a time; got 2"),
     (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), "values"), "must be one of rollout, norm"),
     (lambda m: am.attention_flow(m, torch.tensor([[5, 7]]), layers=[0]), "leave out `layers`"),
-    (lambda m: am.attention_flow(m, torch.tensor([[5, 7]])).plot(head=0), 'only kind="norm"'),
+    (
+        lambda m: am.attention_flow(m, torch.tensor([[5, 7]])).plot(head=0),
+        'only kind="norm" and kind="gradient" have maps by head',
+    ),
 ]
 
 
@@ -133,3 +137,50 @@ def test_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 100)
     with pytest.raises(am.InputError, match="Give a text of up to"):
         am.attention_flow(models.hooked("llama"), models.token_ids("llama", 1))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "gemma2"])
+def test_views_weighted_by_value_are_the_norms_of_flow_as_shares(name: str) -> None:
+    model, ids = loaded(name)
+    acts, flow = model.run(ids, points=["pattern", "v"]), am.attention_flow(model, ids, "norm")
+    assert flow.head_maps is not None
+    expected = flow.head_maps / flow.head_maps.sum(dim=-1, keepdim=True)
+    for layer in range(model.n_layers):
+        pattern = acts["pattern", layer][0]
+        by_loop = torch.zeros_like(flow.head_maps[layer])
+        for head in range(model.n_heads):
+            for key in range(len(ids[0])):
+                v = acts["v", layer][0, key, head // (model.n_heads // acts["v", layer].shape[2])]
+                written = v @ model.weights(layer).W_O[head].detach()
+                if name == "gemma2":
+                    written = written * (1 + model.stack().module(layer, "post_attention_layernorm").weight.detach())
+                by_loop[head, :, key] = pattern[head, :, key] * written.norm()
+        by_loop /= by_loop.sum(dim=-1, keepdim=True)
+        torch.testing.assert_close(expected[layer], by_loop, atol=2e-5, rtol=2e-5)
+        for head in (0, model.n_heads - 1):
+            view = acts.show("pattern", layer=layer, head=head, weighted="value")
+            cells = _cells(view)
+            torch.testing.assert_close(cells, by_loop[head].double(), atol=1e-3, rtol=1e-3)
+            assert "‖p f(x)‖" in view.reading
+    lines = acts.show("pattern", view="sentence", weighted="value")
+    assert lines.data["words"]["whole"] == "value-weighted attention"
+
+
+def test_weighted_views_say_what_they_need() -> None:
+    model, ids = loaded("llama")
+    acts = model.run(ids, points=["pattern", "scores"])
+    with pytest.raises(am.MissingPointError, match=r"capture both with model.run\(..., points=\['pattern', 'v'\]\)"):
+        acts.show("pattern", layer=0, weighted="value")
+    with pytest.raises(am.InputError, match="must be one of value"):
+        acts.show("pattern", layer=0, weighted="norm")
+    with pytest.raises(am.InputError, match="for the point \"pattern\"; got 'scores'"):
+        acts.show("scores", layer=0, weighted="value")
+    text = {"input_ids": torch.cat((torch.zeros(1, 2, dtype=torch.long), ids), 1)}
+    text["attention_mask"] = torch.tensor([[0, 0, *[1] * 7]])
+    whole, padded = (model.run(each, points=["pattern", "v"]) for each in (ids, text))
+    cells = [_cells(each.show("pattern", layer=1, head=2, weighted="value")) for each in (whole, padded)]
+    torch.testing.assert_close(cells[0], cells[1], atol=1e-3, rtol=1e-3)
+
+
+def _cells(view: Any) -> Tensor:
+    return torch.tensor(np.array(view.data["props"]["attention"], dtype=np.float64)).nan_to_num()
