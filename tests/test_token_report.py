@@ -52,7 +52,7 @@ def test_drift_on_the_page_is_that_of_the_method(demo: am.HookedModel, sections:
         cells = chart.figure(query=token, layer=0).data[0].cells["values"]
         plain = [[unescape(re.sub("</?b>", "", each)).lstrip("·") for each in column] for column in cells[2:]]
         assert plain == [[each.strip() for each in nearest[str(place)]] for place in (1, 2, 3, 4)]
-        assert list(cells[1]) == nearest["rank"].tolist()
+        assert list(cells[1]) == [f"{rank:,.0f}" for rank in nearest["rank"]]
 
 
 def test_inflows_on_the_page_and_in_python_are_those_of_a_loop(

@@ -161,7 +161,10 @@ def nearest_chart(view: DriftNumbers) -> Chart:
     figure.update_layout(
         template=FIGURE_STYLE, height=min(110 + 26 * len(view.layers), 360), margin=dict.fromkeys("lrtb", 8)
     )
-    slots = [Slot("data.0.cells.values.1", ByChoice(view.rank, ("query",)))]
+    # In words, since numbers on a page are rounded: a rank is a whole number.
+    ranks, which = np.unique(view.rank, return_inverse=True)
+    in_words = tuple("" if np.isnan(rank) else f"{int(rank):,}" for rank in ranks)
+    slots = [Slot("data.0.cells.values.1", ByChoice(which.reshape(view.rank.shape), ("query",), words=in_words))]
     slots += [
         Slot(f"data.0.cells.values.{place + 2}", ByChoice(named[:, :, place], ("query",), words=words))
         for place in range(places)

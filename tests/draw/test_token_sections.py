@@ -104,7 +104,8 @@ def test_the_table_names_the_nearest_rows_and_its_own_in_bold(drift: DriftNumber
     chart = sections[0].figures["token-nearest"]
     assert isinstance(chart, Chart)
     cells = chart.figure(query=3, layer=0).data[0].cells["values"]
-    assert list(cells[0]) == list(LAYERS) and list(cells[1]) == drift.rank[3].tolist()
+    assert list(cells[0]) == list(LAYERS)
+    assert list(cells[1]) == [f"{rank:,.0f}" for rank in drift.rank[3]]
     for place in range(NAMED):
         for layer in range(len(LAYERS)):
             name = drift.names[drift.nearest[3, layer, place]]
