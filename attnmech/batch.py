@@ -30,6 +30,8 @@ class Batch:
     answers: Int[Tensor, " batch"] | None = None
     """The token that should follow each text, if a metric has answers; `against` is what it is compared with."""
     against: Int[Tensor, " batch"] | None = None
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of each stack, the labels of the keys that are no tokens and come after them (`nn.MultiheadAttention`)."""
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
@@ -41,7 +43,22 @@ class Batch:
 
     def keys(self, stack: str = "") -> "Batch":
         """The key tokens of one of the model's stacks."""
-        return self.target if stack == "decoder" and self.target is not None else self
+        tokens = self.target if stack == "decoder" and self.target is not None else self
+        labels = self.further.get(stack, ())
+        return tokens._followed_by(labels) if labels else tokens
+
+    def _followed_by(self, labels: Sequence[str]) -> "Batch":
+        """The tokens, and after them keys that are none, which count as special."""
+        texts, length = self.ids.shape
+        ids = torch.arange(length, length + len(labels), device=self.ids.device) + int(self.ids.max())
+        return replace(
+            self,
+            ids=torch.cat((self.ids, ids.expand(texts, -1)), dim=1),
+            mask=torch.cat((self.mask, self.mask.new_ones(texts, len(labels))), dim=1),
+            tokens=tuple((*row, *labels) for row in self.tokens),
+            special=self.special | frozenset(ids.tolist()),
+            further={},
+        )
 
     def beginning(self, length: int) -> "Batch":
         """The first tokens of every text; the decoder's input stays whole."""

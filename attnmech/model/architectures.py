@@ -102,6 +102,12 @@ final_norm norm; rotary rotate_halves
     """The path within each module of `blocks` to this stack's block, if that is not the whole module."""
     hybrid: bool = False
     """Whether only some of the blocks have attention; the others are skipped."""
+    streams: bool = True
+    """Whether the blocks take and return a residual stream; if not, each is an attention alone."""
+    chained: bool = True
+    """Whether each block is given what the one before returns."""
+    batch_first: bool = True
+    """Whether what blocks take and return is [batch position d_model], not [position batch d_model]."""
     hands_on: bool = False
     """Whether blocks pass on more than the stream (T5: the first computes the position bias for all)."""
     interposed: str = ""
@@ -153,7 +159,8 @@ final_norm norm; rotary rotate_halves
     """The factor by which the model multiplies q before calling its attention."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
-    reads: Literal["tokens", "pixels"] = "tokens"
+    reads: Literal["tokens", "pixels", "tensors"] = "tokens"
+    """What a model is given; "tensors" for a module of the user's own."""
     position_limit: int | None = None
     """The number of positions; None if any number works."""
     causal: bool = True

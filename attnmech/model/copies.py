@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import UnsupportedModelError, WeightsError, first_line
+from .own_module import OwnModule
 
 
 def copy_of(
@@ -70,6 +71,8 @@ def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any,
 
 def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
     """Sets the attention of a model and of all its parts, which may have their own configs (T5)."""
+    if isinstance(model, OwnModule):
+        model.own_attention(implementation)
     for part in model.modules():
         if isinstance(getattr(part, "config", None), PreTrainedConfig):
             part.config._attn_implementation = implementation  # type: ignore[union-attr]

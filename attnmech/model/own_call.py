@@ -1,0 +1,203 @@
+"""How is a module of the user's own called? Its arguments as tensors with one row per text, and back again.
+
+A call is what `example` shows: a tensor, a tuple of positional arguments or a mapping of keyword arguments, with lists,
+tuples and mappings inside. Which axis of each tensor is the batch is found by running the example twice in one batch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..arguments import shown
+from ..errors import InputError
+from .replaced_mha import padded_of
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
+
+_LENGTHS: Final = " lengths"
+"""What is added to the name of a nested tensor for the lengths of its texts."""
+_SEED: Final = 53
+_TRIES: Final = 256
+"""How many readings of the batch axes are tried."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where one tensor of a call has its batch."""
+
+    kind: str
+    """"batch" at `at`; "new" if the axis is put in there; "shared" by all texts; "nested", one tensor per text."""
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The form of a call: its arguments, which are tensors, and the batch axis of each."""
+
+    names: tuple[str, ...]
+    spec: Any
+    """torch's description of the structure of the arguments."""
+    fixed: Mapping[str, Any]
+    """The arguments that are no tensors, as in the example."""
+    axes: Mapping[str, Axis]
+
+    @classmethod
+    def of(cls, example: Any) -> "CallForm":
+        """The form of an example, with no batch axes yet: every tensor shared by all texts."""
+        names, leaves, spec = _flat(example)
+        given = dict(zip(names, leaves, strict=True))
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        if not tensors:
+            raise InputError(
+                "`example` must hold what the module is called with: a tensor, a tuple of arguments or a mapping of "
+                f"keyword arguments; got {shown(example)}."
+            )
+        fixed = {name: value for name, value in given.items() if name not in tensors}
+        axes = {name: Axis("nested" if value.is_nested else "shared") for name, value in tensors.items()}
+        return cls(names, spec, fixed, axes)
+
+    def tensors(self, inputs: Any) -> dict[str, Tensor]:
+        """The tensors of inputs in this form, by name; `InputError` for inputs in another."""
+        names, leaves, _ = _flat(inputs)
+        given = dict(zip(names, leaves, strict=True))
+        if set(names) != set(self.names):
+            raise InputError(f"this module is called with {_listed(self.names)}; got {_listed(names)}.")
+        for name, value in self.fixed.items():
+            if not _same(given[name], value):
+                raise InputError(
+                    f"argument {name!r} was {shown(value)} in `example`, which is what was proven; got "
+                    f"{shown(given[name])}. Load the module again with an example of that."
+                )
+        found = {}
+        for name in self.axes:
+            if not isinstance(given[name], torch.Tensor):
+                raise InputError(f"argument {name!r} must be a tensor, as in `example`; got {shown(given[name])}.")
+            found[name] = given[name]
+        return found
+
+    def rows(self, inputs: Any) -> dict[str, Tensor]:
+        """The same with one row per text first; what all texts share has one row."""
+        found: dict[str, Tensor] = {}
+        for name, value in self.tensors(inputs).items():
+            axis = self.axes[name]
+            if value.is_nested != (axis.kind == "nested"):
+                raise InputError(f"argument {name!r} was {'' if value.is_nested else 'not '}a dense tensor in `example`.")
+            if axis.kind == "nested":
+                padded, hidden = padded_of(value)
+                found |= {name: padded, name + _LENGTHS: (~hidden).sum(dim=1)}
+            elif axis.kind == "batch":
+                found[name] = value.movedim(axis.at, 0) if value.ndim > axis.at else value
+            else:
+                found[name] = value[None]
+        sizes = {name: len(value) for name, value in found.items() if self.axes.get(name, _SHARED).kind == "batch"}
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
+            raise InputError(f"all inputs must have as many texts; {listed}.")
+        if 0 in sizes.values():
+            raise InputError("the batch has no text; give at least one.")
+        return found
+
+    def texts(self, rows: Mapping[str, Tensor]) -> int:
+        """The number of texts."""
+        return max((len(value) for name, value in rows.items()), default=1)
+
+    def arguments(self, rows: Mapping[str, Tensor]) -> Arguments:
+        """What the module is called with, from `rows`."""
+        leaves = []
+        for name in self.names:
+            axis = self.axes.get(name)
+            if axis is None:
+                leaves.append(self.fixed[name])
+            elif axis.kind == "nested":
+                lengths = rows[name + _LENGTHS].tolist()
+                each = [row[:length] for row, length in zip(rows[name], lengths, strict=True)]
+                leaves.append(torch.nested.as_nested_tensor(each))
+            elif axis.kind == "shared":
+                leaves.append(rows[name][0])
+            else:
+                leaves.append(rows[name].movedim(0, axis.at))
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+    def is_by_text(self, name: str) -> bool:
+        """Whether a tensor of `rows` has a row for each text."""
+        axis = self.axes.get(name)
+        return axis is None or axis.kind != "shared"
+
+    def perturbed(self, rows: Mapping[str, Tensor], texts: int = 2) -> dict[str, Tensor]:
+        """The first texts, and the same with noise on real numbers: an example of zeros would prove nothing.
+
+        Masks and whole numbers stay as they are.
+        """
+        generator = torch.Generator().manual_seed(_SEED)
+        found = {}
+        for name, value in rows.items():
+            if not self.is_by_text(name):
+                found[name] = value
+                continue
+            other = value = value[:texts]
+            if value.is_floating_point() and not _is_mask(value):
+                spread = float(value.double().std()) if value.numel() > 1 else 0.0
+                noise = torch.randn(value.shape, generator=generator).to(value)
+                other = value + (spread or 1.0) / 2 * noise
+            found[name] = torch.cat((value, other))
+        return found
+
+    def __deepcopy__(self, memo: object) -> "CallForm":
+        return self
+
+    def candidates(self, tensors: Mapping[str, Tensor], texts: int, *, batched: bool) -> Iterator["CallForm"]:
+        """The readings of the batch axes that the sizes allow, the usual ones first."""
+        choices: list[list[Axis]] = []
+        for name, value in tensors.items():
+            if value.is_nested:
+                choices.append([Axis("nested")])
+                continue
+            if batched:
+                found = [Axis("batch", at) for at in range(value.ndim) if value.shape[at] == texts]
+            else:
+                found = [Axis("new", at) for at in range(min(2, value.ndim + 1))]
+            choices.append([*found, _SHARED])
+        for axes in islice(product(*choices), _TRIES):
+            if any(axis.kind != "shared" for axis in axes):
+                yield replace(self, axes=dict(zip(tensors, axes, strict=True)))
+
+
+_SHARED: Final = Axis("shared")
+
+
+def _flat(inputs: Any) -> tuple[tuple[str, ...], list[Any], Any]:
+    arguments: Arguments = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
+    if isinstance(inputs, tuple):
+        arguments = (inputs, {})
+    paths, spec = pytree.tree_flatten_with_path(arguments)
+    names = tuple(".".join(str(_key(key)) for key in path[1:]) for path, _ in paths)
+    leaves = [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for _, value in paths]
+    return names, leaves, spec
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Whether a tensor of real numbers holds only what hides and shows: 0 and 1, or 0 and −∞."""
+    return bool(((value == 0) | (value == 1) | value.isinf()).all()) and bool(value.any())
+
+
+def _key(entry: Any) -> object:
+    return entry.idx if hasattr(entry, "idx") else getattr(entry, "key", entry)
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # what == means is up to the user's class
+        return one is other
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"argument {name}" if name.isdigit() else repr(name) for name in names)
