@@ -156,8 +156,7 @@ class OurMultiheadAttention(nn.Module):
         super().__init__()
         # In a tuple, so that its modules have one path each; its parameters are this module's, under their names.
         self._of = (original,)
-        for name, parameter in original._parameters.items():
-            self.register_parameter(name, parameter)
+        self._parameters.update(original._parameters)
         self.core = Core(original)
         self.out_proj = original.out_proj
         self.training = original.training
