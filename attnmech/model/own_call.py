@@ -35,6 +35,8 @@ class Axis:
     kind: str
     """"batch" at `at`; "new" if the axis is put in there; "shared" by all texts; "nested", one tensor per text."""
     at: int = 0
+    each: int = 1
+    """How many rows of the axis belong to each text (a mask [texts · heads, query, key])."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class CallForm:
                 padded, hidden = padded_of(value)
                 found |= {name: padded, name + _LENGTHS: (~hidden).sum(dim=1)}
             elif axis.kind == "batch":
-                found[name] = value.movedim(axis.at, 0) if value.ndim > axis.at else value
+                found[name] = _by_text(name, value, axis)
             else:
                 found[name] = value[None]
         sizes = {name: len(value) for name, value in found.items() if self.axes.get(name, _SHARED).kind == "batch"}
@@ -122,7 +124,8 @@ class CallForm:
             elif axis.kind == "shared":
                 leaves.append(rows[name][0])
             else:
-                leaves.append(rows[name].movedim(0, axis.at))
+                value = rows[name].flatten(0, 1) if axis.each > 1 else rows[name]
+                leaves.append(value.movedim(0, axis.at))
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
 
@@ -162,6 +165,8 @@ class CallForm:
                 continue
             if batched:
                 found = [Axis("batch", at) for at in range(value.ndim) if value.shape[at] == texts]
+                if value.ndim and value.shape[0] > texts and value.shape[0] % texts == 0:
+                    found.append(Axis("batch", 0, value.shape[0] // texts))
             else:
                 found = [Axis("new", at) for at in range(min(2, value.ndim + 1))]
             choices.append([*found, _SHARED])
@@ -183,9 +188,16 @@ def _flat(inputs: Any) -> tuple[tuple[str, ...], list[Any], Any]:
     return names, leaves, spec
 
 
+def _by_text(name: str, value: Tensor, axis: Axis) -> Tensor:
+    if value.ndim <= axis.at or value.shape[axis.at] % axis.each:
+        raise InputError(f"argument {name!r} had its texts along axis {axis.at} in `example`; got {list(value.shape)}.")
+    first = value.movedim(axis.at, 0)
+    return first.unflatten(0, (-1, axis.each)) if axis.each > 1 else first
+
+
 def _is_mask(value: Tensor) -> bool:
-    """Whether a tensor of real numbers holds only what hides and shows: 0 and 1, or 0 and −∞."""
-    return bool(((value == 0) | (value == 1) | value.isinf()).all()) and bool(value.any())
+    """Whether a tensor of real numbers holds what hides: −∞, or nothing but 0 and 1."""
+    return bool(value.isinf().any()) or (bool(((value == 0) | (value == 1)).all()) and bool(value.any()))
 
 
 def _key(entry: Any) -> object:

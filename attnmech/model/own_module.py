@@ -15,7 +15,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..errors import InputError, UnsupportedModelError
 from .attention import IMPLEMENTATION
 from .own_call import CallForm
-from .replaced_mha import pad_nested, use_our_mha
+from .replaced_mha import further_keys, pad_nested, use_our_mha
+
+_NAMES: Final = (
+    "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal",
+)  # fmt: skip
 
 NO_TOKENS: Final = "it is a module of your own, whose inputs are tensors, not tokens"
 
@@ -34,10 +38,10 @@ class OwnOutput:
     """The first floating-point tensor that the module returns, with one row per text first."""
     whole: Any
     """Everything that it returns."""
-    attentions: tuple[Tensor, ...] | None = None
-    encoder_attentions: tuple[Tensor, ...] | None = None
-    decoder_attentions: tuple[Tensor, ...] | None = None
-    cross_attentions: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor | None, ...] | None = None
+    encoder_attentions: tuple[Tensor | None, ...] | None = None
+    decoder_attentions: tuple[Tensor | None, ...] | None = None
+    cross_attentions: tuple[Tensor | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class OwnModule(PreTrainedModel):
         """Where the output has its batch; None if it has none."""
         self.layers: tuple[Layer, ...] = ()
         """In the order of the traced call."""
-        self._weights: list[Tensor] = []
+        self._weights: list[Tensor | None] = []
 
     def build(self, layers: Sequence[Layer]) -> None:
         """Gathers the blocks of each stack in a list of their own."""
@@ -105,11 +109,18 @@ class OwnModule(PreTrainedModel):
                 if isinstance(module, nn.MultiheadAttention):
                     module.register_forward_hook(self._keep_weights, with_kwargs=True)
 
-    def _keep_weights(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        asked = {**kwargs, "need_weights": True, "average_attn_weights": False}
-        names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights")
-        given = dict(zip(names, args, strict=False)) | asked
-        weights = module.forward(**given)[1]
+    def _keep_weights(self, module: nn.MultiheadAttention, args: Any, kwargs: Any, output: Any) -> None:
+        given = dict(zip(_NAMES, args, strict=False)) | kwargs
+        query, key = given["query"], given["key"]
+        if given.get("is_causal") and given.get("key_padding_mask") is None and not given.get("need_weights", True):
+            if further_keys(module):
+                # torch computes something else where it returns the weights: it shows all queries these keys.
+                self._weights.append(None)
+                return
+            axis = 0 if query.ndim == 2 or not module.batch_first else 1
+            shown = torch.ones(query.shape[axis], key.shape[axis], dtype=torch.bool, device=query.device).tril()
+            given["attn_mask"] = ~shown
+        weights = module.forward(**{**given, "need_weights": True, "average_attn_weights": False})[1]
         self._weights.append(weights if weights.ndim == 4 else weights[None])
 
     @property
