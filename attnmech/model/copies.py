@@ -43,6 +43,8 @@ def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:
     """What to raise where transformers itself cannot run a model in its precision on its device."""
     weights = next(model.parameters())
     kind = str(weights.dtype).removeprefix("torch.")
+    if isinstance(model, OwnModule):
+        return WeightsError(f"{model.name_or_path} does not run on its example with noise: {first_line(error)}.")
     hint = "" if weights.dtype == torch.float32 else " Try dtype=torch.float32."
     return WeightsError(
         f"transformers cannot run {type(model).__name__} in {kind} on {weights.device}: "

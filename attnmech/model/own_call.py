@@ -49,6 +49,8 @@ class CallForm:
     fixed: Mapping[str, Any]
     """The arguments that are no tensors, as in the example."""
     axes: Mapping[str, Axis]
+    same: Mapping[str, str]
+    """The arguments that are the very tensor of another, such as a key that is the query."""
 
     @classmethod
     def of(cls, example: Any) -> "CallForm":
@@ -56,14 +58,17 @@ class CallForm:
         names, leaves, spec = _flat(example)
         given = dict(zip(names, leaves, strict=True))
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        first = {id(value): name for name, value in reversed(tensors.items())}
+        same = {name: first[id(value)] for name, value in tensors.items() if first[id(value)] != name}
         if not tensors:
             raise InputError(
                 "`example` must hold what the module is called with: a tensor, a tuple of arguments or a mapping of "
                 f"keyword arguments; got {shown(example)}."
             )
         fixed = {name: value for name, value in given.items() if name not in tensors}
-        axes = {name: Axis("nested" if value.is_nested else "shared") for name, value in tensors.items()}
-        return cls(names, spec, fixed, axes)
+        own = {name: value for name, value in tensors.items() if name not in same}
+        axes = {name: Axis("nested" if value.is_nested else "shared") for name, value in own.items()}
+        return cls(names, spec, fixed, axes, same)
 
     def tensors(self, inputs: Any) -> dict[str, Tensor]:
         """The tensors of inputs in this form, by name; `InputError` for inputs in another."""
@@ -76,6 +81,12 @@ class CallForm:
                 raise InputError(
                     f"argument {name!r} was {shown(value)} in `example`, which is what was proven; got "
                     f"{shown(given[name])}. Load the module again with an example of that."
+                )
+        for name, other in self.same.items():
+            if given[name] is not given[other]:
+                raise InputError(
+                    f"arguments {name!r} and {other!r} were one tensor in `example`, which is what was proven; here "
+                    "they are two. Load the module again with an example of that."
                 )
         found = {}
         for name in self.axes:
@@ -112,22 +123,24 @@ class CallForm:
 
     def arguments(self, rows: Mapping[str, Tensor]) -> Arguments:
         """What the module is called with, from `rows`."""
-        leaves = []
-        for name in self.names:
-            axis = self.axes.get(name)
-            if axis is None:
-                leaves.append(self.fixed[name])
-            elif axis.kind == "nested":
-                lengths = rows[name + _LENGTHS].tolist()
-                each = [row[:length] for row, length in zip(rows[name], lengths, strict=True)]
-                leaves.append(torch.nested.as_nested_tensor(each))
-            elif axis.kind == "shared":
-                leaves.append(rows[name][0])
-            else:
-                value = rows[name].flatten(0, 1) if axis.each > 1 else rows[name]
-                leaves.append(value.movedim(0, axis.at))
+        given = {name: self._argument(name, rows) for name in self.axes}
+        leaves = [self.fixed[name] if name in self.fixed else given[self.same.get(name, name)] for name in self.names]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
+
+    def width(self, rows: Mapping[str, Tensor]) -> int | None:
+        """The length to which nested tensors are padded, so that some of the texts have that of all; None without."""
+        lengths = [rows[name].shape[1] for name, axis in self.axes.items() if axis.kind == "nested"]
+        return max(lengths, default=None)
+
+    def _argument(self, name: str, rows: Mapping[str, Tensor]) -> Tensor:
+        axis, value = self.axes[name], rows[name]
+        if axis.kind == "nested":
+            lengths = rows[name + _LENGTHS].tolist()
+            return torch.nested.as_nested_tensor([row[:length] for row, length in zip(value, lengths, strict=True)])
+        if axis.kind == "shared":
+            return value[0]
+        return (value.flatten(0, 1) if axis.each > 1 else value).movedim(0, axis.at)
 
     def is_by_text(self, name: str) -> bool:
         """Whether a tensor of `rows` has a row for each text."""
@@ -165,7 +178,7 @@ class CallForm:
                 continue
             if batched:
                 found = [Axis("batch", at) for at in range(value.ndim) if value.shape[at] == texts]
-                if value.ndim and value.shape[0] > texts and value.shape[0] % texts == 0:
+                if value.ndim > 2 and value.shape[0] > texts and value.shape[0] % texts == 0:
                     found.append(Axis("batch", 0, value.shape[0] // texts))
             else:
                 found = [Axis("new", at) for at in range(min(2, value.ndim + 1))]

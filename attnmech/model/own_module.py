@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..errors import InputError, UnsupportedModelError
 from .attention import IMPLEMENTATION
 from .own_call import CallForm
-from .replaced_mha import further_keys, pad_nested, use_our_mha
+from .replaced_mha import WIDTH, further_keys, pad_nested, use_our_mha
 
 _NAMES: Final = (
     "query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal",
@@ -82,8 +82,12 @@ class OwnModule(PreTrainedModel):
         """One call of the module; `output_attentions` returns torch's weights, where `own_attention("eager")` was."""
         args, kwargs = self.form.arguments(rows)
         self._weights = []
-        with counting(self):
-            whole = self.module(*args, **kwargs)
+        width = WIDTH.set(self.form.width(rows))
+        try:
+            with counting(self):
+                whole = self.module(*args, **kwargs)
+        finally:
+            WIDTH.reset(width)
         output = OwnOutput(self._by_text(whole), whole)
         if options.get("output_attentions"):
             for stack in dict.fromkeys(layer.stack for layer in self.layers):

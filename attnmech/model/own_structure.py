@@ -266,7 +266,9 @@ def _unroll(plain: OwnModule, rows: Mapping[str, Tensor]) -> None:
     for _ in range(_MOST_SHARED):
         trace = traced(plain, rows)
         attending = {path for use in trace.uses for path in (use.path, *_above(use.path))}
-        counts = Counter(call.path for call in trace.calls if call.path in attending)
+        counts = Counter(
+            call.path for call in trace.calls if call.path in attending and not isinstance(call.module, EachUse)
+        )
         twice = sorted((path for path, count in counts.items() if count > 1), key=lambda path: path.count("."))
         if not twice:
             return
@@ -285,6 +287,10 @@ def _above(path: str) -> list[str]:
     """The paths of the modules that hold one, the nearest first."""
     parts = path.split(".")
     return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+
+
+def _parent(path: str) -> str:
+    return next(iter(_above(path)), "")
 
 
 def _own(path: str) -> str:
@@ -337,7 +343,7 @@ def _labels(uses: Sequence[Use]) -> list[str]:
         )
     ((to, source),) = shapes
     first = min(use.order for use in crossing)
-    blocks = {_above(use.path)[0] for use in crossing}
+    blocks = {_parent(use.path) for use in crossing}
     found = []
     for use in uses:
         if not use.own:
@@ -350,7 +356,7 @@ def _labels(uses: Sequence[Use]) -> list[str]:
         elif to != source:
             found.append("decoder" if use.queries == to else "encoder")
         else:
-            found.append("encoder" if use.order < first and _above(use.path)[0] not in blocks else "decoder")
+            found.append("encoder" if use.order < first and _parent(use.path) not in blocks else "decoder")
     return found
 
 
@@ -408,8 +414,14 @@ def _block(
             return _torch_decoder(plain, trace, start, use, path)
         below = use.path[len(path) + 1 :]
         inside = [call for call in trace.calls if call.path == path or call.path.startswith(f"{path}.")]
-        if not any(call.path == path for call in inside):
+        own = next((call for call in inside if call.path == path), None)
+        if own is None:
             continue
+        if own.given is not None and own.given.is_nested and isinstance(own.module, nn.TransformerEncoderLayer):
+            raise UnsupportedModelError(
+                f"{_own(path)} is given a nested tensor; only nn.TransformerEncoder may be. Put the layer into one, or "
+                "give padded texts with src_key_padding_mask."
+            )
         plan = replace(
             start, streams=True, attention=f"{below}.core", out=f"{below}.out_proj",
             batch_first=not use.batched or use.module.original.batch_first,
@@ -445,7 +457,7 @@ def _is_torch_decoder(layer: nn.Module) -> bool:
 
 
 def _in_torch_decoder(plain: OwnModule, uses: Sequence[Use]) -> bool:
-    return all(_is_torch_decoder(plain.get_submodule(_above(use.path)[0])) for use in uses)
+    return all(_is_torch_decoder(plain.get_submodule(_parent(use.path))) for use in uses)
 
 
 def _is_causal(use: Use) -> bool:

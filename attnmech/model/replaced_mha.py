@@ -5,6 +5,7 @@ scores, softmax and weighted sum are left to `attend`. Parameters are those of t
 """
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Final
@@ -29,6 +30,9 @@ _HOOKS: Final = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )  # fmt: skip
+
+WIDTH: ContextVar[int | None] = ContextVar("width", default=None)
+"""The length to which the nested tensors of the pass under way are padded; None for that of the longest."""
 
 _BY_HEAD: Final = "batch position (head d_head) -> batch head position d_head"
 
@@ -241,10 +245,7 @@ def masks_of(
     """
     seen: list[Bool[Tensor, "#batch #head #query key"]] = []
     added: list[Float[Tensor, "#batch #head #query key"]] = []
-    if hint:
-        # torch counts the further keys here, which come after all tokens.
-        seen.append(torch.ones(queries, keys + further, dtype=torch.bool, device=device).tril()[None, None])
-    elif attn_mask is not None:
+    if attn_mask is not None:
         shape = tuple(attn_mask.shape)
         if shape not in ((queries, keys), (batch * heads, queries, keys)):
             raise InputError(
@@ -252,7 +253,11 @@ def masks_of(
                 f"· heads, queries, keys); got {list(shape)}."
             )
         by_head = attn_mask[None, None] if attn_mask.ndim == 2 else attn_mask.view(batch, heads, queries, keys)
-        _sort(by_head, further, seen, added)
+        if not hint:
+            _sort(by_head, further, seen, added)
+    if hint:
+        # torch counts the further keys here, which come after all tokens.
+        seen.append(torch.ones(queries, keys + further, dtype=torch.bool, device=device).tril()[None, None])
     if key_padding_mask is not None:
         padding = key_padding_mask[None] if key_padding_mask.ndim == 1 else key_padding_mask
         if tuple(padding.shape) != (batch, keys):
@@ -396,6 +401,8 @@ def padded_of(nested: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
     """A nested tensor padded on the right with zeros, and where its padding is."""
     lengths = torch.tensor([len(each) for each in nested.unbind()], device=nested.device)
     padded = nested.to_padded_tensor(0.0)
+    if (width := WIDTH.get()) is not None:
+        padded = nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
     return padded, torch.arange(padded.shape[1], device=nested.device) >= lengths[:, None]
 
 
