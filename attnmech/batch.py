@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 
@@ -27,8 +27,9 @@ class Batch:
     """The decoder's input in an encoder-decoder model."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs to the model, such as token types, or the pixel values of images."""
-    answers: Int[Tensor, " batch"] | None = None
-    """The token that should follow each text, if a metric has answers; `against` is what it is compared with."""
+    answers: Shaped[Tensor, "batch *places"] | None = None
+    """The token that should follow each text, if a metric has answers; `against` is what it is compared with. Of a
+    module of the user's own, what is right for each text, of any shape."""
     against: Int[Tensor, " batch"] | None = None
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Of each stack, the labels of the keys that are no tokens and come after them (`nn.MultiheadAttention`)."""
