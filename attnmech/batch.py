@@ -44,9 +44,12 @@ class Batch:
 
     def keys(self, stack: str = "") -> "Batch":
         """The key tokens of one of the model's stacks."""
-        tokens = self.target if stack == "decoder" and self.target is not None else self
-        labels = self.further.get(stack, ())
+        tokens, labels = self.key_tokens(stack), self.further.get(stack, ())
         return tokens._followed_by(labels) if labels else tokens
+
+    def key_tokens(self, stack: str = "") -> "Batch":
+        """The same without the keys that are no tokens."""
+        return self.target if stack == "decoder" and self.target is not None else self
 
     def _followed_by(self, labels: Sequence[str]) -> "Batch":
         """The tokens, and after them keys that are none, which count as special."""

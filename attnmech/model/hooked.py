@@ -247,6 +247,8 @@ class HookedModel:
             raise InputError(
                 "generate uses TransformerLens's bridge, which hooks and interventions do not reach; use run."
             )
+        if self.is_own:
+            raise InputError(f"generate continues a text, and {self.name} reads none: {NO_TOKENS}.")
         if not self.causal or self.points["logits"].absent or batch.target is not None:
             raise InputError(f"{self.name} has no head that continues a text token by token.")
         if batch.padded:
@@ -267,6 +269,12 @@ class HookedModel:
         if isinstance(inputs, Batch):
             return inputs
         return self.encoder.encode(inputs, bos)
+
+    def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
+        """What the positions with these ids read as: tokens, patches, or what a user's own module calls them."""
+        if isinstance(self.encoder, Encoder):
+            return tuple(self.encode(torch.tensor([each])).tokens[0][0] for each in ids)
+        return self.encoder.position_texts(ids, stack)
 
     def stack(self, label: str | None = None) -> Stack:
         """A stack of the model by its label; without a label, the only one."""

@@ -108,6 +108,11 @@ class OwnEncoder:
         """Texts of the example, and the same with noise."""
         return self.batch(self.form.perturbed(self.example.extra))
 
+    def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
+        """The labels of positions of the source, or of the target for the stacks whose queries it makes."""
+        names = self._names("target" if stack in ("decoder", "cross") else "source", max(ids, default=0) + 1)
+        return tuple(names[each] for each in ids)
+
     def _placed(self, value: Tensor) -> Tensor:
         wanted = next(self._watched.parameters()).dtype
         value = value.detach()

@@ -43,6 +43,8 @@ class Metric:
     """A user's own function; it gets the full logits."""
     answers: Shaped[Tensor, "text *places"] | None = None
     against: Int[Tensor, " text"] | None = None
+    has_name: bool = True
+    """Whether it was asked for by name."""
 
     @classmethod
     def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
@@ -56,7 +58,7 @@ class Metric:
         if wrong is not None and right is None:
             raise InputError("`against` needs `answers`: the tokens that it is compared with.")
         if callable(metric):
-            return cls(_name_of(metric), metric, right, wrong)
+            return cls(_name_of(metric), metric, right, wrong, has_name=False)
         if not isinstance(metric, str) or metric not in METRICS:
             known = "; ".join(f"{name!r} ({about})" for name, about in METRICS.items())
             raise InputError(
@@ -82,7 +84,7 @@ class Metric:
             raise InputError("`against` is a token, and a module of your own has none; leave it out.")
         right = None if answers is None else _targets(answers, texts)
         if callable(metric):
-            return cls(_name_of(metric), metric, right)
+            return cls(_name_of(metric), metric, right, has_name=False)
         known = "; ".join(f"{name!r} ({about})" for name, about in OWN_METRICS.items())
         if not isinstance(metric, str) or metric not in OWN_METRICS:
             raise InputError(

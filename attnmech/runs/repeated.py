@@ -26,8 +26,8 @@ def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Ten
 
     Raises `InputError` for a model that takes no tokens, or too few of them.
     """
-    if model.grid is not None:
-        raise InputError("repeated tokens are for models of text; give images as `inputs`.")
+    if not model.reads_tokens:
+        raise InputError("repeated tokens are for models of text; give this model's `inputs`: iter([...]).")
     begin = _first_token(model)
     limit = model.architecture.position_limit or 2 * _LONGEST + 1
     # Some models count positions from the padding on (RoBERTa).
