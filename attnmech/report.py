@@ -90,7 +90,8 @@ class Report:
     native: ScoreDecomposition | None
     """The same scores split at the model's own biases, where `scores` are split at the text's means."""
     focus: AttentionFocus
-    updates: ResidualUpdates
+    updates: ResidualUpdates | None
+    """What heads write; None where blocks have no stream."""
     certificate: Certificate
     notes: tuple[str, ...]
     """What the page leaves out, and why."""
@@ -153,7 +154,8 @@ class Report:
         found["Where heads look"] = self.focus.lead
         if self._why:
             found["Why they look there"] = self._why
-        found["What they write"] = self.updates.lead
+        if self.updates is not None:
+            found["What they write"] = self.updates.lead
         return found | {each.question: each.result.lead for each in self.measured}
 
     @property
@@ -193,7 +195,7 @@ class Report:
             *self._kernels,
             *([] if self.expected is None else [_expected(self.expected)]),
             *self.focus.sections(calls["focus"], layers),
-            *self.updates.sections(calls["updates"], layers),
+            *([] if self.updates is None else self.updates.sections(calls["updates"], layers)),
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
         ]
 
@@ -388,10 +390,12 @@ def report(
     notes: list[str] = []
     whole = batch.ids.shape[1]
     start = index_of("start", start, whole, f"the text has {whole} tokens")
-    if start and model.grid is not None:
-        raise InputError(f"`start` chooses a part of a text, and an image is shown whole; got {start}.")
-    if model.grid is None and (start or whole > MAX_TOKENS):
+    if start and not model.reads_tokens:
+        raise InputError(f"`start` chooses a part of a text, and an image or a tensor is shown whole; got {start}.")
+    if model.reads_tokens and (start or whole > MAX_TOKENS):
         batch = batch.part(start, MAX_TOKENS)
+    if model.is_own and whole > MAX_TOKENS:
+        raise InputError(f"a report shows up to {MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
     length = batch.ids.shape[1]
     if length < whole:
         notes.append(_about_cut(model, batch, whole, start))
@@ -412,7 +416,10 @@ def report(
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
-    focus, updates = stream(model, batch, [AttentionFocus.reducer(), ResidualUpdates.reducer()], stack=stack)
+    reducers = [AttentionFocus.reducer(), *([ResidualUpdates.reducer()] if shown.architecture.streams else [])]
+    focus, *written = stream(model, batch, reducers, stack=stack)
+    if not written:
+        notes.append("What heads write is left out: no module around the attention takes and returns a stream.")
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
     types = _types(model, shown, notes)
@@ -429,7 +436,7 @@ def report(
         scores,
         native,
         focus,
-        updates,
+        written[0] if written else None,
         certificate,
         tuple(notes),
         types,
@@ -465,7 +472,7 @@ def _last_pass(
 ) -> tuple[Float[Tensor, "layer head query key"], View | None]:
     """The attention between the text's real tokens; and what the model predicts, if it predicts each next token."""
     predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
-    predicts = predicts and batch.ids.shape[1] > 1
+    predicts = predicts and model.reads_tokens and batch.ids.shape[1] > 1
     point = stack.point("pattern")
     ran = model.run(batch, [point, *(["logits"] if predicts else [])], layers=layers)
     real = batch.queries(stack.label).mask[0]
@@ -475,7 +482,7 @@ def _last_pass(
 
 def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | None:
     """What types of heads there are, where that can be had in seconds."""
-    if model.grid is not None:
+    if not model.reads_tokens:
         return None
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
     if weights * TOKENS > MAX_WORK:
@@ -490,7 +497,7 @@ def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | No
 
 def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:
     """The sweeps that can be had in seconds: on the page's text and, with the demo model, on more of its language."""
-    if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1:
+    if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1 or model.is_own:
         return ()
     texts: list[Any] = [batch]
     if model.is_demo:

@@ -112,6 +112,8 @@ final_norm norm; rotary rotate_halves
     """Whether blocks pass on more than the stream (T5: the first computes the position bias for all)."""
     interposed: str = ""
     """The stack whose attn_out is added between attention and MLP."""
+    interposed_norm: str | None = None
+    """Post-norm only: the norm after that."""
     positioned: bool = True
     """Whether what the model passes as its position bias is one (in T5's cross-attention it is all zeros)."""
     n_heads: int = 0

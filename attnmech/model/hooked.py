@@ -276,6 +276,13 @@ class HookedModel:
             return tuple(self.encode(torch.tensor([each])).tokens[0][0] for each in ids)
         return self.encoder.position_texts(ids, stack)
 
+    def images(self, batch: Batch) -> Float[Tensor, "batch channel height width"] | None:
+        """The images whose patches are the positions of a batch; None where they are something else."""
+        if self.grid is None:
+            return None
+        shape = self.grid.shape
+        return next((each for each in batch.extra.values() if each.ndim == 4 and each.shape[1:] == shape), None)
+
     def stack(self, label: str | None = None) -> Stack:
         """A stack of the model by its label; without a label, the only one."""
         if (label is None or (isinstance(label, str) and label == "self")) and len(self.stacks) == 1:

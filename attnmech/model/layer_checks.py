@@ -497,7 +497,9 @@ class LayerChecks(Probe):
         if plan.mid_norm is None:
             return "resid_post = resid_pre + attn_out + mlp_out", ("resid_pre", "attn_out", "mlp_out", "resid_post")
         between = f" + {plan.interposed}.attn_out" if plan.interposed else ""
-        sum_ = f"resid_mid{between} + mlp_out" if plan.norm == "pre" else "N(N(resid_mid) + mlp_out)"
+        sum_ = f"resid_mid{between} + mlp_out"
+        if plan.norm == "post":
+            sum_ = f"N(N(N(resid_mid){between}) + mlp_out)" if between else "N(N(resid_mid) + mlp_out)"
         return f"resid_post = {sum_}", ("resid_mid", "mlp_out", "resid_post")
 
     def _mlp(self) -> Iterator[Compared]:
@@ -520,10 +522,15 @@ class LayerChecks(Probe):
             each = torch.stack(terms)
             return each.sum(dim=0), sum_rounding(self.model.dtype) * each.abs().sum(dim=0)
         assert plan.mid_norm is not None and plan.post_norm is not None
-        norms = (self.model.plain_module(self.stack, layer, path) for path in (plan.mid_norm, plan.post_norm))
-        middle, added = (term.to(self.model.dtype) for term in terms)
+        mid_norm, post_norm = (self.model.plain_module(self.stack, layer, path) for path in (plan.mid_norm, plan.post_norm))
+        middle, *crossed, added = (term.to(self.model.dtype) for term in terms)
         with torch.no_grad():
-            ended = PostNormEnd(*norms)(middle, added)
+            if crossed:
+                assert plan.interposed_norm is not None
+                cross_norm = self.model.plain_module(self.stack, layer, plan.interposed_norm)
+                ended = post_norm(cross_norm(mid_norm(middle) + crossed[0]) + added)
+            else:
+                ended = PostNormEnd(mid_norm, post_norm)(middle, added)
         return ended, by_row(ended, self.local)
 
     def _chain(self) -> Iterator[Compared]:

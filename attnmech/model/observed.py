@@ -44,6 +44,8 @@ class Notes:
     """The output of the projection that makes the latent and the part of the keys that heads share."""
     edited_key: Tensor | None = None
     """What scores use as keys, `[batch kv_head position d_head]`, if the keys of a layer with latents were edited."""
+    before_mlp: Tensor | None = None
+    """The stream that the MLP adds to, in a post-norm decoder."""
     attn_in: Tensor | None = None
     """The point `attn_in`; noted if a term of the scores is changed."""
 

@@ -438,13 +438,15 @@ def _torch_decoder(
 ) -> tuple[Architecture, str] | None:
     """The self-attention of torch's decoder layer, between whose attention and MLP stands cross-attention."""
     layer = plain.get_submodule(path)
-    if not _is_torch_decoder(layer) or not layer.norm_first or use.path != f"{path}.self_attn":
+    if not _is_torch_decoder(layer) or use.path != f"{path}.self_attn":
         return None
     plan = replace(
-        start, streams=True, attention="self_attn.core", out="self_attn.out_proj", attn_norm="norm1", mid_norm="norm2",
-        mlp_out="linear2", interposed="cross", batch_first=not use.batched or use.module.original.batch_first,
+        start, streams=True, attention="self_attn.core", out="self_attn.out_proj", mlp_out="linear2",
+        interposed="cross", batch_first=not use.batched or use.module.original.batch_first,
     )  # fmt: skip
-    return plan, path
+    if layer.norm_first:
+        return replace(plan, attn_norm="norm1", mid_norm="norm2"), path
+    return replace(plan, norm="post", mid_norm="norm1", interposed_norm="norm2", post_norm="norm3"), path
 
 
 def _is_torch_decoder(layer: nn.Module) -> bool:

@@ -214,7 +214,10 @@ class Stack:
                 in_force.hold("mid_in", self.label, layer, by_token)
 
         def at_mid_normed(module: nn.Module, args: Any, output: Tensor) -> None:
-            in_force.hold("mid_normed", self.label, layer, self._by_token(output))
+            by_token = self._by_token(output)
+            in_force.hold("mid_normed", self.label, layer, by_token)
+            if self.architecture.interposed:
+                in_force.note(before_mlp=by_token)
 
         def at_end(module: nn.Module, args: Any) -> None:
             in_force.hold("end_in", self.label, layer, self._by_token(args[0]))
@@ -226,7 +229,7 @@ class Stack:
         if mid_norm is not None:
             submodule(block, mid_norm).register_forward_pre_hook(at_resid_mid)
         if mid_norm is not None and post_norm is not None:
-            submodule(block, mid_norm).register_forward_hook(at_mid_normed)
+            submodule(block, self.architecture.interposed_norm or mid_norm).register_forward_hook(at_mid_normed)
             submodule(block, post_norm).register_forward_pre_hook(at_end)
 
     def _visit(self, name: str, layer: int, value: Tensor, before: Kind | None, after: Kind) -> Tensor:
