@@ -6,9 +6,9 @@ through transformers' attention interface, or through a module of ours that stan
 time, so that no [query key] mask need exist.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from einops import rearrange
@@ -33,12 +33,6 @@ _BLOCK_BYTES: Final = 8 * 2**20
 """Rows are processed in blocks whose scores have roughly this size, so that they stay in the CPU's cache."""
 
 
-class Weights(Protocol):
-    """Where a module keeps the pattern that it returns."""
-
-    def add(self, pattern: Float[Tensor, "batch head row seen"], keys: int) -> None: ...
-
-
 def attend(
     q: Float[Tensor, "batch head query d_head"],
     k: Float[Tensor, "batch kv_head key d_head"],
@@ -50,7 +44,7 @@ def attend(
     site: "Site",
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
-    weights: Weights | None = None,
+    weights: Callable[[Tensor, int], None] | None = None,
 ) -> Float[Tensor, "batch query head d_value"]:
     """Attention of one layer, block of rows by block of rows.
 
@@ -60,7 +54,7 @@ def attend(
     head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
     eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
     rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
-    whole rows. `weights` is given the pattern, after edits, where the module returns it.
+    whole rows. `weights` is given each block of the pattern, after edits, and the number of keys.
     """
     in_force, layer = site.in_force, site.layer
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
@@ -108,7 +102,7 @@ def attend(
         read = read if other_values is None else read + attention.pattern @ other_values[:, :, :keys]
         blocks.append(read.to(dtype).transpose(1, 2))
         if weights is not None:
-            weights.add(attention.pattern, k.shape[2])
+            weights(attention.pattern, k.shape[2])
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, in_force.under_way.batch, queries, k, v, scale, position, mask, softcap,

@@ -24,12 +24,6 @@ _NAMES: Final = (
 NO_TOKENS: Final = "it is a module of your own, whose inputs are tensors, not tokens"
 
 
-class OwnConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
-    """The config of a module that has none."""
-
-    model_type = "module"
-
-
 @dataclass
 class OwnOutput:
     """What a pass returns, under transformers' names."""
@@ -58,11 +52,11 @@ class Layer:
 class OwnModule(PreTrainedModel):
     """A private copy of a user's module, called with one row per text (`CallForm.rows`)."""
 
-    config_class = OwnConfig
+    config_class = PreTrainedConfig
     base_model_prefix = ""
 
     def __init__(self, module: nn.Module, form: CallForm) -> None:
-        super().__init__(OwnConfig(name_or_path=type(module).__name__))
+        super().__init__(PreTrainedConfig(name_or_path=type(module).__name__))
         self.module = module
         self.form = form
         self.output_axis: int | None = 0

@@ -107,10 +107,21 @@ def _run_plain(plain: OwnModule, example: Any) -> Tensor:
     except AttnmechError:
         raise
     except Exception as error:  # whatever a module raises that is called in a wrong way
+        _check_masks(plain, example)
         raise InputError(
             f"{type(plain.module).__name__} does not run on `example`: {type(error).__name__}: {first_line(error)}. "
             "Give what the module is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments."
         ) from error
+
+
+def _check_masks(plain: OwnModule, example: Any) -> None:
+    """Raises `InputError` for a mask of a wrong shape, of which torch's own message may tell nothing."""
+    try:
+        traced(plain, plain.form.rows(example))
+    except InputError as error:
+        raise InputError(f"{type(plain.module).__name__} does not run on `example`: {error}") from error
+    except Exception:  # the module's own error is told
+        return
 
 
 def _called(form: CallForm, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -115,7 +115,7 @@ class Core(nn.Module):
             k, v = torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2)
         z = attend(
             q, k, v, scale=self.d_head**-0.5, position=masked.position, mask=masked.rule, site=self.attnmech_site,
-            weights=weights,
+            weights=None if weights is None else weights.add,
         )  # fmt: skip
         return rearrange(z, "batch query head d_head -> batch query (head d_head)")
 
