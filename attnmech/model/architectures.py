@@ -159,6 +159,9 @@ final_norm norm; rotary rotate_halves
     """The axes of what these norms are given, as einops writes them."""
     query_scale: float = 1.0
     """The factor by which the model multiplies q before calling its attention."""
+    mask: str = ""
+    """Of attention code of a user's own that makes no call of `scaled_dot_product_attention`: the argument that is its
+    mask."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
     reads: Literal["tokens", "pixels", "tensors"] = "tokens"

@@ -245,8 +245,8 @@ def attention_of_site(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     z = attend(
         query,
-        _unexpanded(key, site.kv_heads),
-        _unexpanded(value, site.kv_heads),
+        unexpanded(key, site.kv_heads),
+        unexpanded(value, site.kv_heads),
         scale=scale,
         position=position_bias,
         mask=rule_of(attention_mask, query.shape[2], key.shape[2], site.in_force.under_way.batch.keys(site.stack)),
@@ -257,7 +257,7 @@ def attention_of_site(
     return z, None
 
 
-def _unexpanded(
+def unexpanded(
     value: Float[Tensor, "batch head key d_head"], kv_heads: int
 ) -> Float[Tensor, "batch kv_head key d_head"]:
     """Keys or values as the projections made them, if the model has repeated each for its group of query heads.

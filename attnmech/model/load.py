@@ -98,7 +98,7 @@ def load(
     plans: tuple[Architecture, ...] = ()
     own = None
     if example is not None or labels is not None:
-        original, plans, own = _own(source, place, kind, tokenizer, example, labels)
+        original, plans, own = _own(source, place, kind, tokenizer, example, labels, architecture)
         name = original.name_or_path
     elif isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
@@ -177,6 +177,7 @@ def _own(
     tokenizer: Any,
     example: Any,
     labels: Labels,
+    architecture: Architecture | None,
 ) -> tuple[OwnModule, tuple[Architecture, ...], OwnInputs]:
     """A module of the user's own, its stacks, and what it is given."""
     if not isinstance(source, nn.Module) or isinstance(source, PreTrainedModel):
@@ -190,7 +191,7 @@ def _own(
         raise InputError("`tokenizer` is for models of tokens; a module of your own is given tensors.")
     if device is not None or dtype is not None:
         raise InputError("a module of your own stays in its precision and on its device; move it: module.to(...).")
-    original, plans = read_own(unwrapped(source), example)
+    original, plans = read_own(unwrapped(source), example, architecture)
     return original, plans, OwnInputs(example, labels)
 
 

@@ -15,6 +15,7 @@ from .copies import copy_of
 from .images import PatchGrid
 from .own_call import CallForm
 from .own_module import OwnModule
+from .traced import tensors_of
 from .replaced_mha import further_keys, hides, pad_nested
 
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]] | PatchGrid | None
@@ -63,6 +64,8 @@ class OwnEncoder:
             if isinstance(module, nn.MultiheadAttention):
                 module.register_forward_pre_hook(self._watch, with_kwargs=True)
         modules = dict(watched.named_modules(remove_duplicate=False))
+        for path in (*original.products, *original.described):
+            modules[path].register_forward_pre_hook(self._watch_own, with_kwargs=True)
         self._further: dict[str, tuple[str, ...]] = {}
         for layer in self._layers:
             module = modules[layer.attention]
@@ -148,6 +151,10 @@ class OwnEncoder:
         padding = given.get("key_padding_mask")
         padding = padding[None] if padding is not None and padding.ndim == 1 else padding
         self._seen.append(_Seen(texts, queries, keys, padding))
+
+    def _watch_own(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = next(tensors_of((*args, *kwargs.values())))
+        self._seen.append(_Seen(x.shape[0], x.shape[1], x.shape[1], None))
 
     def _sides(self, seen: Sequence[_Seen], texts: int) -> tuple[Any, Any]:
         """The ids, mask and labels of the source, and of the target where there is cross-attention."""

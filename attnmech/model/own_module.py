@@ -13,7 +13,9 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import InputError, UnsupportedModelError
+from .architectures import Architecture
 from .attention import IMPLEMENTATION
+from .own_attention import Described, DescribedAttention, keep_weights_of_product, use_our_product
 from .own_call import CallForm
 from .replaced_mha import WIDTH, further_keys, pad_nested, use_our_mha
 
@@ -63,6 +65,12 @@ class OwnModule(PreTrainedModel):
         """Where the output has its batch; None if it has none."""
         self.layers: tuple[Layer, ...] = ()
         """In the order of the traced call."""
+        self.products: tuple[str, ...] = ()
+        """The modules that attend by one call of `scaled_dot_product_attention`."""
+        self.described: dict[str, tuple[Architecture, Described, int]] = {}
+        """The modules whose attention an `Architecture` names, with what was found of each."""
+        self.named: tuple[str, ...] = ()
+        """The attention modules that a user's `Architecture` names."""
         self._weights: list[Tensor | None] = []
 
     def build(self, layers: Sequence[Layer]) -> None:
@@ -101,11 +109,34 @@ class OwnModule(PreTrainedModel):
         if implementation == IMPLEMENTATION:
             use_our_mha(self)
             pad_nested(self)
+            for path in self.products:
+                use_our_product(self.get_submodule(path))
+            self._replace_described()
         elif implementation == "eager":
             pad_nested(self)
             for module in self.modules():
                 if isinstance(module, nn.MultiheadAttention):
                     module.register_forward_hook(self._keep_weights, with_kwargs=True)
+            for path in self.products:
+                keep_weights_of_product(self.get_submodule(path), self._weights_kept)
+            for path in self.described:
+                self.get_submodule(path).register_forward_hook(self._keep_none)
+
+    def _replace_described(self) -> None:
+        """Puts attention that computes what was described in the place of the user's."""
+        for path, (plan, how, returns) in self.described.items():
+            original = self.get_submodule(path)
+            ours = DescribedAttention(original, plan, how)
+            ours.returns = returns
+            for other, part in list(self.named_modules(remove_duplicate=False)):
+                if part is original:
+                    self.set_submodule(other, ours)
+
+    def _weights_kept(self, weights: Tensor) -> None:
+        self._weights.append(weights)
+
+    def _keep_none(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._weights.append(None)
 
     def _keep_weights(self, module: nn.MultiheadAttention, args: Any, kwargs: Any, output: Any) -> None:
         given = dict(zip(_NAMES, args, strict=False)) | kwargs

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,17 +12,17 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..batch import Batch
 from ..errors import AttnmechError, InputError, UnsupportedModelError, first_line
-from .architectures import Architecture
+from .architectures import Architecture, has_module, submodule
 from .attention import IMPLEMENTATION, Site
 from .block_structure import BlockReader, Factors, UnreadableError
 from .copies import copy_of
 from .in_force import Pass
+from .own_attention import ProductCall, described_as, is_causal, no_tokens, watching_products
 from .own_call import CallForm
 from .own_module import EachUse, Layer, OwnModule, blocks_of, first_output
 from .replaced_mha import Core, Masked, OurMultiheadAttention, further_keys
-from .traced import Attended, Call, Trace, recording, same
+from .traced import Attended, Call, Trace, recording, same, tensors_of
 from .weights import Separate
 
 _PROJECTIONS: Final = Separate("q_proj", "k_proj", "v_proj")
@@ -33,19 +33,22 @@ _MOST_SHARED: Final = 8
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One call of an `nn.MultiheadAttention` in the traced pass."""
+    """One call of an attention in the traced pass: of an `nn.MultiheadAttention`, or of the user's own code."""
 
     path: str
-    module: OurMultiheadAttention
     batched: bool
     own: bool
     """Whether queries and keys are made of the same tensor: self-attention."""
     z: Float[Tensor, "batch query features"]
+    """What W_O reads; of attention that is only named, what it returns."""
     keys: int
     """The number of keys that are made of what it is given."""
-    masked: Masked
-    key_padding_mask: Tensor | None
     order: int
+    masked: Masked | None = None
+    mha: OurMultiheadAttention | None = None
+    product: ProductCall | None = None
+    given: tuple[Any, Any, Any] | None = None
+    """The arguments and the output of attention that is only named."""
 
     @property
     def texts(self) -> int:
@@ -57,6 +60,19 @@ class Use:
         """The number of queries."""
         return self.z.shape[1]
 
+    @property
+    def sizes(self) -> tuple[int, int, tuple[str, ...]]:
+        """The number of heads, their dimensions together, and the labels of the keys that are no tokens."""
+        if self.mha is not None:
+            return self.mha.heads, self.mha.original.embed_dim, further_keys(self.mha.original)
+        heads = 0 if self.product is None else self.product.q.shape[1]
+        return heads, self.z.shape[-1], ()
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether what it is given has texts first."""
+        return not self.batched or self.mha is None or self.mha.original.batch_first
+
 
 @dataclass(eq=False)
 class Traced(Trace):
@@ -65,19 +81,25 @@ class Traced(Trace):
     uses: list[Use] = None  # type: ignore[assignment]
 
 
-def read_own(module: nn.Module, example: Any) -> tuple[OwnModule, tuple[Architecture, ...]]:
-    """A private copy of a user's module, with the architecture of each of its stacks.
+def read_own(
+    module: nn.Module, example: Any, architecture: Architecture | None = None
+) -> tuple[OwnModule, tuple[Architecture, ...]]:
+    """A private copy of a user's module, with the architecture of each of its stacks, read or as the user names it.
 
     Raises `InputError` for an example that does not run or without a batch axis, `UnsupportedModelError` for a module
     that does not attend, or in a way that is no list of layers; each says what was found.
     """
     plain = _private(module, CallForm.of(example))
+    if architecture is not None:
+        plain.named = _named(plain, architecture)
     output = _run_plain(plain, example)
     form, axis = _with_batch(plain, example, output)
     plain.form, plain.output_axis = form, axis
     rows = form.perturbed(form.rows(example))
     _unroll(plain, rows)
     trace = traced(plain, rows)
+    if architecture is not None:
+        return plain, (_described(plain, trace, architecture),)
     layers, plans = _stacks(plain, trace)
     plain.build(layers)
     return plain, plans
@@ -139,28 +161,62 @@ def traced(plain: OwnModule, rows: Mapping[str, Tensor]) -> Traced:
     trace = Traced()
     trace.uses = []
     named = {path: part for path, part in copied.named_modules() if path and not isinstance(part, nn.ModuleList)}
-    ids = torch.zeros(1, 1, dtype=torch.long)
-    batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
     with (
         torch.no_grad(),
-        _watching(trace, named),
+        _watching(trace, named, plain.named),
         recording(trace, named, lambda *_: None),
         trace.in_force.unchecked(),
-        trace.in_force.recording(Pass(batch)),
+        trace.in_force.recording(Pass(no_tokens())),
     ):
         trace.output = copied(rows)
     return trace
 
 
 @contextmanager
-def _watching(trace: Traced, named: Mapping[str, nn.Module]) -> Iterator[None]:
+def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence[str]) -> Iterator[None]:
+    """Records every attention; of modules that the user names, `attending`, each call."""
+    active: list[str] = []
     handles = []
+
+    def entering(path: str) -> Callable[..., None]:
+        return lambda *_: active.append(path)
+
+    def leaving(module: nn.Module, args: Any, output: Any) -> None:
+        active.pop()
+
+    def product(made: ProductCall, z: Tensor) -> None:
+        if attending and (above := [path for path in reversed(active) if path in attending]):
+            products[above[0]] = made
+        elif not attending:
+            merged = rearrange(z, "batch head query d -> batch query (head d)").clone()
+            own = made.q.shape[2] == made.k.shape[2]
+            trace.uses.append(
+                Use(active[-1], True, own, merged, made.k.shape[2], trace.tick(), made.masked, product=made)
+            )
+
+    products: dict[str, ProductCall] = {}
+
+    def at_named(path: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            x, made = (next(tensors_of(each)) for each in ((*args, *kwargs.values()), output))
+            call, given = products.pop(path, None), (args, kwargs, output)
+            masked = None if call is None else call.masked
+            trace.uses.append(
+                Use(path, True, True, made, x.shape[1], trace.tick(), masked, product=call, given=given)
+            )
+
+        return keep
+
     for path, module in named.items():
+        handles += [module.register_forward_pre_hook(entering(path)), module.register_forward_hook(leaving)]
+        if path in attending:
+            handles.append(module.register_forward_hook(at_named(path), with_kwargs=True))
         if isinstance(module, OurMultiheadAttention):
             module.core.attnmech_site = Site(trace.in_force, 0)
             handles += _watch(trace, path, module)
     try:
-        yield
+        with watching_products(product):
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -178,8 +234,8 @@ def _watch(trace: Traced, path: str, module: OurMultiheadAttention) -> list[Any]
         keys = args[0] if kwargs["key_value_states"] is None else kwargs["key_value_states"]
         trace.uses.append(
             Use(
-                path, module, given["query"].ndim == 3, given["query"] is given["key"], output.clone(), keys.shape[1],
-                kwargs["masked"], given.get("key_padding_mask"), trace.tick(),
+                path, given["query"].ndim == 3, given["query"] is given["key"], output.clone(), keys.shape[1],
+                trace.tick(), kwargs["masked"], mha=module,
             )
         )  # fmt: skip
 
@@ -264,7 +320,8 @@ def _require_attention(plain: OwnModule, trace: Traced) -> None:
     if any(isinstance(part, nn.MultiheadAttention) for part in plain.modules()):
         raise UnsupportedModelError(f"{kind} holds an nn.MultiheadAttention, but `example` never reaches it.")
     raise UnsupportedModelError(
-        f"{kind} is a module without attention: it holds no nn.MultiheadAttention. If it attends with code of its own, "
+        f"{kind} is a module without attention: it holds no nn.MultiheadAttention, and makes no call of "
+        "scaled_dot_product_attention. If it attends with code of its own, "
         "describe it: am.load(module, example=..., architecture=am.Architecture(...))."
     )
 
@@ -378,13 +435,9 @@ def _each_length(uses: Sequence[Use]) -> list[Use]:
 def _require_alike(label: str, uses: Sequence[Use]) -> None:
     """Raises `UnsupportedModelError` unless all layers of a stack have the same sizes."""
 
-    def sizes(use: Use) -> tuple[object, ...]:
-        of = use.module.original
-        return of.num_heads, of.embed_dim, further_keys(of)
-
     for use in uses[1:]:
-        if sizes(use) != sizes(uses[0]):
-            (heads, width, more), (others, wide, further) = sizes(uses[0]), sizes(use)
+        if use.sizes != uses[0].sizes:
+            (heads, width, more), (others, wide, further) = uses[0].sizes, use.sizes
             of_stack = f"the {label} stack" if label else "the module"
             raise UnsupportedModelError(
                 f"all layers of {of_stack} must have the same heads; {_own(uses[0].path)} has {heads} of {width} "
@@ -399,10 +452,13 @@ def _with(labels: Any) -> str:
 
 def _plan(plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]) -> tuple[Architecture, list[str]]:
     """The architecture of a stack, and the path of each layer's block."""
+    if any(use.product is not None for use in uses):
+        return _plan_of_products(plain, trace, label, uses)
+    heads = uses[0].sizes[0]
     start = Architecture(
         name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="core", qkv=_PROJECTIONS,
         out="out_proj", mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors",
-        n_heads=uses[0].module.heads, n_kv_heads=uses[0].module.heads, head_refused=_OWN_OUTPUT,
+        n_heads=heads, n_kv_heads=heads, head_refused=_OWN_OUTPUT,
         causal=label != "cross" and all(_is_causal(use) for use in uses),
     )  # fmt: skip
     read = [_block(plain, trace, start, use, len(uses)) for use in uses]
@@ -435,7 +491,7 @@ def _block(
             )
         plan = replace(
             start, streams=True, attention=f"{below}.core", out=f"{below}.out_proj",
-            batch_first=not use.batched or use.module.original.batch_first,
+            batch_first=use.batch_first,
         )  # fmt: skip
         try:
             return _OwnBlockReader(plan, use, path, inside, plain).plan, path
@@ -453,7 +509,7 @@ def _torch_decoder(
         return None
     plan = replace(
         start, streams=True, attention="self_attn.core", out="self_attn.out_proj", mlp_out="linear2",
-        interposed="cross", batch_first=not use.batched or use.module.original.batch_first,
+        interposed="cross", batch_first=use.batch_first,
     )  # fmt: skip
     if layer.norm_first:
         return replace(plan, attn_norm="norm1", mid_norm="norm2"), path
@@ -474,8 +530,7 @@ def _in_torch_decoder(plain: OwnModule, uses: Sequence[Use]) -> bool:
 
 
 def _is_causal(use: Use) -> bool:
-    rule = use.masked.rule
-    return not bool(rule.visible(range(rule.queries))[..., : use.keys].triu(1).any()) and use.queries > 1
+    return use.masked is not None and is_causal(use.masked.rule)
 
 
 def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
@@ -483,6 +538,133 @@ def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
     by_path = {call.path: call for call in trace.calls}
     calls = [by_path[path] for path in paths]
     return all(before.made and same(before.made[0], after.given) for before, after in zip(calls, calls[1:], strict=False))
+
+
+def _plan_of_products(
+    plain: OwnModule, trace: Traced, label: str, uses: Sequence[Use]
+) -> tuple[Architecture, list[str]]:
+    """The architecture of a stack whose attention is the user's own code, with one product each."""
+    first = uses[0]
+    where = _own(first.path)
+    if any(use.product is None for use in uses) or label not in ("", "encoder", "decoder"):
+        raise UnsupportedModelError(
+            f"{where} attends with code of its own; that is read for self-attention, in all layers of a stack. Load "
+            "the parts of the module one by one."
+        )
+    twice = next((path for path, count in Counter(use.path for use in uses).items() if count > 1), None)
+    if twice is not None:
+        raise UnsupportedModelError(
+            f"{_own(twice)} calls scaled_dot_product_attention more than once in a pass; put each into a module of its "
+            "own."
+        )
+    start = Architecture(
+        name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="", qkv=_PROJECTIONS, out="",
+        mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors", head_refused=_OWN_OUTPUT,
+    )  # fmt: skip
+    found = [_block_of_product(plain, trace, start, use, [each.path for each in uses if each is not use]) for use in uses]
+    if any(path != use.path for (_, path), use in zip(found, uses, strict=True)) and len(
+        {replace(plan, chained=True) for plan, _ in found}
+    ) > 1:
+        found = [_block_of_product(plain, trace, start, use, None) for use in uses]
+    plans = {replace(plan, causal=all(_is_causal(use) for use in uses)) for plan, _ in found}
+    if len(plans) > 1:
+        raise UnsupportedModelError(f"the layers of {type(plain.module).__name__} are built in different ways.")
+    (plan,) = plans
+    plain.products += tuple(use.path for use in uses)
+    paths = [path for _, path in found]
+    return replace(plan, chained=not plan.streams or _is_chained(trace, paths)), paths
+
+
+def _block_of_product(
+    plain: OwnModule, trace: Traced, start: Architecture, use: Use, others: Sequence[str] | None
+) -> tuple[Architecture, str]:
+    """The nearest block around attention of own code, or (`others` None, or without a block) the attention itself."""
+    factors = Factors(plain.config, torch.finfo(use.z.dtype).eps)
+    product = use.product
+    assert product is not None
+    q, k, v = (rearrange(each, "batch head position d -> batch position head d") for each in (product.q, product.k, product.v))
+    z = rearrange(use.z, "batch query (head d) -> batch query head d", head=product.q.shape[1])
+    attended = Attended(plain.get_submodule(use.path), q, k, v, z, product.masked.rule, {}, use.order)
+
+    def calls(path: str) -> list[Call]:
+        inside = [call for call in trace.calls if call.path == path or call.path.startswith(f"{path}.")]
+        return [replace(call, path=call.path[len(path) + 1 :] if call.path != path else "") for call in inside]
+
+    for path in _above(use.path) if others is not None else ():
+        if any(other.startswith(f"{path}.") for other in others or ()):
+            break
+        if not any(call.path == path for call in trace.calls):
+            continue
+        try:
+            plan = BlockReader(replace(start, streams=True, attention=use.path[len(path) + 1 :]), attended, calls(path), factors).plan
+        except (UnreadableError, StopIteration):
+            continue
+        return plan, path
+    try:
+        return _AloneReader(start, attended, calls(use.path), factors).plan, use.path
+    except (UnreadableError, StopIteration) as error:
+        raise UnsupportedModelError(
+            f"{_own(use.path)} calls scaled_dot_product_attention, but what it makes its queries, keys and values of "
+            f"cannot be read: {error}."
+        ) from error
+
+
+class _AloneReader(BlockReader):
+    """Reads an attention that stands in no block."""
+
+    def _around(self, plan: Architecture) -> Architecture:
+        out = self._out()
+        return replace(plan, out=out.path, gate=self._gate(out))
+
+
+def _named(plan: OwnModule, architecture: Architecture) -> tuple[str, ...]:
+    """The paths of the attention modules that a user's architecture names."""
+    blocks = f"module.{architecture.blocks}" if architecture.blocks else "module"
+    found = submodule(plan, blocks)
+    if not isinstance(found, nn.ModuleList):
+        raise UnsupportedModelError(
+            f"`blocks` of `architecture` must name an nn.ModuleList of blocks; {architecture.blocks!r} is a "
+            f"{type(found).__name__}."
+        )
+    for number, block in enumerate(found):
+        for path in (architecture.attention, architecture.out):
+            if not has_module(block, path):
+                raise UnsupportedModelError(
+                    f"`architecture` names a module {path!r}, which block {number} of {architecture.blocks!r} does not "
+                    "have."
+                )
+    return tuple(f"{blocks}.{number}.{architecture.attention}" for number in range(len(found)))
+
+
+def _described(plain: OwnModule, trace: Traced, architecture: Architecture) -> Architecture:
+    """A user's architecture, completed by what the traced pass shows of its attention."""
+    blocks = f"module.{architecture.blocks}"
+    by_path = {use.path: use for use in trace.uses}
+    uses = [by_path[path] for path in plain.named if path in by_path]
+    if len(uses) < len(plain.named) or len(trace.uses) > len(uses):
+        raise UnsupportedModelError(
+            f"each attention that `architecture` names must be called once in a pass; {len(trace.uses)} calls of "
+            f"{len(plain.named)} were seen."
+        )
+    heads = architecture.n_heads or uses[0].sizes[0]
+    if not heads:
+        raise InputError("`architecture` must say `n_heads`: there is no config that does.")
+    plan = replace(
+        architecture, blocks=blocks, n_heads=heads, n_kv_heads=architecture.n_kv_heads or heads, hands_on=True,
+        reads="tensors", head_refused=_OWN_OUTPUT,
+    )  # fmt: skip
+    if all(use.product is not None for use in uses):
+        plain.products = tuple(plain.named)
+        plan = replace(plan, causal=all(_is_causal(use) for use in uses))
+    else:
+        for use in uses:
+            assert use.given is not None
+            how, returns = described_as(plain.get_submodule(use.path), plan, *use.given)
+            plain.described[use.path] = (plan, how, returns)
+        plan = replace(plan, causal=all(how.causal for _, how, _ in plain.described.values()))
+    for number, path in enumerate(plain.named):
+        plain.layers = (*plain.layers, Layer("", f"{blocks}.{number}", path))
+    return plan
 
 
 class _OwnBlockReader(BlockReader):
@@ -493,7 +675,8 @@ class _OwnBlockReader(BlockReader):
     ) -> None:
         z = rearrange(use.z, "batch query (head d_head) -> batch query head d_head", head=start.n_heads)
         inside = f"{use.path}."
-        attended = Attended(use.module, z, z, z, z, None, {}, use.order)
+        assert use.mha is not None
+        attended = Attended(use.mha, z, z, z, z, None, {}, use.order)
         turned = [
             replace(call, path=call.path[len(path) + 1 :] if call.path != path else "", **self._by_text(call, use))
             if not call.path.startswith(inside) and not start.batch_first

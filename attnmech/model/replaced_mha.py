@@ -254,7 +254,7 @@ def masks_of(
             )
         by_head = attn_mask[None, None] if attn_mask.ndim == 2 else attn_mask.view(batch, heads, queries, keys)
         if not hint:
-            _sort(by_head, further, seen, added)
+            sort_mask(by_head, further, seen, added)
     if hint:
         # torch counts the further keys here, which come after all tokens.
         seen.append(torch.ones(queries, keys + further, dtype=torch.bool, device=device).tril()[None, None])
@@ -262,7 +262,19 @@ def masks_of(
         padding = key_padding_mask[None] if key_padding_mask.ndim == 1 else key_padding_mask
         if tuple(padding.shape) != (batch, keys):
             raise InputError(f"key_padding_mask must be [{batch}, {keys}] (texts, keys); got {list(padding.shape)}.")
-        _sort(padding[:, None, None], further, seen, added)
+        sort_mask(padding[:, None, None], further, seen, added)
+    return joined_masks(batch, queries, keys + further, seen, added, device)
+
+
+def joined_masks(
+    batch: int,
+    queries: int,
+    keys: int,
+    seen: Sequence[Bool[Tensor, "#batch #head #query key"]],
+    added: list[Float[Tensor, "#batch #head #query key"]],
+    device: torch.device,
+) -> Masked:
+    """Masks that hide keys, and what is added to scores, as a rule and a position term."""
     visible = _together(seen, torch.logical_and)
     if visible is not None and visible.shape[1] > 1:
         shared = visible.any(dim=1, keepdim=True)
@@ -271,12 +283,12 @@ def masks_of(
         visible = shared
     position = _together(added, torch.add)
     if visible is None:
-        return Masked(MaskRule(batch, queries, keys + further, 0, 0, _everything, None, device), position)
-    return Masked(MaskRule(batch, queries, keys + further, 0, 0, partial(_looked_up, visible), None, device), position)
+        return Masked(MaskRule(batch, queries, keys, 0, 0, _everything, None, device), position)
+    return Masked(MaskRule(batch, queries, keys, 0, 0, partial(_looked_up, visible), None, device), position)
 
 
-def _sort(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor]) -> None:
-    """A mask as torch takes it (True or −∞ hides; other numbers are added), into what is seen and what is added."""
+def sort_mask(mask: Tensor, further: int, seen: list[Tensor], added: list[Tensor]) -> None:
+    """Sorts a mask (True or −∞ hides; other numbers are added) into what is seen and what is added."""
     hidden = hides(mask)
     seen.append(nn.functional.pad(~hidden, (0, further), value=True))
     if mask.dtype == torch.bool:
