@@ -75,9 +75,7 @@ def heatmap(
     )
     figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * len(rows), 700)))
     figure.update_xaxes(title="key", showgrid=False, tickangle=-45 if keys or labels else 0, **_ticks(columns))
-    figure.update_yaxes(
-        title={"text": "query", "standoff": 12}, autorange="reversed", showgrid=False, **_ticks(rows)
-    )
+    figure.update_yaxes(title={"text": "query", "standoff": 12}, autorange="reversed", showgrid=False, **_ticks(rows))
     return figure
 
 
@@ -101,9 +99,7 @@ def heatmaps(
     """
     found = _by_layer(weights)
     queries, of_keys = _labels(found, labels, keys, axes="layer head query key")
-    return model_view(
-        found, queries, layers=range(len(found)), keys=of_keys, sums_to_one=sums_to_one, title=title
-    )
+    return model_view(found, queries, layers=range(len(found)), keys=of_keys, sums_to_one=sums_to_one, title=title)
 
 
 def edges(

@@ -522,7 +522,9 @@ class LayerChecks(Probe):
             each = torch.stack(terms)
             return each.sum(dim=0), sum_rounding(self.model.dtype) * each.abs().sum(dim=0)
         assert plan.mid_norm is not None and plan.post_norm is not None
-        mid_norm, post_norm = (self.model.plain_module(self.stack, layer, path) for path in (plan.mid_norm, plan.post_norm))
+        mid_norm, post_norm = (
+            self.model.plain_module(self.stack, layer, path) for path in (plan.mid_norm, plan.post_norm)
+        )
         middle, *crossed, added = (term.to(self.model.dtype) for term in terms)
         with torch.no_grad():
             if crossed:

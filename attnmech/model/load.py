@@ -96,10 +96,11 @@ def load(
     if architecture is not None and not isinstance(architecture, Architecture):
         raise InputError(f"`architecture` must be an am.Architecture; got {shown(architecture)}.")
     plans: tuple[Architecture, ...] = ()
-    own = None
+    own: OwnInputs | None = None
+    original: PreTrainedModel
     if example is not None or labels is not None:
         original, plans, own = _own(source, place, kind, tokenizer, example, labels, architecture)
-        name = original.name_or_path
+        name = str(original.name_or_path)
     elif isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
     else:
@@ -191,7 +192,10 @@ def _own(
         raise InputError("`tokenizer` is for models of tokens; a module of your own is given tensors.")
     if device is not None or dtype is not None:
         raise InputError("a module of your own stays in its precision and on its device; move it: module.to(...).")
-    original, plans = read_own(unwrapped(source), example, architecture)
+    module = unwrapped(source)
+    check_real(module.named_parameters())
+    check_finite(module.named_parameters())
+    original, plans = read_own(module, example, architecture)
     return original, plans, OwnInputs(example, labels)
 
 

@@ -101,7 +101,9 @@ class CallForm:
         for name, value in self.tensors(inputs).items():
             axis = self.axes[name]
             if value.is_nested != (axis.kind == "nested"):
-                raise InputError(f"argument {name!r} was {'' if value.is_nested else 'not '}a dense tensor in `example`.")
+                raise InputError(
+                    f"argument {name!r} was {'' if value.is_nested else 'not '}a dense tensor in `example`."
+                )
             if axis.kind == "nested":
                 padded, hidden = padded_of(value)
                 found |= {name: padded, name + _LENGTHS: (~hidden).sum(dim=1)}
@@ -158,12 +160,12 @@ class CallForm:
             if not self.is_by_text(name):
                 found[name] = value
                 continue
-            other = value = value[:texts]
-            if value.is_floating_point() and not _is_mask(value):
-                spread = float(value.double().std()) if value.numel() > 1 else 0.0
-                noise = torch.randn(value.shape, generator=generator).to(value)
-                other = value + (spread or 1.0) / 2 * noise
-            found[name] = torch.cat((value, other))
+            first = other = value[:texts]
+            if first.is_floating_point() and not _is_mask(first):
+                spread = float(first.double().std()) if first.numel() > 1 else 0.0
+                noise = torch.randn(first.shape, generator=generator).to(first)
+                other = first + (spread or 1.0) / 2 * noise
+            found[name] = torch.cat((first, other))
         return found
 
     def __deepcopy__(self, memo: object) -> "CallForm":
@@ -172,7 +174,7 @@ class CallForm:
     def candidates(self, tensors: Mapping[str, Tensor], texts: int, *, batched: bool) -> Iterator["CallForm"]:
         """The readings of the batch axes that the sizes allow, the usual ones first."""
         choices: list[list[Axis]] = []
-        for name, value in tensors.items():
+        for value in tensors.values():
             if value.is_nested:
                 choices.append([Axis("nested")])
                 continue
@@ -205,7 +207,7 @@ def _by_text(name: str, value: Tensor, axis: Axis) -> Tensor:
     if value.ndim <= axis.at or value.shape[axis.at] % axis.each:
         raise InputError(f"argument {name!r} had its texts along axis {axis.at} in `example`; got {list(value.shape)}.")
     first = value.movedim(axis.at, 0)
-    return first.unflatten(0, (-1, axis.each)) if axis.each > 1 else first
+    return first.reshape(-1, axis.each, *first.shape[1:]) if axis.each > 1 else first
 
 
 def _is_mask(value: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """How do the tensors that a user's own module takes become one `Batch`, and what are its positions called?"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -15,8 +15,8 @@ from .copies import copy_of
 from .images import PatchGrid
 from .own_call import CallForm
 from .own_module import OwnModule
-from .traced import tensors_of
 from .replaced_mha import further_keys, hides, pad_nested
+from .traced import tensors_of
 
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]] | PatchGrid | None
 """What positions are called: one list; one each for "source" and "target"; or the grid of patches of an image."""
@@ -102,9 +102,9 @@ class OwnEncoder:
                     "example."
                 )
         source, target = self._sides(seen, texts)
+        assert source is not None
         further = {stack: labels for stack, labels in self._further.items() if labels}
-        second = None if target is None else Batch(*target, None)
-        return Batch(*source, None, target=second, extra=dict(rows), further=further)
+        return replace(source, target=target, extra=dict(rows), further=further)
 
     @property
     def probe(self) -> Batch:
@@ -156,8 +156,8 @@ class OwnEncoder:
         x = next(tensors_of((*args, *kwargs.values())))
         self._seen.append(_Seen(x.shape[0], x.shape[1], x.shape[1], None))
 
-    def _sides(self, seen: Sequence[_Seen], texts: int) -> tuple[Any, Any]:
-        """The ids, mask and labels of the source, and of the target where there is cross-attention."""
+    def _sides(self, seen: Sequence[_Seen], texts: int) -> tuple[Batch | None, Batch | None]:
+        """The positions of the source, and of the target where there is cross-attention."""
         found: dict[str, tuple[int, Tensor | None]] = {}
 
         def is_(side: str, length: int, padding: Tensor | None) -> None:
@@ -173,18 +173,16 @@ class OwnEncoder:
                 is_("target", each.queries, None)
             else:
                 is_("target" if layer.stack == "decoder" else "source", each.queries, each.key_padding_mask)
-        sides = [
-            self._side(side, *found[side], texts) if side in found else None for side in SIDES
-        ]
+        sides = [self._side(side, *found[side], texts) if side in found else None for side in SIDES]
         return sides[0], sides[1]
 
-    def _side(self, side: str, length: int, padding: Tensor | None, texts: int) -> tuple[Tensor, Tensor, Any]:
+    def _side(self, side: str, length: int, padding: Tensor | None, texts: int) -> Batch:
         ids = torch.arange(length, device=self.device).expand(texts, -1)
         mask: Bool[Tensor, "batch position"] = torch.ones_like(ids, dtype=torch.bool)
         if padding is not None:
             mask = (~hides(padding)).to(self.device).expand(texts, -1)
         labels = self._names(side, length)
-        return ids, mask, (labels,) * texts
+        return Batch(ids, mask, (labels,) * texts, None)
 
     def _names(self, side: str, length: int) -> tuple[str, ...]:
         given = self._labels.get(side)

@@ -51,14 +51,14 @@ class Layer:
     """The path of its `nn.MultiheadAttention`, or of what takes its place."""
 
 
-class OwnModule(PreTrainedModel):
+class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
     """A private copy of a user's module, called with one row per text (`CallForm.rows`)."""
 
     config_class = PreTrainedConfig
     base_model_prefix = ""
 
     def __init__(self, module: nn.Module, form: CallForm) -> None:
-        super().__init__(PreTrainedConfig(name_or_path=type(module).__name__))
+        super().__init__(PreTrainedConfig(name_or_path=type(module).__name__)  # type: ignore[call-arg])
         self.module = module
         self.form = form
         self.output_axis: int | None = 0
@@ -150,6 +150,7 @@ class OwnModule(PreTrainedModel):
             shown = torch.ones(query.shape[axis], key.shape[axis], dtype=torch.bool, device=query.device).tril()
             given["attn_mask"] = ~shown
         weights = module.forward(**{**given, "need_weights": True, "average_attn_weights": False})[1]
+        assert weights is not None
         self._weights.append(weights if weights.ndim == 4 else weights[None])
 
     @property
@@ -207,7 +208,7 @@ class EachUse(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("uses")[0], name)
+            return getattr(next(iter(self._modules["uses"].children())), name)  # type: ignore[union-attr]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The next copy's."""

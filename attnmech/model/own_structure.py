@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from .in_force import Pass
 from .own_attention import ProductCall, described_as, is_causal, no_tokens, watching_products
 from .own_call import CallForm
 from .own_module import EachUse, Layer, OwnModule, blocks_of, first_output
-from .replaced_mha import Core, Masked, OurMultiheadAttention, further_keys
+from .replaced_mha import Masked, OurMultiheadAttention, further_keys
 from .traced import Attended, Call, Trace, recording, same, tensors_of
 from .weights import Separate
 
@@ -201,9 +202,7 @@ def _watching(trace: Traced, named: Mapping[str, nn.Module], attending: Sequence
             x, made = (next(tensors_of(each)) for each in ((*args, *kwargs.values()), output))
             call, given = products.pop(path, None), (args, kwargs, output)
             masked = None if call is None else call.masked
-            trace.uses.append(
-                Use(path, True, True, made, x.shape[1], trace.tick(), masked, product=call, given=given)
-            )
+            trace.uses.append(Use(path, True, True, made, x.shape[1], trace.tick(), masked, product=call, given=given))
 
         return keep
 
@@ -434,7 +433,6 @@ def _each_length(uses: Sequence[Use]) -> list[Use]:
 
 def _require_alike(label: str, uses: Sequence[Use]) -> None:
     """Raises `UnsupportedModelError` unless all layers of a stack have the same sizes."""
-
     for use in uses[1:]:
         if use.sizes != uses[0].sizes:
             (heads, width, more), (others, wide, further) = uses[0].sizes, use.sizes
@@ -537,7 +535,7 @@ def _is_chained(trace: Traced, paths: Sequence[str]) -> bool:
     """Whether each block is given what the one before returned."""
     by_path = {call.path: call for call in trace.calls}
     calls = [by_path[path] for path in paths]
-    return all(before.made and same(before.made[0], after.given) for before, after in zip(calls, calls[1:], strict=False))
+    return all(before.made and same(before.made[0], after.given) for before, after in pairwise(calls))
 
 
 def _plan_of_products(
@@ -561,10 +559,13 @@ def _plan_of_products(
         name=type(plain.module).__name__, stack=label, blocks=blocks_of(label), attention="", qkv=_PROJECTIONS, out="",
         mid_norm=None, mlp_out=None, streams=False, hands_on=True, reads="tensors", head_refused=_OWN_OUTPUT,
     )  # fmt: skip
-    found = [_block_of_product(plain, trace, start, use, [each.path for each in uses if each is not use]) for use in uses]
-    if any(path != use.path for (_, path), use in zip(found, uses, strict=True)) and len(
-        {replace(plan, chained=True) for plan, _ in found}
-    ) > 1:
+    found = [
+        _block_of_product(plain, trace, start, use, [each.path for each in uses if each is not use]) for use in uses
+    ]
+    if (
+        any(path != use.path for (_, path), use in zip(found, uses, strict=True))
+        and len({replace(plan, chained=True) for plan, _ in found}) > 1
+    ):
         found = [_block_of_product(plain, trace, start, use, None) for use in uses]
     plans = {replace(plan, causal=all(_is_causal(use) for use in uses)) for plan, _ in found}
     if len(plans) > 1:
@@ -582,7 +583,9 @@ def _block_of_product(
     factors = Factors(plain.config, torch.finfo(use.z.dtype).eps)
     product = use.product
     assert product is not None
-    q, k, v = (rearrange(each, "batch head position d -> batch position head d") for each in (product.q, product.k, product.v))
+    q, k, v = (
+        rearrange(each, "batch head position d -> batch position head d") for each in (product.q, product.k, product.v)
+    )
     z = rearrange(use.z, "batch query (head d) -> batch query head d", head=product.q.shape[1])
     attended = Attended(plain.get_submodule(use.path), q, k, v, z, product.masked.rule, {}, use.order)
 
@@ -596,7 +599,9 @@ def _block_of_product(
         if not any(call.path == path for call in trace.calls):
             continue
         try:
-            plan = BlockReader(replace(start, streams=True, attention=use.path[len(path) + 1 :]), attended, calls(path), factors).plan
+            plan = BlockReader(
+                replace(start, streams=True, attention=use.path[len(path) + 1 :]), attended, calls(path), factors
+            ).plan
         except (UnreadableError, StopIteration):
             continue
         return plan, path
@@ -670,9 +675,7 @@ def _described(plain: OwnModule, trace: Traced, architecture: Architecture) -> A
 class _OwnBlockReader(BlockReader):
     """Reads norms, sums and MLP of a block whose attention is known."""
 
-    def __init__(
-        self, start: Architecture, use: Use, path: str, calls: Sequence[Call], plain: OwnModule
-    ) -> None:
+    def __init__(self, start: Architecture, use: Use, path: str, calls: Sequence[Call], plain: OwnModule) -> None:
         z = rearrange(use.z, "batch query (head d_head) -> batch query head d_head", head=start.n_heads)
         inside = f"{use.path}."
         assert use.mha is not None
@@ -692,7 +695,9 @@ class _OwnBlockReader(BlockReader):
         shape = use.queries, use.texts
 
         def turned(value: Tensor | None) -> Tensor | None:
-            return value.transpose(0, 1) if value is not None and value.ndim == 3 and value.shape[:2] == shape else value
+            return (
+                value.transpose(0, 1) if value is not None and value.ndim == 3 and value.shape[:2] == shape else value
+            )
 
         return {"given": turned(call.given), "made": tuple(turned(each) for each in call.made)}
 

@@ -124,7 +124,8 @@ class Core(nn.Module):
     ) -> tuple[Float[Tensor, "batch head more d_head"] | None, Float[Tensor, "batch head more d_head"] | None]:
         """The keys and values that are no tokens, in torch's order; None if there are none."""
         of, batch = self._of[0], len(like)
-        keys, values = [], []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
         if of.bias_k is not None and of.bias_v is not None:
             for found, bias in ((keys, of.bias_k), (values, of.bias_v)):
                 by_head = rearrange(bias, "one place (head d_head) -> one head place d_head", head=self.heads)
@@ -206,9 +207,7 @@ class OurMultiheadAttention(nn.Module):
             further=len(further_keys(self.original)), device=hidden.device,
         )  # fmt: skip
         weights = Returned(average=average_attn_weights) if need_weights else None
-        merged = self.core(
-            hidden, key_value_states=keys, value_states=values, masked=masked, weights=weights
-        )
+        merged = self.core(hidden, key_value_states=keys, value_states=values, masked=masked, weights=weights)
         output = self.out_proj(merged)
         returned = None if weights is None else weights.whole(output.dtype)
         if not batched:

@@ -260,10 +260,9 @@ class Stack:
             rotates = plan.rotary is not None and not plan.rotary.tables
             if rotates and (tables := tables_of(args, kwargs)) is not None:
                 in_force.note(rotary=tables)
-            if kwargs.get("key_value_states") is not None:
-                in_force.note(key_input=kwargs["key_value_states"])
-            if kwargs.get("value_states") is not None:
-                in_force.note(value_input=kwargs["value_states"])
+            for given, note in (("key_value_states", "key_input"), ("value_states", "value_input")):
+                if kwargs.get(given) is not None:
+                    in_force.note(**{note: kwargs[given]})
             args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
             if in_force.scales_in(self.label, layer):
                 in_force.note(attn_in=_stream_of(args, kwargs))
@@ -504,4 +503,4 @@ def _stream_name(kwargs: Any) -> str:
     """The argument that is the stream: transformers' name, or the first tensor of a block of another kind."""
     if "hidden_states" in kwargs:
         return "hidden_states"
-    return next(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
+    return next(str(name) for name, value in kwargs.items() if isinstance(value, torch.Tensor))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from jaxtyping import Int
@@ -214,7 +214,7 @@ def batches(
     optional_flag("bos", bos)
     shard = checked_shard(shard)
     if is_one_batch(model, inputs):
-        inputs = [inputs]
+        inputs = cast(Iterable[Inputs], [inputs])
     if not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
         raise InputError(
             f"inputs must be a text, token ids, model inputs, or an iterable of them; got {shown(inputs)}. For an "

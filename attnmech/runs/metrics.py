@@ -131,7 +131,7 @@ class Metric:
         assert against is not None
         return logit_difference(logits, self.answers[text], against)
 
-    def of_whole(self, logits: Float[Tensor, "batch position vocab"], batch: Batch) -> Float[Tensor, " batch"]:
+    def of_whole(self, logits: Float[Tensor, "batch *places"], batch: Batch) -> Float[Tensor, " batch"]:
         """A user's metric, checked."""
         assert self.compute is not None
         found = self.compute(logits, replace(batch, answers=self.answers, against=self.against))
@@ -143,7 +143,7 @@ class Metric:
             )
         return dense(f"what the metric {self.name} returns", found).double()
 
-    def of_logits(self, logits: Float[Tensor, "batch position vocab"], batch: Batch) -> Float[Tensor, " batch"]:
+    def of_logits(self, logits: Float[Tensor, "batch *places"], batch: Batch) -> Float[Tensor, " batch"]:
         """The metric of the full logits, if it needs no clean output; differentiable."""
         if self.compute is not None:
             return self.of_whole(logits, batch)

@@ -26,9 +26,7 @@ class Product(nn.Module):
         self.causal = causal
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (
-            each.unflatten(-1, (-1, 6)).transpose(1, 2) for each in self.qkv(x).split(self.widths, dim=-1)
-        )
+        q, k, v = (each.unflatten(-1, (-1, 6)).transpose(1, 2) for each in self.qkv(x).split(self.widths, dim=-1))
         z = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, enable_gqa=True)
         return self.o(z.transpose(1, 2).flatten(2))
 

@@ -82,9 +82,7 @@ def test_self_attention_is_torch_s(kind: str, further: dict[str, bool], batch_fi
     ("kind", "batch_first", "sizes"),
     [
         (kind, batch_first, sizes)
-        for (kind, batch_first), sizes in product(
-            zip(MASKS, [False, True] * 4, strict=True), [(None, None), (11, 13)]
-        )
+        for (kind, batch_first), sizes in product(zip(MASKS, [False, True] * 4, strict=True), [(None, None), (11, 13)])
     ],
 )
 def test_cross_attention_is_torch_s(kind: str, batch_first: bool, sizes: tuple[int | None, int | None]) -> None:
@@ -286,7 +284,9 @@ def test_each_use_of_a_layer_is_a_layer() -> None:
     weights = module.layer.self_attn(once, once, once, average_attn_weights=False)[1]
     torch.testing.assert_close(ran["pattern", 1], weights, atol=1e-6, rtol=0)
     model.base.module.times = 2
-    with pytest.raises(am.UnsupportedModelError, match="'layer' was called 3 times in `example`, each a layer, and now 2"):
+    with pytest.raises(
+        am.UnsupportedModelError, match="'layer' was called 3 times in `example`, each a layer, and now 2"
+    ):
         model.run(X)
 
 
