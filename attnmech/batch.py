@@ -27,7 +27,7 @@ class Batch:
     """The decoder's input in an encoder-decoder model."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs to the model, such as token types, or the pixel values of images."""
-    answers: Shaped[Tensor, "batch *places"] | None = None  # noqa: F821
+    answers: Shaped[Tensor, "*shape"] | None = None
     """The token that should follow each text, if a metric has answers; `against` is what it is compared with. Of a
     module of the user's own, what is right for each text, of any shape."""
     against: Int[Tensor, " batch"] | None = None

@@ -58,7 +58,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
     base_model_prefix = ""
 
     def __init__(self, module: nn.Module, form: CallForm) -> None:
-        super().__init__(PreTrainedConfig(name_or_path=type(module).__name__)  # type: ignore[call-arg])
+        super().__init__(PreTrainedConfig(name_or_path=type(module).__name__))  # type: ignore[call-arg]
         self.module = module
         self.form = form
         self.output_axis: int | None = 0

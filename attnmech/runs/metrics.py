@@ -41,7 +41,7 @@ class Metric:
     name: str
     compute: Callable[[Tensor, Batch], Tensor] | None = None
     """A user's own function; it gets the full logits."""
-    answers: Shaped[Tensor, "text *places"] | None = None
+    answers: Shaped[Tensor, "*output"] | None = None
     against: Int[Tensor, " text"] | None = None
     has_name: bool = True
     """Whether it was asked for by name."""
@@ -131,7 +131,7 @@ class Metric:
         assert against is not None
         return logit_difference(logits, self.answers[text], against)
 
-    def of_whole(self, logits: Float[Tensor, "batch *places"], batch: Batch) -> Float[Tensor, " batch"]:
+    def of_whole(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
         """A user's metric, checked."""
         assert self.compute is not None
         found = self.compute(logits, replace(batch, answers=self.answers, against=self.against))
@@ -143,7 +143,7 @@ class Metric:
             )
         return dense(f"what the metric {self.name} returns", found).double()
 
-    def of_logits(self, logits: Float[Tensor, "batch *places"], batch: Batch) -> Float[Tensor, " batch"]:
+    def of_logits(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
         """The metric of the full logits, if it needs no clean output; differentiable."""
         if self.compute is not None:
             return self.of_whole(logits, batch)
@@ -165,7 +165,7 @@ def require_finite(name: str, found: Float[Tensor, " text"], documents: Sequence
         )
 
 
-def _targets(answers: Any, texts: int) -> Shaped[Tensor, "text *places"]:
+def _targets(answers: Any, texts: int) -> Shaped[Tensor, "*output"]:
     try:
         found = torch.as_tensor(answers)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -175,7 +175,7 @@ def _targets(answers: Any, texts: int) -> Shaped[Tensor, "text *places"]:
     return dense("`answers`", found)
 
 
-def _accuracy(output: Float[Tensor, "text *places classes"], batch: Batch) -> Float[Tensor, " text"]:
+def _accuracy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
     """The share of places where the largest output is the right class's."""
     found, right = output.argmax(dim=-1), batch.answers
     assert right is not None
@@ -187,7 +187,7 @@ def _accuracy(output: Float[Tensor, "text *places classes"], batch: Batch) -> Fl
     return (found == right.to(found.device)).double().reshape(len(found), -1).mean(dim=1)
 
 
-def _mse(output: Float[Tensor, "text *places"], batch: Batch) -> Float[Tensor, " text"]:
+def _mse(output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " text"]:
     """The mean squared difference of a text's output and what is right."""
     right = batch.answers
     assert right is not None

@@ -129,7 +129,7 @@ def test_edits_reach_the_output(name: str) -> None:
 
 
 def test_what_no_description_can_be_true_of() -> None:
-    with pytest.raises(am.UnsupportedModelError, match="holds no nn.MultiheadAttention, and makes no call of"):
+    with pytest.raises(am.UnsupportedModelError, match=r"holds no nn\.MultiheadAttention, and makes no call of"):
         am.load(Net(WrittenOut).eval(), example=X)
     for wrong in ({"qkv": am.Separate("k", "q", "v")}, {"n_heads": 6}):
         with pytest.raises(am.UnsupportedModelError, match="softmax attention returns something else"):

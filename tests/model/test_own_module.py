@@ -341,11 +341,11 @@ class Folding(nn.Module):
 @pytest.mark.parametrize(
     ("make", "example", "message"),
     [
-        (lambda: nn.Linear(3, 3), noise(2, 3), "Linear is a module without attention: it holds no nn.MultiheadAttention"),
+        (lambda: nn.Linear(3, 3), noise(2, 3), "Linear is a module without attention: it holds no"),
         (lambda: torch.jit.script(nn.Linear(3, 3)), noise(2, 3), "is scripted or traced by torch.jit"),
         (layer, noise(2, 3), "does not run on `example`: AssertionError: was expecting embedding dimension of 24"),
         (lambda: nn.MultiheadAttention(D, 4), X, "missing 2 required positional arguments: 'key' and 'value'"),
-        (layer, (X, torch.zeros(2, 2, dtype=torch.bool)), "does not run on `example`: attn_mask must be [9, 9] (queries, keys) or [12, 9, 9]"),
+        (layer, (X, CAUSAL[:2, :2]), "does not run on `example`: attn_mask must be [9, 9] (queries, keys) or [12, 9,"),
         (layer, "a text", "`example` must hold what the module is called with"),
         (Twice, X, "one has 4 of 24 dimensions, two 6 of 24"),
         (Folding, X, "its attention runs on 9 sequences, and no axis of that length can be repeated"),
