@@ -160,8 +160,8 @@ final_norm norm; rotary rotate_halves
     query_scale: float = 1.0
     """The factor by which the model multiplies q before calling its attention."""
     mask: str = ""
-    """Of attention code of a user's own without a call of `scaled_dot_product_attention`: the argument that is its mask.
-    """
+    """Of attention code of a user's own, without a call of `scaled_dot_product_attention`: the argument that is its
+    mask."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
     reads: Literal["tokens", "pixels", "tensors"] = "tokens"

@@ -75,9 +75,9 @@ def load(
     arguments. Its layers are read from one call: self-attention over one sequence is a stack; with cross-attention
     there are the stacks "encoder", "decoder" and "cross". `labels` names its positions: a list of strings; for two
     sequences a mapping of "source" and "target" to one each; for images an `am.PatchGrid`. `model.run` and all methods
-    then take what the module takes, and `logits` is the first tensor that it returns. Attention of the module's own code
-    is read if each layer makes one call of `scaled_dot_product_attention`, or computed from the parts that `architecture`
-    names: blocks, q, k, v, out, the number of heads, and `mask`, the name of the attention's argument.
+    then take what the module takes, and `logits` is the first tensor that it returns. Attention of the module's own
+    code is read if each layer makes one call of `scaled_dot_product_attention`, or computed from the parts that
+    `architecture` names: blocks, q, k, v, out, the number of heads, and `mask`, the name of the attention's argument.
 
     Weights are read only from safetensors and GGUF, and no code from a model's folder is run. The network is used only
     for a hub name that is not in the local cache.
@@ -89,8 +89,9 @@ def load(
 
     Raises `ModelNotFoundError`, `UnsupportedModelError` (no attention, or a kind that cannot be expressed exactly),
     `WeightsError` (not finite, damaged, or a precision that this device does not support), `InputError` (an argument,
-    an example that does not run, or a GGUF file without the package to read it), `OutputError` (no copy of a GGUF file can be written). Warns with
-    `UnprovenWarning` if a check of the certificate failed; the points concerned are then refused.
+    an example that does not run, or a GGUF file without the package to read it), `OutputError` (no copy of a GGUF file
+    can be written). Warns with `UnprovenWarning` if a check of the certificate failed; the points concerned are then
+    refused.
     """
     kind, place = _dtype(dtype), _device(device)
     optional_flag("bos", bos)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -59,6 +60,8 @@ class OwnEncoder:
         assert isinstance(watched, OwnModule)
         self._watched = watched
         self._seen: list[_Seen] = []
+        # One call of the watched copy at a time, since what it shows is kept beside it.
+        self._calling = Lock()
         pad_nested(watched)
         for module in watched.modules():
             if isinstance(module, nn.MultiheadAttention):
@@ -74,6 +77,7 @@ class OwnEncoder:
         self._known: dict[object, list[_Seen]] = {}
         self._pads = False
         self.example = self.encode(example)
+        # Where padding is may then differ between inputs of one shape.
         self._pads = any(each.key_padding_mask is not None for each in self._seen)
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
@@ -125,8 +129,8 @@ class OwnEncoder:
         shapes = tuple((name, tuple(value.shape)) for name, value in rows.items())
         if not self._pads and shapes in self._known:
             return self._known[shapes]
-        self._seen = []
-        with torch.no_grad():
+        with self._calling, torch.no_grad():
+            self._seen = []
             try:
                 self._watched(rows)
             except InputError:
@@ -138,8 +142,8 @@ class OwnEncoder:
                     if hasattr(self, "example")
                     else f"the module does not run on its example: {type(error).__name__}: {error}."
                 ) from error
-        self._known[shapes] = self._seen
-        return self._seen
+            seen = self._known[shapes] = self._seen
+        return seen
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         given = dict(zip(("query", "key", "value", "key_padding_mask"), args, strict=False)) | kwargs

@@ -107,7 +107,7 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
     def own_attention(self, implementation: str) -> None:
         """Has this copy attend through `attend`, or return torch's own weights ("eager"), or as the user's does."""
         if implementation == IMPLEMENTATION:
-            use_our_mha(self)
+            use_our_mha(self, self.named)
             pad_nested(self)
             for path in self.products:
                 use_our_product(self.get_submodule(path))

@@ -4,7 +4,7 @@ The signature, the masks and the returned weights are torch's (`torch.nn.functio
 scores, softmax and weighted sum are left to `attend`. Parameters are those of the module that is replaced.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -321,22 +321,21 @@ def _looked_up(
     return seen[text, head, query, key]
 
 
-def use_our_mha(root: nn.Module) -> dict[str, OurMultiheadAttention]:
-    """Replaces every `nn.MultiheadAttention` of a private copy, and has its encoders pad nested tensors.
+def use_our_mha(root: nn.Module, besides: Collection[str] = ()) -> None:
+    """Replaces every `nn.MultiheadAttention` of a private copy, besides those at some paths.
 
-    Returns what replaces each, by path; a module that stands in two places is replaced by one.
+    A module that stands in two places is replaced by one.
     """
     ours: dict[int, OurMultiheadAttention] = {}
     found: dict[str, OurMultiheadAttention] = {}
     for path, module in list(root.named_modules(remove_duplicate=False)):
-        if isinstance(module, nn.MultiheadAttention):
+        if isinstance(module, nn.MultiheadAttention) and path not in besides:
             if id(module) not in ours:
-                require_readable(path, module)
+                require_readable(path.removeprefix("module.").removeprefix("module"), module)
                 ours[id(module)] = OurMultiheadAttention(module)
             found[path] = ours[id(module)]
     for path, module in found.items():
         root.set_submodule(path, module)
-    return found
 
 
 def require_readable(path: str, module: nn.MultiheadAttention) -> None:
@@ -344,13 +343,13 @@ def require_readable(path: str, module: nn.MultiheadAttention) -> None:
     kind = type(module)
     if kind.forward is not nn.MultiheadAttention.forward or "forward" in vars(module):
         raise UnsupportedModelError(
-            f"{path!r} is a {kind.__name__} with a forward of its own, which need not be nn.MultiheadAttention's; "
+            f"{path or 'the module'} is a {kind.__name__} with a forward of its own, which need not be nn.MultiheadAttention's; "
             "describe it: am.load(module, example=..., architecture=am.Architecture(...))."
         )
     weights = (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     if not all(isinstance(weight, nn.Parameter) for weight in weights if weight is not None):
         raise UnsupportedModelError(
-            f"the input projection of {path!r} is made anew in every pass (pruned, or parametrised); make it permanent "
+            f"the input projection of {path or 'the module'} is made anew in every pass (pruned, or parametrised); make it permanent "
             "first: torch.nn.utils.prune.remove(module, 'in_proj_weight')."
         )
 
