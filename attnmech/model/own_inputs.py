@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..arguments import listed, shown, strings
 from ..batch import Batch
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .copies import copy_of
 from .images import PatchGrid
 from .own_call import CallForm
@@ -74,6 +74,8 @@ class OwnEncoder:
             module = modules[layer.attention]
             if isinstance(module, nn.MultiheadAttention):
                 self._further[layer.stack] = further_keys(module)
+        sizes = {name: list(value.shape) for name, value in self.form.rows(example).items()}
+        self._shapes = ", ".join(f"{name} was {size}" for name, size in sizes.items())
         self._known: dict[object, list[_Seen]] = {}
         self._pads = False
         self.example = self.encode(example)
@@ -137,10 +139,8 @@ class OwnEncoder:
                 raise
             except Exception as error:  # whatever a module raises over inputs that it cannot take
                 raise InputError(
-                    f"the module does not run on these inputs: {type(error).__name__}: {error}. Its example was "
-                    f"{', '.join(f'{name} {list(value.shape)}' for name, value in self.example.extra.items())}."
-                    if hasattr(self, "example")
-                    else f"the module does not run on its example: {type(error).__name__}: {error}."
+                    f"the module does not run on these inputs: {type(error).__name__}: {first_line(error)}. In its "
+                    f"example, argument {self._shapes}."
                 ) from error
             seen = self._known[shapes] = self._seen
         return seen

@@ -343,14 +343,14 @@ def require_readable(path: str, module: nn.MultiheadAttention) -> None:
     kind = type(module)
     if kind.forward is not nn.MultiheadAttention.forward or "forward" in vars(module):
         raise UnsupportedModelError(
-            f"{path or 'the module'} is a {kind.__name__} with a forward of its own, which need not be nn.MultiheadAttention's; "
-            "describe it: am.load(module, example=..., architecture=am.Architecture(...))."
+            f"{path or 'the module'} is a {kind.__name__} with a forward of its own, which need not be "
+            "nn.MultiheadAttention's; describe it: am.load(module, example=..., architecture=am.Architecture(...))."
         )
     weights = (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     if not all(isinstance(weight, nn.Parameter) for weight in weights if weight is not None):
         raise UnsupportedModelError(
-            f"the input projection of {path or 'the module'} is made anew in every pass (pruned, or parametrised); make it permanent "
-            "first: torch.nn.utils.prune.remove(module, 'in_proj_weight')."
+            f"the input projection of {path or 'the module'} is made anew in every pass (pruned, or "
+            "parametrised); make it permanent first: torch.nn.utils.prune.remove(module, 'in_proj_weight')."
         )
 
 
