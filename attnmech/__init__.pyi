@@ -65,6 +65,7 @@ from .model.architectures import Architecture as Architecture
 from .model.certificate import Certificate as Certificate
 from .model.certify import certify as certify
 from .model.hooked import HookedModel as HookedModel
+from .model.images import PatchGrid as PatchGrid
 from .model.load import load as load
 from .model.observed import LayerEnd as LayerEnd
 from .model.observed import RowBlock as RowBlock

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 
@@ -27,9 +27,12 @@ class Batch:
     """The decoder's input in an encoder-decoder model."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Further inputs to the model, such as token types, or the pixel values of images."""
-    answers: Int[Tensor, " batch"] | None = None
-    """The token that should follow each text, if a metric has answers; `against` is what it is compared with."""
+    answers: Shaped[Tensor, "*shape"] | None = None
+    """The token that should follow each text, if a metric has answers; `against` is what it is compared with. Of a
+    module of the user's own, what is right for each text, of any shape."""
     against: Int[Tensor, " batch"] | None = None
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of each stack, the labels of the keys that are no tokens and come after them (`nn.MultiheadAttention`)."""
     special: frozenset[int] = frozenset()
     """The ids of the tokenizer's special tokens."""
     texts_of: Callable[[Sequence[int]], tuple[str, ...]] | None = None
@@ -41,7 +44,25 @@ class Batch:
 
     def keys(self, stack: str = "") -> "Batch":
         """The key tokens of one of the model's stacks."""
+        tokens, labels = self.key_tokens(stack), self.further.get(stack, ())
+        return tokens._followed_by(labels) if labels else tokens
+
+    def key_tokens(self, stack: str = "") -> "Batch":
+        """The same without the keys that are no tokens."""
         return self.target if stack == "decoder" and self.target is not None else self
+
+    def _followed_by(self, labels: Sequence[str]) -> "Batch":
+        """The tokens, and after them keys that are none, which count as special."""
+        texts, length = self.ids.shape
+        ids = torch.arange(length, length + len(labels), device=self.ids.device) + int(self.ids.max())
+        return replace(
+            self,
+            ids=torch.cat((self.ids, ids.expand(texts, -1)), dim=1),
+            mask=torch.cat((self.mask, self.mask.new_ones(texts, len(labels))), dim=1),
+            tokens=tuple((*row, *labels) for row in self.tokens),
+            special=self.special | frozenset(ids.tolist()),
+            further={},
+        )
 
     def beginning(self, length: int) -> "Batch":
         """The first tokens of every text; the decoder's input stays whole."""

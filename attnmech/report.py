@@ -41,7 +41,7 @@ from .points import full_name
 from .results.mean_qk import MeanQK
 from .runs.effects import HeadEffects
 from .runs.repeated import TOKENS
-from .runs.stream import stream
+from .runs.stream import Reducer, stream
 from .token_report import TokenPaths
 
 MAX_TOKENS: Final = 192
@@ -91,7 +91,8 @@ class Report:
     native: ScoreDecomposition | None
     """The same scores split at the model's own biases, where `scores` are split at the text's means."""
     focus: AttentionFocus
-    updates: ResidualUpdates
+    updates: ResidualUpdates | None
+    """What heads write; None where blocks have no stream."""
     certificate: Certificate
     notes: tuple[str, ...]
     """What the page leaves out, and why."""
@@ -159,7 +160,8 @@ class Report:
         found["Where heads look"] = self.focus.lead
         if self._why:
             found["Why they look there"] = self._why
-        found["What they write"] = self.updates.lead
+        if self.updates is not None:
+            found["What they write"] = self.updates.lead
         return found | {each.question: each.result.lead for each in self.measured}
 
     @property
@@ -200,7 +202,7 @@ class Report:
             *([] if self.expected is None else [_expected(self.expected)]),
             *self.paths.sections(calls["given"], view.tokens, layers),
             *self.focus.sections(calls["focus"], layers),
-            *self.updates.sections(calls["updates"], layers),
+            *([] if self.updates is None else self.updates.sections(calls["updates"], layers)),
             *(_numbered(section, number) for number, section in enumerate(further, start=11)),
         ]
 
@@ -395,10 +397,12 @@ def report(
     notes: list[str] = []
     whole = batch.ids.shape[1]
     start = index_of("start", start, whole, f"the text has {whole} tokens")
-    if start and model.grid is not None:
-        raise InputError(f"`start` chooses a part of a text, and an image is shown whole; got {start}.")
-    if model.grid is None and (start or whole > MAX_TOKENS):
+    if start and not model.reads_tokens:
+        raise InputError(f"`start` chooses a part of a text, and an image or a tensor is shown whole; got {start}.")
+    if model.reads_tokens and (start or whole > MAX_TOKENS):
         batch = batch.part(start, MAX_TOKENS)
+    if model.is_own and whole > MAX_TOKENS:
+        raise InputError(f"a report shows up to {MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
     length = batch.ids.shape[1]
     if length < whole:
         notes.append(_about_cut(model, batch, whole, start))
@@ -419,9 +423,7 @@ def report(
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
-    by_token = TokenPaths.reducers(model, batch, notes)
-    reducers = [AttentionFocus.reducer(), ResidualUpdates.reducer(), *by_token.values()]
-    focus, updates, *found = stream(model, batch, reducers, stack=stack)
+    focus, updates, paths = _streamed(model, batch, shown, notes)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
     types = _types(model, shown, notes)
@@ -450,9 +452,24 @@ def report(
         expected,
         calls,
         pattern,
-        TokenPaths.of(list(by_token), found),
+        paths,
         norms,
     )
+
+
+def _streamed(
+    model: HookedModel, batch: Batch, shown: Stack, notes: list[str]
+) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths]:
+    """What one pass measures: where heads look, what they write if there is a stream, what becomes of each token."""
+    reducers: dict[str, Reducer] = {"focus": AttentionFocus.reducer()}
+    if shown.architecture.streams:
+        reducers["updates"] = ResidualUpdates.reducer()
+    else:
+        notes.append("What heads write is left out: no module around the attention takes and returns a stream.")
+    by_token = TokenPaths.reducers(model, batch, notes)
+    reducers |= by_token
+    found = dict(zip(reducers, stream(model, batch, list(reducers.values()), stack=shown.label or None), strict=True))
+    return found["focus"], found.get("updates"), TokenPaths(**{name: found[name] for name in by_token})
 
 
 def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
@@ -479,7 +496,7 @@ def _last_pass(
     predicts, if it predicts each next token.
     """
     predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
-    predicts = predicts and batch.ids.shape[1] > 1
+    predicts = predicts and model.reads_tokens and batch.ids.shape[1] > 1
     point = stack.point("pattern")
     v = stack.point("v")
     with_v = [] if model.points[v].absent is not None or v in model.refused else [v]
@@ -494,7 +511,7 @@ def _last_pass(
 
 def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | None:
     """What types of heads there are, where that can be had in seconds."""
-    if model.grid is not None:
+    if not model.reads_tokens:
         return None
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
     if weights * TOKENS > MAX_WORK:
@@ -509,7 +526,7 @@ def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | No
 
 def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:
     """The sweeps that can be had in seconds: on the page's text and, with the demo model, on more of its language."""
-    if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1:
+    if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1 or model.is_own:
         return ()
     texts: list[Any] = [batch]
     if model.is_demo:

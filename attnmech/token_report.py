@@ -1,8 +1,8 @@
 """What becomes of each token of a report's text? Its drift, inflows and sentence, measured in the report's own pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from .batch import Batch
 from .draw.section import Section
@@ -38,14 +38,15 @@ class TokenPaths:
         found: dict[str, Reducer] = {}
         if (drift := _drift(model, batch, notes)) is not None:
             found["drift"] = drift
-        if model.stack().architecture.gate is None:
+        architecture = model.stack().architecture
+        if architecture.streams and architecture.gate is None:
             found["flow"] = FlowReducer("norm_residual")
-        else:
+        elif architecture.streams:
             notes.append(
                 "Where a token's parts come from is left out: a gate between attention and W_O makes what a key writes "
                 "depend on the query."
             )
-        if model.grid is None and Segmented.of(batch, "sentence").most > 1:
+        if model.reads_tokens and Segmented.of(batch, "sentence").most > 1:
             found["segments"] = SegmentReducer("sentence")
         return found
 
@@ -60,16 +61,10 @@ class TokenPaths:
             found.append(self.segments.token_section(f"am.segment_attention{given}", tokens, layers))
         return found
 
-    @classmethod
-    def of(cls, names: Sequence[str], results: Sequence[Any]) -> "TokenPaths":
-        """From the results of `reducers`, in their order."""
-        found: Mapping[str, Any] = dict(zip(names, results, strict=True))
-        return cls(**found)
-
 
 def _drift(model: HookedModel, batch: Batch, notes: list[str]) -> Reducer | None:
     """The reducer of drift, if the vocabulary can be scanned in seconds."""
-    if model.grid is not None:
+    if not model.reads_tokens:
         return None
     stack = model.stack()
     work = stack.n_layers * batch.ids.numel() * model.n_vocab * stack.d_model

@@ -10,5 +10,8 @@ from .effects import effect_map as effect_map
 from .embed import View as View
 from .graph import token_graph as token_graph
 from .ledger import row_ledger as row_ledger
+from .maps_by_hand import edges as edges
+from .maps_by_hand import heatmap as heatmap
+from .maps_by_hand import heatmaps as heatmaps
 from .scores import attention_map as attention_map
 from .sentence import sentence_view as sentence_view

@@ -87,7 +87,7 @@ def defined_rows(
 
 
 def row_statistics(
-    attention: Attention, rows: range, defined: DefinedRows, last: int
+    attention: Attention, rows: range, defined: DefinedRows, last: int, tokens: int | None = None
 ) -> Float[Tensor, "statistic batch head row"]:
     """Every statistic of every row, 0 where it is undefined.
 
@@ -97,6 +97,8 @@ def row_statistics(
         mass on a place   p_ij                      concentration        p(1) − p(2), the two highest
         entropy           −Σ_j p_ij ln p_ij, nats    normalised entropy   entropy / ln(number of keys seen)
         distance          Σ_j p_ij |i − j|, tokens
+
+    Keys after the first `tokens` are no tokens, and have no distance.
     """
     pattern, top = attention.pattern, attention.top
     keys = pattern.shape[-1]
@@ -126,7 +128,7 @@ def row_statistics(
         "concentration": top.first - top.second,
         "entropy": attention.entropy,
         "normalised_entropy": attention.entropy / defined.count.clamp_min(2).to(pattern.dtype).log()[:, None],
-        "distance": mean_distance(pattern, rows),
+        "distance": mean_distance(pattern[..., :tokens], rows),
     }
     values = torch.stack([found[name].to(pattern.dtype) for name in STATISTICS])
     return values.masked_fill(~defined.valid[:, :, None], 0.0)

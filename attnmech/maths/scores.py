@@ -83,6 +83,22 @@ class ScoreParts:
             centred=True,
         )
 
+    def followed_by(
+        self,
+        keys: Float[Tensor, "batch head more d_head"],
+        position: Float[Tensor, "#batch #head #query all_keys"] | None,
+        visible: Bool[Tensor, "batch 1 query all_keys"],
+    ) -> "ScoreParts":
+        """The same scores, and after them those of keys that are no tokens' (`nn.MultiheadAttention`'s learned key).
+
+        They have no bias of their own; b_K, which stands in the terms of every key, is taken off them.
+        """
+        bias = self.key_from_bias
+        content = keys if bias is None else keys - by_position(bias)
+        return replace(
+            self, key_from_input=torch.cat((self.key_from_input, content), dim=2), position=position, visible=visible
+        )
+
     @property
     def query(self) -> Float[Tensor, "batch head query d_head"]:
         """The queries as they enter the score."""

@@ -377,7 +377,10 @@ class ScoreDecomposition(Result):
         ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
         if self.tokens != self.key_tokens:
-            raise InputError("figures 1 to 3 show self-attention; this is cross-attention. Use .to_frame().")
+            raise InputError(
+                "figures 1 to 3 show self-attention among tokens; here queries and keys differ (cross-attention, or "
+                'keys that are no tokens). Use .to_frame(), or model.run(..., points=["pattern"]).show("pattern").'
+            )
         here = self.real[sequence].nonzero()[:, 0]
         length = len(here)
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())

@@ -119,8 +119,8 @@ class HeadTypesReducer(HeadTypeSums):
         ids = sorted(set(state["example_ids"].flatten().tolist()) - {-1})
         tokens: dict[int, str] = {}
         if ids:
-            encoded = source.model.encode(torch.tensor(ids)[:, None])
-            tokens = {token: texts[0] for token, texts in zip(ids, encoded.tokens, strict=True)}
+            texts = source.model.position_texts(ids, source.stack.label)
+            tokens = dict(zip(ids, texts, strict=True))
         return HeadTypes.of(state, source, generated=self.generated, tokens=tokens)
 
 

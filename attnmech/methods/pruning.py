@@ -33,7 +33,7 @@ from ..runs.progress import Steps
 from ..runs.progress import steps as bar_of
 from ..runs.sweep import Swept, identity_of_sweep, sweep
 
-HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True, "accuracy": True}
+HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True, "accuracy": True, "mse": False}
 
 
 @dataclass(frozen=True, repr=False)
@@ -320,7 +320,7 @@ def _random_orders(heads: Sequence[Head], draws: int, seed: int) -> list[tuple[H
 
 
 def _better(judge: Metric, given: bool | None) -> bool:
-    if judge.compute is None:
+    if judge.name in HIGHER_IS_BETTER and judge.has_name:
         known = HIGHER_IS_BETTER[judge.name]
         if given not in (None, known):
             raise InputError(

@@ -102,10 +102,18 @@ final_norm norm; rotary rotate_halves
     """The path within each module of `blocks` to this stack's block, if that is not the whole module."""
     hybrid: bool = False
     """Whether only some of the blocks have attention; the others are skipped."""
+    streams: bool = True
+    """Whether the blocks take and return a residual stream; if not, each is an attention alone."""
+    chained: bool = True
+    """Whether each block is given what the one before returns."""
+    batch_first: bool = True
+    """Whether what blocks take and return is [batch position d_model], not [position batch d_model]."""
     hands_on: bool = False
     """Whether blocks pass on more than the stream (T5: the first computes the position bias for all)."""
     interposed: str = ""
     """The stack whose attn_out is added between attention and MLP."""
+    interposed_norm: str | None = None
+    """Post-norm only: the norm after that."""
     positioned: bool = True
     """Whether what the model passes as its position bias is one (in T5's cross-attention it is all zeros)."""
     n_heads: int = 0
@@ -151,9 +159,13 @@ final_norm norm; rotary rotate_halves
     """The axes of what these norms are given, as einops writes them."""
     query_scale: float = 1.0
     """The factor by which the model multiplies q before calling its attention."""
+    mask: str = ""
+    """Of attention code of a user's own, without a call of `scaled_dot_product_attention`: the argument that is its
+    mask."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
-    reads: Literal["tokens", "pixels"] = "tokens"
+    reads: Literal["tokens", "pixels", "tensors"] = "tokens"
+    """What a model is given; "tensors" for a module of the user's own."""
     position_limit: int | None = None
     """The number of positions; None if any number works."""
     causal: bool = True

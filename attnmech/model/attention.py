@@ -6,7 +6,7 @@ through transformers' attention interface, or through a module of ours that stan
 time, so that no [query key] mask need exist.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ def attend(
     site: "Site",
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
+    weights: Callable[[Tensor, int], None] | None = None,
 ) -> Float[Tensor, "batch query head d_value"]:
     """Attention of one layer, block of rows by block of rows.
 
@@ -53,7 +54,7 @@ def attend(
     head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
     eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
     rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
-    whole rows.
+    whole rows. `weights` is given each block of the pattern, after edits, and the number of keys.
     """
     in_force, layer = site.in_force, site.layer
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
@@ -100,6 +101,8 @@ def attend(
         read = _weighted_values(attention.pattern, v[:, :, :keys])
         read = read if other_values is None else read + attention.pattern @ other_values[:, :, :keys]
         blocks.append(read.to(dtype).transpose(1, 2))
+        if weights is not None:
+            weights(attention.pattern, k.shape[2])
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, in_force.under_way.batch, queries, k, v, scale, position, mask, softcap,
@@ -242,8 +245,8 @@ def attention_of_site(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     z = attend(
         query,
-        _unexpanded(key, site.kv_heads),
-        _unexpanded(value, site.kv_heads),
+        unexpanded(key, site.kv_heads),
+        unexpanded(value, site.kv_heads),
         scale=scale,
         position=position_bias,
         mask=rule_of(attention_mask, query.shape[2], key.shape[2], site.in_force.under_way.batch.keys(site.stack)),
@@ -254,7 +257,7 @@ def attention_of_site(
     return z, None
 
 
-def _unexpanded(
+def unexpanded(
     value: Float[Tensor, "batch head key d_head"], kv_heads: int
 ) -> Float[Tensor, "batch kv_head key d_head"]:
     """Keys or values as the projections made them, if the model has repeated each for its group of query heads.

@@ -1,7 +1,8 @@
 """What happens in one block? How a norm scales what attention writes, what the MLP adds to, how post-norm blocks end.
 
 A pre-norm block ends as resid_post = resid_mid + mlp_out, a post-norm block as resid_post = N_post(N_mid(resid_mid) +
-mlp_out).
+mlp_out). Between the two sums of a post-norm decoder, cross-attention and its norm stand: N_cross(N_mid(resid_mid) +
+cross.attn_out) is then what the MLP adds to.
 """
 
 from collections.abc import Callable
@@ -64,6 +65,9 @@ def before_mlp(stack: Stack, end: LayerEnd) -> Float[Tensor, "batch position d_m
     plan = stack.architecture
     if "resid_mid" not in end:
         return end["resid_pre"]
+    if plan.interposed and plan.norm == "post":
+        assert end.notes.before_mlp is not None
+        return end.notes.before_mlp
     if plan.interposed:
         return end["resid_post"] - end["mlp_out"]
     if plan.norm == "pre":

@@ -101,7 +101,8 @@ class BlockReader:
         if stream is None or attn_in is None or ended is None or ended.shape != stream.shape:
             _refuse("its block or its attention does not take and return a stream")
         self._stream, self._attn_in, self._ended = stream, attn_in, ended
-        self._inside = [call for call in calls if call.path.startswith(f"{self._path}.")]
+        self._below_path = f"{self._path}." if self._path else ""
+        self._inside = [call for call in calls if call.path != self._path and call.path.startswith(self._below_path)]
         self.plan = self._around(self._attention(start))
 
     # -- queries, keys, values -----------------------------------------------------------------------------
@@ -443,7 +444,7 @@ class BlockReader:
 
     def _below(self, call: Call) -> str:
         """A path below the attention."""
-        return call.path[len(self._path) + 1 :]
+        return call.path[len(self._below_path) :]
 
     def _by_token(self, value: Tensor | None) -> _Stream | None:
         """A tensor with one row a token, whatever its axes of heads; None if it is no such thing."""

@@ -96,7 +96,8 @@ class _Statements(EditChecks):
     def of_stack(self) -> Iterator[Check]:
         """The checks of the stack's layers; none if a pass failed."""
         if self.passes.runs:
-            yield from self._computed([*self._layer_by_layer(), self._pattern_edit, self._resid_mid_edit])
+            of_stream = [self._resid_mid_edit] if self.plan.streams else []
+            yield from self._computed([*self._layer_by_layer(), self._pattern_edit, *of_stream])
 
     def _computed(self, makers: list[Callable[[], Check]]) -> Iterator[Check]:
         """Makes the checks; one that cannot even be computed on a broken model counts as failed."""
@@ -157,7 +158,7 @@ class _Statements(EditChecks):
         return Check("weights", statement, (), True)
 
     def _transformers(self) -> Check:
-        statement = "output = output of plain transformers"
+        statement = f"output = output of {'the module itself' if self.model.is_own else 'plain transformers'}"
         return self.compare("transformers", statement, _EVERY_POINT, self._output, self.passes.plain)
 
     @cached_property
@@ -179,6 +180,8 @@ class _Statements(EditChecks):
 
     def _bridge(self) -> Check:
         statement = "output = output of TransformerLens's bridge"
+        if self.model.is_own:
+            return Check("bridge", statement, (), None, detail="TransformerLens has none for a module of your own")
         if len(self.model.stacks) > 1:
             return Check("bridge", statement, (), None, detail="not compared on models of several stacks")
         layer = self.layers[len(self.layers) // 2]
@@ -238,6 +241,9 @@ class _Statements(EditChecks):
         statement = "no token sees a later one"
         if not self.model.causal:
             return Check("causal", statement, (), None, detail="an encoder: every token sees every other")
+        if self.model.is_own:
+            detail = "the mask of the traced call hides later positions; what the module does besides is its own"
+            return Check("causal", statement, (), None, detail=detail)
         if self.written(self.batch).ids.shape[1] < 2:
             return Check("causal", statement, (), None, detail="the probe has one token")
         # If a token's logits depend only on its own stream, as another check proves, the stream is enough.

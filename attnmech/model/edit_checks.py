@@ -17,6 +17,7 @@ from ..points import PointKey, full_name
 from .certificate import Check
 from .in_force import Edit
 from .layer_checks import LayerChecks, norm_of
+from .observed import RowBlock
 from .probe import (
     BEGINNING,
     SEED,
@@ -50,7 +51,7 @@ class EditChecks(LayerChecks):
                 values = self._by_head(edits.at("v", layer))[copy : copy + 1]
                 z = einsum(
                     edits.patterns[layer][None].to(self.wide),
-                    values,
+                    self._with_further(values, edits.further.get(layer)),
                     "batch head query key, batch key head d -> batch query head d",
                 )
                 if self.plan.gate is not None:
@@ -65,7 +66,7 @@ class EditChecks(LayerChecks):
                 expected = (product + bias)[real]
                 yield Compared(where, excess_of(raw[copy : copy + 1][real], expected, allowed[real] + least))
                 shifted = excess_of(expected, raw[-1:][real], allowed[real]) > 1
-                if shifted and torch.equal(edits.last[copy][edits.written], edits.last[-1][edits.written]):
+                if shifted and not edits.moves(copy):
                     yield Compared(f"{where}, on the way to the last stream", torch.inf)
 
         return self.by_layer("pattern edit", statement, ("pattern",), found(), rounding)
@@ -135,11 +136,29 @@ class _Edits:
                 (stack.point("resid_mid"), layer): partial(self._resid_mid, len(layers) + n)
                 for n, layer in enumerate(layers)
             }
+        self._end = ("logits", None) if model.is_own else model.last_stream
+        self.further: dict[int, Tensor] = {}
+        """The values that are no tokens' (`Notes.further_values`), of each layer that has them."""
+
+        def keep(block: RowBlock) -> None:
+            if block.notes.further_values is not None:
+                self.further[block.layer] = block.notes.further_values[:1].to(probe.wide)
+
         with model.editing(edits):
             self.values = model.forward(
-                batch, captures=[*((name, layer) for name in there for layer in layers), model.last_stream]
+                batch,
+                captures=[*((name, layer) for name in there for layer in layers), self._end],
+                rows=[keep],
+                layers=[(stack.label, layer) for layer in layers],
             )
-        self.last = self.values[model.last_stream]
+
+    def moves(self, copy: int) -> bool:
+        """Whether the edit in a copy moves the last stream at a real token, or the output of a user's own module."""
+        ended = self.values[self._end]
+        one, other = ended[copy], ended[-1]
+        if not self._probe.model.is_own:
+            one, other = one[self.written], other[self.written]
+        return not torch.equal(one, other)
 
     def at(self, name: str, layer: int) -> Tensor:
         """A point of the stack in every copy, in float32 at least."""

@@ -33,6 +33,8 @@ from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
 from .ledger import ledger_split_at
 from .observed import LayerObserver, RowObserver
+from .own_inputs import OwnEncoder, OwnInputs
+from .own_module import NO_TOKENS, OwnModule
 from .passes import CheckedPasses, call
 from .points import ModelPoints, check_size, points_of
 from .stack import Stack
@@ -73,6 +75,7 @@ class HookedModel:
         source: str = "model",
         is_demo: bool = False,
         bos: bool | None = None,
+        own: OwnInputs | None = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -98,12 +101,18 @@ class HookedModel:
         self._passes = CheckedPasses(self._model, self.stacks, self._in_force, self.device, lambda: self.refused)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
         self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
+        """How an image is cut into the patches that are its positions; None for other inputs."""
         self.n_vocab = 0
         self.further_embeddings: tuple[str, ...] = ()
         """What is embedded besides tokens, such as "position embedding": a pass can capture it, but it is not a point.
         """
-        if self.grid is not None:
-            self.encoder: Encoder | ImageEncoder = ImageEncoder(self.grid, self.device, self.dtype)
+        self.encoder: Encoder | ImageEncoder | OwnEncoder
+        if isinstance(original, OwnModule):
+            assert own is not None
+            self.encoder = OwnEncoder(original, own.labels, self.device, own.example)
+            self.grid = self.encoder.grid
+        elif self.grid is not None:
+            self.encoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
             wire_tokens(self._model, self._in_force, is_point=self.points["embed"].absent is None)
             self.further_embeddings = wire_further(self._model, plans, self._in_force)
@@ -111,6 +120,16 @@ class HookedModel:
             self.encoder = encoder_of(
                 self._model, self.architecture, tokenizer, bos, self.device, decoder="decoder" in self.stacks
             )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a module of the user's own, and no transformers model."""
+        return self.architecture.reads == "tensors"
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its positions are tokens of a vocabulary."""
+        return self.architecture.reads == "tokens"
 
     # -- what a user calls ---------------------------------------------------------------------------------
 
@@ -203,8 +222,11 @@ class HookedModel:
     def bridge(self) -> "TransformerBridge":
         """TransformerLens's `TransformerBridge` on a second copy, for everything else in its ecosystem.
 
-        Its hooks are TransformerLens's own; the certificate says which of them mean what their names say.
+        Its hooks are TransformerLens's own; the certificate says which of them mean what their names say. Raises
+        `InputError` for a module of your own, which TransformerLens has no bridge for.
         """
+        if self.is_own:
+            raise InputError(f"TransformerLens has no bridge for {self.name}: {NO_TOKENS}.")
         return self._bridges.first
 
     def generate(self, inputs: Inputs, max_new_tokens: int = 20, *, bos: bool | None = None, **options: Any) -> Batch:
@@ -227,6 +249,8 @@ class HookedModel:
             raise InputError(
                 "generate uses TransformerLens's bridge, which hooks and interventions do not reach; use run."
             )
+        if self.is_own:
+            raise InputError(f"generate continues a text, and {self.name} reads none: {NO_TOKENS}.")
         if not self.causal or self.points["logits"].absent or batch.target is not None:
             raise InputError(f"{self.name} has no head that continues a text token by token.")
         if batch.padded:
@@ -247,6 +271,19 @@ class HookedModel:
         if isinstance(inputs, Batch):
             return inputs
         return self.encoder.encode(inputs, bos)
+
+    def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
+        """What the positions with these ids read as: tokens, patches, or what a user's own module calls them."""
+        if isinstance(self.encoder, Encoder):
+            return tuple(self.encode(torch.tensor([each])).tokens[0][0] for each in ids)
+        return self.encoder.position_texts(ids, stack)
+
+    def images(self, batch: Batch) -> Float[Tensor, "batch channel height width"] | None:
+        """The images whose patches are the positions of a batch; None where they are something else."""
+        if self.grid is None:
+            return None
+        shape = self.grid.shape
+        return next((each for each in batch.extra.values() if each.ndim == 4 and each.shape[1:] == shape), None)
 
     def stack(self, label: str | None = None) -> Stack:
         """A stack of the model by its label; without a label, the only one."""
@@ -296,7 +333,9 @@ class HookedModel:
 
     @property
     def last_stream(self) -> tuple[str, int]:
-        """The point where the stream leaves the last block."""
+        """The point where the stream leaves the last block; without a stream, the last layer's `attn_raw`."""
+        if not self.output_stack.architecture.streams:
+            return self.output_stack.point("attn_raw"), self.output_stack.layers[-1]
         return self.output_stack.point("resid_post"), self.output_stack.layers[-1]
 
     @property
@@ -478,8 +517,8 @@ def require_model(model: object) -> None:
 
 
 def _has_head(model: PreTrainedModel) -> bool:
-    """Whether the model's output is logits."""
-    return model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
+    """Whether the model's output is logits, or whatever a module of the user's own returns."""
+    return isinstance(model, OwnModule) or model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
 
 
 def _shape_of(stack: Stack) -> str:

@@ -1,6 +1,6 @@
 """How do pixels become one `Batch` whose positions are the class token and the patches?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,6 +49,10 @@ class ImageEncoder:
 
     def __init__(self, grid: PatchGrid, device: torch.device, dtype: torch.dtype) -> None:
         self.grid, self.device, self.dtype = grid, device, dtype
+
+    def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
+        """The patches with these numbers."""
+        return tuple(self.grid.labels[each] for each in ids)
 
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
         """One batch from `[batch channel height width]`, one image `[channel height width]`, or a mapping.

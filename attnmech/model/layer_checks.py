@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 from einops import einsum, rearrange, repeat
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..maths.norms import FrozenNorm
 from ..maths.precision import (
@@ -41,6 +41,9 @@ _HANDED: Final = {
 """The names under which transformers returns a stack's streams and patterns."""
 
 
+_EAGER: Final = "attentions of plain transformers (eager)"
+
+
 class LayerChecks(Probe):
     """The statements about one layer at a time."""
 
@@ -58,13 +61,19 @@ class LayerChecks(Probe):
             return partial(self.by_layer, name, statement, points, found, tolerance)
 
         return [
-            self._streams,
+            *([self._streams] if plan.streams else []),
             self._attentions,
-            checking(
-                "attn_in",
-                "attn_in = the input norm of resid_pre, or resid_pre without one",
-                ("resid_pre", "attn_in"),
-                self._attn_in(),
+            *(
+                [
+                    checking(
+                        "attn_in",
+                        "attn_in = the input norm of resid_pre, or resid_pre without one",
+                        ("resid_pre", "attn_in"),
+                        self._attn_in(),
+                    )
+                ]
+                if plan.streams
+                else []
             ),
             checking(
                 "projections",
@@ -125,22 +134,19 @@ class LayerChecks(Probe):
                 self._heads(),
                 self._product(self.stack.n_heads * self.stack.d_value),
             ),
+            *(self._of_stream(checking) if plan.streams else []),
+        ]
+
+    def _of_stream(self, checking: Callable[..., Callable[[], Check]]) -> list[Callable[[], Check]]:
+        """The statements about what enters and leaves a block."""
+        plan, adding = self.plan, sum_rounding(self.model.dtype)
+        chained = plan.chained and not plan.within
+        chain = ("chain", "resid_post of a layer = resid_pre of the next", ("resid_pre", "resid_post"))
+        return [
             self._attn_out,
             self._stream,
             checking("mlp", *self._mlp_statement(), self._mlp(), adding if plan.norm == "pre" else None),
-            *(
-                []
-                if plan.within
-                else [
-                    checking(
-                        "chain",
-                        "resid_post of a layer = resid_pre of the next",
-                        ("resid_pre", "resid_post"),
-                        self._chain(),
-                        adding,
-                    )
-                ]
-            ),
+            *([checking(*chain, self._chain(), adding)] if chained else []),
         ]
 
     def _product(self, terms: int) -> float:
@@ -177,7 +183,7 @@ class LayerChecks(Probe):
         return theirs.isfinite().all(dim=-1).all(dim=-1, keepdim=True).expand(theirs.shape[:2])
 
     def _attentions(self) -> Check:
-        statement = "pattern = attentions of plain transformers (eager)"
+        statement = f"pattern = {'weights of nn.MultiheadAttention' if self.model.is_own else _EAGER}"
         if self.plan.trusted == "sdpa":
             return Check("attentions", statement, (), None, detail="eager attention computes something else here")
         handed = self._handed("attentions", self.passes.eager)
@@ -368,7 +374,9 @@ class LayerChecks(Probe):
             pattern, seen = self.at(run, "pattern", layer), self.block(run, layer).visible
             hidden = ~seen | ~run.real_keys(self.stack.label)[:, None, None, :]
             if self.plan.causal and not self.plan.within:
-                hidden = hidden | torch.ones(pattern.shape[-2:], dtype=torch.bool, device=pattern.device).triu(1)
+                tokens = pattern.shape[-2]
+                later = torch.ones((tokens, tokens), dtype=torch.bool, device=pattern.device).triu(1)
+                hidden = hidden | nn.functional.pad(later, (0, pattern.shape[-1] - tokens))
             # A row that sees nothing is uniform, as in transformers, and is not counted.
             leaked = pattern.masked_fill(~hidden | ~seen.any(dim=-1, keepdim=True), 0.0)
             everywhere = torch.ones_like(leaked[..., 0], dtype=torch.bool)
@@ -389,6 +397,7 @@ class LayerChecks(Probe):
     def _z(self) -> Iterator[Compared]:
         for run, layer in self.places():
             pattern, values = self.at(run, "pattern", layer), self._by_head(self.at(run, "v", layer))
+            values = self._with_further(values, self.block(run, layer).notes.further_values)
             expected, summed = (
                 einsum(pattern, each, "batch head query key, batch key head d -> batch query head d")
                 for each in (values, values.abs())
@@ -399,6 +408,12 @@ class LayerChecks(Probe):
             allowed = self._product(pattern.shape[-1]) * summed
             everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
             yield self.compared(run, layer, self.at(run, "z", layer), expected, allowed, everywhere)
+
+    def _with_further(self, values: Tensor, further: Tensor | None) -> Tensor:
+        """Values by position, and after them those that are no tokens'."""
+        if further is None:
+            return values
+        return torch.cat((values, rearrange(further, "batch head key d -> batch key head d").to(values)), dim=1)
 
     def _by_head(self, value: Tensor) -> Tensor:
         group = self.stack.n_heads // self.stack.n_kv_heads
@@ -482,7 +497,9 @@ class LayerChecks(Probe):
         if plan.mid_norm is None:
             return "resid_post = resid_pre + attn_out + mlp_out", ("resid_pre", "attn_out", "mlp_out", "resid_post")
         between = f" + {plan.interposed}.attn_out" if plan.interposed else ""
-        sum_ = f"resid_mid{between} + mlp_out" if plan.norm == "pre" else "N(N(resid_mid) + mlp_out)"
+        sum_ = f"resid_mid{between} + mlp_out"
+        if plan.norm == "post":
+            sum_ = f"N(N(N(resid_mid){between}) + mlp_out)" if between else "N(N(resid_mid) + mlp_out)"
         return f"resid_post = {sum_}", ("resid_mid", "mlp_out", "resid_post")
 
     def _mlp(self) -> Iterator[Compared]:
@@ -505,10 +522,17 @@ class LayerChecks(Probe):
             each = torch.stack(terms)
             return each.sum(dim=0), sum_rounding(self.model.dtype) * each.abs().sum(dim=0)
         assert plan.mid_norm is not None and plan.post_norm is not None
-        norms = (self.model.plain_module(self.stack, layer, path) for path in (plan.mid_norm, plan.post_norm))
-        middle, added = (term.to(self.model.dtype) for term in terms)
+        mid_norm, post_norm = (
+            self.model.plain_module(self.stack, layer, path) for path in (plan.mid_norm, plan.post_norm)
+        )
+        middle, *crossed, added = (term.to(self.model.dtype) for term in terms)
         with torch.no_grad():
-            ended = PostNormEnd(*norms)(middle, added)
+            if crossed:
+                assert plan.interposed_norm is not None
+                cross_norm = self.model.plain_module(self.stack, layer, plan.interposed_norm)
+                ended = post_norm(cross_norm(mid_norm(middle) + crossed[0]) + added)
+            else:
+                ended = PostNormEnd(mid_norm, post_norm)(middle, added)
         return ended, by_row(ended, self.local)
 
     def _chain(self) -> Iterator[Compared]:

@@ -7,6 +7,7 @@ import torch
 from einops import rearrange, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..batch import Batch
 from ..errors import ExactnessError
@@ -42,6 +43,8 @@ def ledger_of_block(
 
     query_input, key_input, _ = block.notes.inputs(attn_in.to(wide))
     rotation = stack.rotation(block.layer, block.notes)
+    tokens = key_input.shape[1]
+    position = None if block.position is None or not plan.positioned else block.position.to(wide)
     parts = score_parts(
         query_input,
         weights.W_Q.detach().to(wide),
@@ -49,8 +52,8 @@ def ledger_of_block(
         weights.W_K.detach().to(wide),
         widen(weights.b_K),
         scale=block.scale * plan.query_scale,
-        position=None if block.position is None or not plan.positioned else block.position.to(wide),
-        visible=visible,
+        position=None if position is None else position[..., :tokens],
+        visible=visible[..., :tokens],
         rotate=rotation,
         key_x=None if key_input is query_input else key_input,
         query_norm=_by_head(block.notes.query_norm, wide),
@@ -60,6 +63,8 @@ def ledger_of_block(
         sink=widen(block.sink),
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
+    if block.notes.further_keys is not None:
+        parts = parts.followed_by(block.notes.further_keys.to(wide), position, visible)
     return parts if rotation is None else replace(parts, wavelengths=rotation.wavelengths(stack.d_head))
 
 
@@ -124,6 +129,8 @@ class ScoreAudit:
         query_input, key_input, _ = block.notes.inputs(attn_in)
         wide = self.parts.query_from_input.dtype
         by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (query_input, key_input))
+        # Keys that are no tokens are made of no input.
+        by_key = pad(by_key, (0, self.parts.key_from_input.shape[2] - by_key.shape[1]))
         terms = max(query_input.shape[-1], key_input.shape[-1])
         self.query, self.key = self.rounded(by_query, by_key, product_rounding(attn_in.dtype, terms))
         none = self.query.norm.new_zeros(self.query.norm.shape[1], dtype=torch.float64)

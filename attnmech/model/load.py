@@ -23,7 +23,10 @@ from .certify import certify_with, check_runs
 from .copies import copy_of
 from .gguf import dequantised, is_gguf
 from .hooked import HookedModel
-from .plan import architectures_of, described, require_transformers
+from .own_inputs import Labels, OwnInputs
+from .own_module import OwnModule
+from .own_structure import read_own
+from .plan import architectures_of, described, require_transformers, unwrapped
 from .probe import Passes
 from .stored import READING, SHARDED, WHOLE, check_complete, check_stored
 from .weights import check_finite, check_real
@@ -45,6 +48,8 @@ def load(
     dtype: torch.dtype | str | None = None,
     bos: bool | None = None,
     architecture: Architecture | None = None,
+    example: Any = None,
+    labels: Labels = None,
 ) -> HookedModel:
     """Loads a model with named, proven activation points.
 
@@ -54,6 +59,7 @@ def load(
     >>> am.load("/models/mine.Q4_1.gguf")                  # a GGUF file, dequantised  # doctest: +SKIP
     >>> am.load(hf_model, tokenizer=hf_tokenizer)          # an object; never asks the hub  # doctest: +SKIP
     >>> am.load(hf_model, architecture=am.Architecture(...))   # a structure of your own    # doctest: +SKIP
+    >>> am.load(module, example=x, labels=["mean", "age"])     # any module with nn.MultiheadAttention  # doctest: +SKIP
 
     A string that names an existing folder is a folder, one that ends in .gguf a file, any other a hub name. A model
     object is copied, sharing its parameters, and is not changed; parameters are copied too only if `device` or `dtype`
@@ -63,6 +69,15 @@ def load(
     How the model is built is read from its modules and a traced pass, or given as `architecture` where that cannot be
     read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
     (`DataParallel`, `torch.compile`) are taken off.
+
+    Any other module that holds `nn.MultiheadAttention` (or `nn.TransformerEncoder`, `nn.Transformer`) needs an
+    `example`: what the module is called with, as a tensor, a tuple of positional arguments, or a mapping of keyword
+    arguments. Its layers are read from one call: self-attention over one sequence is a stack; with cross-attention
+    there are the stacks "encoder", "decoder" and "cross". `labels` names its positions: a list of strings; for two
+    sequences a mapping of "source" and "target" to one each; for images an `am.PatchGrid`. `model.run` and all methods
+    then take what the module takes, and `logits` is the first tensor that it returns. Attention of the module's own
+    code is read if each layer makes one call of `scaled_dot_product_attention`, or computed from the parts that
+    `architecture` names: blocks, q, k, v, out, the number of heads, and `mask`, the name of the attention's argument.
 
     Weights are read only from safetensors and GGUF, and no code from a model's folder is run. The network is used only
     for a hub name that is not in the local cache.
@@ -74,23 +89,31 @@ def load(
 
     Raises `ModelNotFoundError`, `UnsupportedModelError` (no attention, or a kind that cannot be expressed exactly),
     `WeightsError` (not finite, damaged, or a precision that this device does not support), `InputError` (an argument,
-    or a GGUF file without the package to read it), `OutputError` (no copy of a GGUF file can be written). Warns with
-    `UnprovenWarning` if a check of the certificate failed; the points concerned are then refused.
+    an example that does not run, or a GGUF file without the package to read it), `OutputError` (no copy of a GGUF file
+    can be written). Warns with `UnprovenWarning` if a check of the certificate failed; the points concerned are then
+    refused.
     """
     kind, place = _dtype(dtype), _device(device)
     optional_flag("bos", bos)
     _check_tokenizer(tokenizer)
     if architecture is not None and not isinstance(architecture, Architecture):
         raise InputError(f"`architecture` must be an am.Architecture; got {shown(architecture)}.")
-    if isinstance(source, nn.Module):
+    plans: tuple[Architecture, ...] = ()
+    own: OwnInputs | None = None
+    original: PreTrainedModel
+    if example is not None or labels is not None:
+        original, plans, own = _own(source, place, kind, tokenizer, example, labels, architecture)
+        name = str(original.name_or_path)
+    elif isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
     else:
         original, tokenizer, name = _from_files(source, tokenizer, place, kind)
     check_real(original.named_parameters())
     check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
-    plans = architectures_of(original) if architecture is None else (described(original, architecture),)
-    model = HookedModel(original, plans, tokenizer, name=name, source=code, is_demo=source is None, bos=bos)
+    if not plans:
+        plans = architectures_of(original) if architecture is None else (described(original, architecture),)
+    model = HookedModel(original, plans, tokenizer, name=name, source=code, is_demo=source is None, bos=bos, own=own)
     passes = Passes(model)
     check_runs(passes)
     certify_with(passes)
@@ -149,6 +172,34 @@ def _from_object(
         return source, name
     # Moving or casting a copy that shares its parameters would move or cast the caller's.
     return copy_of(source, lambda parameter: _moved(parameter, device, dtype)), name
+
+
+def _own(
+    source: object,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    tokenizer: Any,
+    example: Any,
+    labels: Labels,
+    architecture: Architecture | None,
+) -> tuple[OwnModule, tuple[Architecture, ...], OwnInputs]:
+    """A module of the user's own, its stacks, and what it is given."""
+    if not isinstance(source, nn.Module) or isinstance(source, PreTrainedModel):
+        raise InputError(
+            "`example` and `labels` are for a torch module that is no transformers model; got "
+            f"{'a transformers model' if isinstance(source, nn.Module) else shown(source)}."
+        )
+    if example is None:
+        raise InputError("`labels` needs `example`: what the module is called with.")
+    if tokenizer is not None:
+        raise InputError("`tokenizer` is for models of tokens; a module of your own is given tensors.")
+    if device is not None or dtype is not None:
+        raise InputError("a module of your own stays in its precision and on its device; move it: module.to(...).")
+    module = unwrapped(source)
+    check_real(module.named_parameters())
+    check_finite(module.named_parameters())
+    original, plans = read_own(module, example, architecture)
+    return original, plans, OwnInputs(example, labels)
 
 
 def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dtype | None) -> nn.Parameter:

@@ -31,6 +31,11 @@ class Notes:
     """That sum, in a layer with a gate."""
     key_input: Tensor | None = None
     """The input of keys and values, if that is another stack's stream (cross-attention)."""
+    value_input: Tensor | None = None
+    """The input of values, if that is not the input of keys (`nn.MultiheadAttention`)."""
+    further_keys: Tensor | None = None
+    """Keys that are no tokens and come after them, `[batch head key d_head]`; with their values."""
+    further_values: Tensor | None = None
     latent: Tensor | None = None
     """What keys and values are expanded from, in a layer with latents."""
     query_latent: Tensor | None = None
@@ -39,6 +44,8 @@ class Notes:
     """The output of the projection that makes the latent and the part of the keys that heads share."""
     edited_key: Tensor | None = None
     """What scores use as keys, `[batch kv_head position d_head]`, if the keys of a layer with latents were edited."""
+    before_mlp: Tensor | None = None
+    """The stream that the MLP adds to, in a post-norm decoder."""
     attn_in: Tensor | None = None
     """The point `attn_in`; noted if a term of the scores is changed."""
 
@@ -49,7 +56,7 @@ class Notes:
             latent = self.latent.to(attn_in)
             return query, torch.cat((latent, attn_in), dim=-1), latent
         key = attn_in if self.key_input is None else self.key_input.to(attn_in)
-        return query, key, key
+        return query, key, key if self.value_input is None else self.value_input.to(attn_in)
 
 
 class Points:

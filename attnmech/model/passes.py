@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ..batch import Batch
 from ..errors import UnsupportedModelError
 from .in_force import InForce, Pass
+from .own_module import OwnModule
 from .running import Balance, Directions
 from .stack import Stack
 
@@ -72,7 +73,9 @@ class CheckedPasses:
 
 
 def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
-    """One forward pass of a transformers model on a batch, without a cache."""
+    """One forward pass of a model on a batch, without a cache."""
+    if isinstance(model, OwnModule):
+        return model(batch.extra, **options)
     if "pixel_values" in batch.extra:
         return model(**batch.extra, **options, return_dict=True)
     given: dict[str, Any] = {"input_ids": batch.ids, **batch.extra, **options}

@@ -54,14 +54,23 @@ def described(module: nn.Module, plan: Architecture) -> Architecture:
     return _with_heads(plan, model.config)
 
 
-def require_transformers(model: nn.Module) -> PreTrainedModel:
-    """The model without its wrappers; raises `UnsupportedModelError` for any other module."""
+def unwrapped(model: nn.Module) -> nn.Module:
+    """A model without its wrappers."""
     parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
     wrapped = getattr(model, "module" if parallel else "_orig_mod", None)
-    if isinstance(wrapped, nn.Module):
-        return require_transformers(wrapped)
+    return unwrapped(wrapped) if isinstance(wrapped, nn.Module) else model
+
+
+def require_transformers(model: nn.Module) -> PreTrainedModel:
+    """The model without its wrappers; raises `UnsupportedModelError` for any other module."""
+    model = unwrapped(model)
     if not isinstance(model, PreTrainedModel):
-        what = "not a transformers model" if _attends(model) else "a model without attention"
+        what = (
+            "not a transformers model. A module of your own needs an example of what it is called with: "
+            "am.load(module, example=x)"
+            if _attends(model)
+            else "a model without attention"
+        )
         raise UnsupportedModelError(f"expected a transformers model; got {type(model).__name__}, {what}.")
     return model
 

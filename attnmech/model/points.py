@@ -12,6 +12,7 @@ from ..batch import Batch
 from ..errors import CertificateError, InputError, MissingPointError, integer
 from ..points import POINTS, Point, PointKey, PointName, parse, point_of, split_stack
 from .architectures import Architecture
+from .own_module import NO_TOKENS
 from .stack import Stack
 
 MAX_BYTES: Final = 4 * 2**30
@@ -186,6 +187,8 @@ def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
         outside["embed"] = "the stacks share one embedding, which runs once for each; resid_pre of layer 0 holds it"
     if stacks[0].architecture.reads == "pixels":
         outside["embed"] = "an image has no tokens; its patches are projected, and resid_pre of layer 0 holds them"
+    if stacks[0].architecture.reads == "tensors":
+        outside["embed"] = NO_TOKENS
     if not has_logits:
         outside["logits"] = "this model was loaded without a head on top; its last stream is resid_post"
     entries = []
@@ -202,6 +205,11 @@ def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
 def _absent_in(plan: Architecture) -> dict[str, str]:
     """The points that every layer of a stack lacks, with the reason."""
     absent: dict[str, str] = {}
+    if not plan.streams:
+        reason = "no module around its attention takes and returns a stream"
+        absent |= dict.fromkeys(("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"), reason)
+        if plan.attn_out:
+            absent.pop("attn_out")
     if plan.rotary is None:
         reason = f"{plan.name} does not rotate queries and keys, so the scores use q and k themselves"
         absent |= {"q_rot": reason, "k_rot": reason}
@@ -209,12 +217,12 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
         absent["latent"] = f"{plan.name} makes keys and values of attn_in, without a latent between them"
     if plan.gate is None:
         absent["gate"] = f"{plan.name} has no gate between attention and W_O"
-    if plan.mlp_out is None:
+    if plan.streams and plan.mlp_out is None:
         reason = (
             f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder continues from it"
         )
         absent |= {"resid_mid": reason, "mlp_out": reason}
-    elif plan.mid_norm is None:
+    elif plan.streams and plan.mid_norm is None:
         absent["resid_mid"] = f"{plan.name} adds attention and MLP to the stream in one step"
     return absent
 
@@ -234,6 +242,8 @@ def _meanings(plan: Architecture) -> dict[str, str]:
 
 
 def _entry_of(point: Point, name: str, stack: Stack, absent: str | None) -> ModelPoint:
+    if stack.architecture.reads == "tensors" and point.name == "logits":
+        return ModelPoint(name, "as the module returns it", "the first tensor that the module returns", absent)
     sizes = stack.sizes(point.name)
     meaning = _meanings(stack.architecture).get(point.name, point.meaning)
     shape = " ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in point.axes)

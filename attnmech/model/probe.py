@@ -18,6 +18,7 @@ from ..points import PointKey, split_stack
 from .certificate import Check, LensHook
 from .hooked import HookedModel
 from .observed import RowBlock
+from .own_inputs import OwnEncoder
 from .passes import call
 from .stack import Stack
 
@@ -291,7 +292,11 @@ def excess_of(ours: Tensor, theirs: Tensor, allowed: Tensor, keep: Tensor | None
 
 
 def probe_batch(model: HookedModel) -> Batch:
-    """Two sequences of seeded random tokens, the second shorter and padded on the right; or two random images."""
+    """Two sequences of seeded random tokens, the second shorter and padded on the right; two random images; or, of a
+    user's own module, texts of its example with and without noise.
+    """
+    if isinstance(model.encoder, OwnEncoder):
+        return model.encoder.probe
     generator = torch.Generator().manual_seed(SEED)
     if model.grid is not None:
         return model.encode(torch.randn((2, *model.grid.shape), generator=generator))
@@ -312,7 +317,7 @@ def long_batch(model: HookedModel) -> Batch | None:
     """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
     limit = model.architecture.position_limit
     length = _LONG if limit is None else min(_LONG, limit)
-    if model.grid is not None or length <= 2 * _PADDING:
+    if not model.reads_tokens or length <= 2 * _PADDING:
         return None
     generator = torch.Generator().manual_seed(SEED + 1)
     given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
@@ -338,7 +343,7 @@ def padded_batch(model: HookedModel) -> Batch | None:
     """
     limit = model.architecture.position_limit
     length = BEGINNING if limit is None else min(BEGINNING, limit - _FILLED)
-    if model.grid is not None or length < 1:
+    if not model.reads_tokens or length < 1:
         return None
     generator = torch.Generator().manual_seed(SEED + 2)
     pad = getattr(model.config, "pad_token_id", None)
@@ -361,9 +366,9 @@ def padded_batch(model: HookedModel) -> Batch | None:
 
 
 def beginning_of(batch: Batch, number: int, length: int) -> Batch:
-    """The first tokens of one text of a batch, and of what its decoder is given; an image stays whole."""
+    """The first tokens of one text of a batch, and of what its decoder is given; what has no tokens stays whole."""
     text = batch.texts(torch.tensor([number]))
-    if "pixel_values" in text.extra:
+    if text.texts_of is None:
         return text
     target = None if text.target is None else text.target.beginning(length)
     return replace(text.beginning(length), target=target)

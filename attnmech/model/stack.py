@@ -64,7 +64,8 @@ class Stack:
     def column(self) -> Column:
         """The facts that the running certificate's identities depend on."""
         plan = self.architecture
-        return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, not plan.within)
+        chained = plan.chained and not plan.within
+        return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained)
 
     @property
     def label(self) -> str:
@@ -186,19 +187,21 @@ class Stack:
             if in_force.passes_by(layer):
                 return None
             in_force.begin_layer()
+            if not streams:
+                return None
             return _with_stream(args, kwargs, lambda x: self._visit("resid_pre", layer, x, "pre_in", "pre"))
 
         def at_resid_post(module: nn.Module, args: Any, output: Any) -> Any:
             if in_force.passes_by(layer):
                 return None
             value = first_tensor(output)
-            visited = self._visit("resid_post", layer, value, "post_in", "post")
+            visited = self._visit("resid_post", layer, value, "post_in", "post") if streams else value
             in_force.end_layer(self.label, layer)
             return None if visited is value else _with_first(output, visited)
 
         def at_resid_mid(module: nn.Module, args: Any) -> None:
             value = args[0]
-            by_token = _by_token(value, in_force)
+            by_token = self._by_token(value)
             visited = by_token
             if in_force.wants(self.point("resid_mid"), layer):
                 visited = in_force.visit(self.point("resid_mid"), layer, by_token)
@@ -206,32 +209,47 @@ class Stack:
                 in_force.hold("mid_in", self.label, layer, by_token.detach().clone())
                 in_force.hold("mid", self.label, layer, visited)
                 # The block continues with this very tensor as its stream, so the norm's input alone is not enough.
-                value.copy_(visited.reshape(value.shape))
+                value.copy_(self._as_given(visited, value))
             elif post_norm is not None:
                 in_force.hold("mid_in", self.label, layer, by_token)
 
         def at_mid_normed(module: nn.Module, args: Any, output: Tensor) -> None:
-            in_force.hold("mid_normed", self.label, layer, _by_token(output, in_force))
+            by_token = self._by_token(output)
+            in_force.hold("mid_normed", self.label, layer, by_token)
+            if self.architecture.interposed:
+                in_force.note(before_mlp=by_token)
 
         def at_end(module: nn.Module, args: Any) -> None:
-            in_force.hold("end_in", self.label, layer, _by_token(args[0], in_force))
+            in_force.hold("end_in", self.label, layer, self._by_token(args[0]))
 
+        streams = self.architecture.streams
         mid_norm, post_norm = self.architecture.mid_norm, self.architecture.post_norm
         block.register_forward_pre_hook(at_resid_pre, with_kwargs=True)
         block.register_forward_hook(at_resid_post)
         if mid_norm is not None:
             submodule(block, mid_norm).register_forward_pre_hook(at_resid_mid)
         if mid_norm is not None and post_norm is not None:
-            submodule(block, mid_norm).register_forward_hook(at_mid_normed)
+            submodule(block, self.architecture.interposed_norm or mid_norm).register_forward_hook(at_mid_normed)
             submodule(block, post_norm).register_forward_pre_hook(at_end)
 
     def _visit(self, name: str, layer: int, value: Tensor, before: Kind | None, after: Kind) -> Tensor:
         """Visits a point of the stream, and records its value before and after for the running certificate."""
-        visited = self._in_force.visit(self.point(name), layer, value)
-        if before is not None and visited is not value:
-            self._in_force.hold(before, self.label, layer, value)
+        by_token = value if self.architecture.batch_first and value.ndim == 3 else self._by_token(value)
+        visited = self._in_force.visit(self.point(name), layer, by_token)
+        if before is not None and visited is not by_token:
+            self._in_force.hold(before, self.label, layer, by_token)
         self._in_force.hold(after, self.label, layer, visited)
-        return visited
+        return value if visited is by_token else self._as_given(visited, value)
+
+    def _by_token(self, value: Tensor) -> Tensor:
+        """`[batch position d_model]`, also in blocks that use one row per token (OPT), or have positions first."""
+        if value.ndim == 3:
+            return value if self.architecture.batch_first else value.transpose(0, 1)
+        return value.reshape(*self._in_force.under_way.batch.queries(self.label).ids.shape, value.shape[-1])
+
+    def _as_given(self, value: Tensor, like: Tensor) -> Tensor:
+        """A value by token with the axes that the model gave it in."""
+        return value.reshape(like.shape) if self.architecture.batch_first or like.ndim != 3 else value.transpose(0, 1)
 
     def _wire_projections(self, layer: int, block: nn.Module) -> None:
         in_force, plan = self._in_force, self.architecture
@@ -242,11 +260,12 @@ class Stack:
             rotates = plan.rotary is not None and not plan.rotary.tables
             if rotates and (tables := tables_of(args, kwargs)) is not None:
                 in_force.note(rotary=tables)
-            if kwargs.get("key_value_states") is not None:
-                in_force.note(key_input=kwargs["key_value_states"])
+            for given, note in (("key_value_states", "key_input"), ("value_states", "value_input")):
+                if kwargs.get(given) is not None:
+                    in_force.note(**{note: kwargs[given]})
             args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
             if in_force.scales_in(self.label, layer):
-                in_force.note(attn_in=args[0] if args else kwargs["hidden_states"])
+                in_force.note(attn_in=_stream_of(args, kwargs))
             return args, kwargs
 
         def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
@@ -276,11 +295,11 @@ class Stack:
                     point, heads = self.point(name), plan.n_heads if name == "q" else plan.n_kv_heads
                     if not in_force.wants(point, layer):
                         continue
-                    value = select(_by_token(changed, in_force), columns)
+                    value = select(self._by_token(changed), columns)
                     by_head = rearrange(value, "batch position (head d) -> batch position head d", head=heads)
                     visited = in_force.visit(point, layer, by_head)
                     if in_force.under_way.gradients or in_force.edits(point, layer):
-                        changed = _by_token(changed, in_force).clone()
+                        changed = self._by_token(changed).clone()
                         changed[..., list(columns)] = rearrange(
                             visited, "batch position head d -> batch position (head d)"
                         )
@@ -309,13 +328,13 @@ class Stack:
         in_force, name, plan = self._in_force, self.point("k"), self.architecture
 
         def at_query_latent(module: nn.Module, args: Any) -> None:
-            in_force.note(query_latent=_by_token(args[0], in_force))
+            in_force.note(query_latent=self._by_token(args[0]))
 
         def at_shared(module: nn.Module, args: Any, output: Tensor) -> None:
-            in_force.note(shared=_by_token(output, in_force))
+            in_force.note(shared=self._by_token(output))
 
         def at_latent(module: nn.Module, args: Any) -> Any:
-            visited = in_force.visit(self.point("latent"), layer, _by_token(args[0], in_force))
+            visited = in_force.visit(self.point("latent"), layer, self._by_token(args[0]))
             in_force.note(latent=visited)
             return (visited.reshape(args[0].shape), *args[1:])
 
@@ -324,7 +343,7 @@ class Stack:
                 return
             notes = in_force.under_way.notes
             assert notes.shared is not None
-            keys = layout.keys(_by_token(output, in_force), notes.shared)
+            keys = layout.keys(self._by_token(output), notes.shared)
             visited = in_force.visit(
                 name, layer, rearrange(keys, "batch position (head d) -> batch position head d", head=plan.n_kv_heads)
             )
@@ -407,18 +426,19 @@ class Stack:
 
         def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
             value = first_tensor(output)
-            added = _times(plan.mlp_scale, _by_token(value, in_force))
-            visited = self._visit("mlp_out", layer, added, None, "mlp")
+            added = _times(plan.mlp_scale, self._by_token(value))
+            visited = in_force.visit(self.point("mlp_out"), layer, added)
+            in_force.hold("mlp", self.label, layer, visited)
             if visited is added:
                 return None
-            return _with_first(output, _times(1 / plan.mlp_scale, visited).reshape(value.shape))
+            return _with_first(output, self._as_given(_times(1 / plan.mlp_scale, visited), value))
 
         separate = plan.attn_out not in ("", plan.out)
 
         def at_gate(module: nn.Module, args: Any, output: Tensor) -> None:
             assert plan.gate is not None
             if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
-                in_force.note(gate=plan.gate.of(_by_token(output, in_force), plan.n_heads))
+                in_force.note(gate=plan.gate.of(self._by_token(output), plan.n_heads))
 
         def at_z(module: nn.Module, args: Any) -> Any:
             given, notes, gate = args[0], in_force.under_way.notes, self.point("gate")
@@ -461,18 +481,13 @@ def _times(factor: float, value: Tensor) -> Tensor:
     return value if factor == 1 else factor * value
 
 
-def _by_token(value: Tensor, in_force: InForce) -> Tensor:
-    """`[batch position d_model]`, also in blocks that use one row per token (OPT)."""
-    return value if value.ndim == 3 else value.reshape(*in_force.under_way.batch.ids.shape, value.shape[-1])
-
-
 def _with_first(output: Any, first: Tensor) -> Any:
     return first if isinstance(output, torch.Tensor) else (first, *output[1:])
 
 
 def _stream_of(args: Any, kwargs: Any) -> Tensor:
     """The input stream of a block."""
-    stream = args[0] if args else kwargs["hidden_states"]
+    stream = args[0] if args else kwargs[_stream_name(kwargs)]
     assert isinstance(stream, torch.Tensor)
     return stream
 
@@ -480,4 +495,12 @@ def _stream_of(args: Any, kwargs: Any) -> Tensor:
 def _with_stream(args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
     if args:
         return (change(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+    name = _stream_name(kwargs)
+    return args, {**kwargs, name: change(kwargs[name])}
+
+
+def _stream_name(kwargs: Any) -> str:
+    """The argument that is the stream: transformers' name, or the first tensor of a block of another kind."""
+    if "hidden_states" in kwargs:
+        return "hidden_states"
+    return next(str(name) for name, value in kwargs.items() if isinstance(value, torch.Tensor))

@@ -104,7 +104,7 @@ def trace_pass(
     try:
         with (
             torch.no_grad(),
-            _recording(trace, recorded, ended),
+            recording(trace, recorded, ended),
             trace.in_force.unchecked(),
             trace.in_force.recording(Pass(batch)),
         ):
@@ -122,7 +122,8 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _recording(trace: Trace, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None]) -> Iterator[None]:
+def recording(trace: Trace, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None]) -> Iterator[None]:
+    """Records the calls of some modules."""
     handles = []
     for path, module in recorded.items():
         entering, leaving = _hooks(trace, path, ended)

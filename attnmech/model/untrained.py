@@ -5,6 +5,7 @@ import copy
 import torch
 
 from ..arguments import whole_number
+from ..errors import InputError
 from .hooked import HookedModel, require_model
 from .load import load
 
@@ -19,6 +20,11 @@ def untrained(model: HookedModel, seed: int = 0) -> HookedModel:
     It takes as much memory as the model itself. `seed` is that of the weights; torch's own generator is left alone.
     """
     require_model(model)
+    if model.is_own:
+        raise InputError(
+            "untrained is for transformers models, whose config says how to make a new one; make your module anew, and "
+            "load it: am.load(module, example=...)."
+        )
     seed = whole_number("seed", seed, most=2**63 - 1)
     kind = type(model.plain)
     with torch.random.fork_rng(devices=[]):

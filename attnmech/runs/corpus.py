@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from jaxtyping import Int
@@ -213,8 +213,8 @@ def batches(
     flag("truncate", truncate)
     optional_flag("bos", bos)
     shard = checked_shard(shard)
-    if isinstance(inputs, str | Ids | Mapping | Batch):
-        inputs = [inputs]
+    if is_one_batch(model, inputs):
+        inputs = cast(Iterable[Inputs], [inputs])
     if not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
         raise InputError(
             f"inputs must be a text, token ids, model inputs, or an iterable of them; got {shown(inputs)}. For an "
@@ -222,6 +222,11 @@ def batches(
         )
     reading = _Reading(model, truncate, bos, shard, CorpusHash() if whole is None else whole)
     return reading.batches(inputs, tokens_per_batch, window)
+
+
+def is_one_batch(model: HookedModel, inputs: Any) -> bool:
+    """Whether inputs are what one run takes; a tuple is the arguments of one call of a user's own module."""
+    return isinstance(inputs, str | Ids | Mapping | Batch) or (model.is_own and isinstance(inputs, tuple))
 
 
 class CorpusHash:
@@ -294,7 +299,7 @@ class _Reading:
 
     def _documents(self, inputs: Iterable[Any]) -> Iterator[_Document | _AsGiven]:
         """The documents of this shard, in order."""
-        for item in _one_by_one(inputs):
+        for item in _one_by_one(inputs, splits=not self._model.is_own):
             first = self._seen
             if isinstance(item, str):
                 # A lone surrogate is refused when its own shard tokenizes the text.
@@ -367,10 +372,13 @@ def _batch_hash(batch: Batch) -> str:
     return tensors_hash(tensors)
 
 
-def _one_by_one(inputs: Iterable[Any]) -> Iterator[Any]:
-    """The items of a corpus; a list of texts, or of their token ids, one text at a time."""
+def _one_by_one(inputs: Iterable[Any], *, splits: bool) -> Iterator[Any]:
+    """The items of a corpus; a list of texts, or of their token ids, one text at a time.
+
+    Of a user's own module each item is one call, whose arguments may be a tuple of tensors.
+    """
     for item in inputs:
-        if not isinstance(item, str) and (is_list_of(item, str) or is_list_of(item, Ids)) and len(item):
+        if splits and not isinstance(item, str) and (is_list_of(item, str) or is_list_of(item, Ids)) and len(item):
             yield from item
         else:
             yield item

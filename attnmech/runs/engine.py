@@ -105,7 +105,7 @@ class _Output:
     """The output of copies of a batch: its last stream if logits can be computed later, else its logits."""
 
     stream: Float[Tensor, "rows position d_model"] | None
-    logits: Float[Tensor, "rows position vocab"] | None
+    logits: Float[Tensor, "*output"] | None
 
 
 class Texts:
@@ -237,7 +237,7 @@ class Texts:
             return list(rearrange(logits, "(copy row) vocab -> copy row vocab", copy=count))
         return [self._logits(output, copy)[text, position] for copy in range(count)]
 
-    def _logits(self, output: _Output, copy: int) -> Float[Tensor, "batch position vocab"]:
+    def _logits(self, output: _Output, copy: int) -> Float[Tensor, "*output"]:
         texts = slice(copy * len(self.batch.ids), (copy + 1) * len(self.batch.ids))
         if output.logits is not None:
             return output.logits[texts]

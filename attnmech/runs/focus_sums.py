@@ -70,13 +70,14 @@ class FocusSums(Reducer):
         layer, rows = block.index, slice(block.rows.start, block.rows.stop)
         classes = state["classes"][:, :, rows]
         aligned = block.stack != "cross"
+        tokens = block.mask.queries if aligned else None
         defined = block.mask.once(
             ("focus", self.last, block.rows),
             lambda: defined_rows(
                 block.visible, block.rows, block.real, block.batch.keys(block.stack).begins, self.last, aligned
             ),
         )
-        values = row_statistics(block.attention, block.rows, defined, self.last)
+        values = row_statistics(block.attention, block.rows, defined, self.last, tokens)
         by_head = values.transpose(1, 2)
         sums, counts = sums_by_text(by_head, defined.valid[:, None], classes)
         state["sums"][:, :, layer] += sums
@@ -84,7 +85,7 @@ class FocusSums(Reducer):
         received = received_by_key(block.attention, classes)
         state["received"][layer][..., : received.shape[-1]] += received
         if aligned:
-            far = received_by_distance(block.pattern, classes, block.rows).double().sum(dim=0)
+            far = received_by_distance(block.pattern[..., :tokens], classes, block.rows).double().sum(dim=0)
             state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
         if block.rows.stop == block.mask.queries:
             found = block.mask.once("uniform", lambda: _uniform(block.mask, state["classes"]))

@@ -7,6 +7,7 @@ import torch
 from einops import einsum, repeat
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..batch import Batch
 from ..maths.focus import received_by_distance
@@ -110,7 +111,7 @@ class HeadTypeSums(Reducer):
         state["uniform"][:, layer] += found.uniform[: len(POSITIONAL)].sum(dim=-1)
         state["at_distance"][:, layer] += found.at_distance
         state["pairs"][layer] += found.pairs
-        attended = received_by_distance(block.pattern, rows[:, None], block.rows, length)
+        attended = received_by_distance(block.pattern[..., :length], rows[:, None], block.rows, length)
         state["attended"][layer] += attended[:, :, 0].double().sum(dim=0)
         alone = _by_position_alone(block, run)
         state["alone"][:, layer] += _over_rows(_by_row(alone, on_target[: len(POSITIONAL)]))
@@ -200,17 +201,20 @@ class _Targets:
     ) -> "_Targets":
         """Those of the rows that count; a full stop among random tokens ends no sentence."""
         keys, length = block.scores.shape[-1], block.mask.queries
+        tokens = min(keys, length)
         types = token_types(batch)
         marks = {name: delimiters & (types == TOKEN_TYPES.index(name)) for name in ("sentence end", "comma", "special")}
-        found = targets(batch.ids, batch.first, marks, block.rows, keys, causal=causal)
+        found = targets(batch.ids, batch.first, marks, block.rows, tokens, causal=causal)
+        # Keys that are no tokens are no targets.
+        found = {name: pad(each, (0, keys - tokens)) for name, each in found.items()}
         seen = block.visible[:, 0] & rows[..., None]
         by_kind = torch.stack([found[name].expand_as(seen) & seen for name in TYPES])
         share = 1 / seen.sum(dim=-1).clamp_min(1).double()
         everywhere = rows[:, None]
         # Kinds stand where heads do: what each "attends" is its targets.
-        content = by_kind[len(POSITIONAL) :].transpose(0, 1).float()
+        content = by_kind[len(POSITIONAL) :, ..., :tokens].transpose(0, 1).float()
         at_distance = received_by_distance(content, everywhere, block.rows, length)[:, :, 0].double()
-        pairs = received_by_distance(seen[:, None].float(), everywhere, block.rows, length)
+        pairs = received_by_distance(seen[:, None, :, :tokens].float(), everywhere, block.rows, length)
         answered = by_kind[[TYPES.index(name) for name in ANSWERED]]
         place = torch.arange(keys, device=seen.device)
         begin = batch.begins[None, :, None, None].expand(*by_kind.shape[:3], 1)

@@ -65,7 +65,8 @@ class Embedder:
         here = self._layers.setdefault(block.layer, LayerPass())
         here.q.append(block.q[:, heads].clone())
         self.sink = self.sink or block.sink is not None
-        pattern = block.pattern[:, heads]
+        # Keys that are no tokens are no points.
+        pattern = block.pattern[:, heads, :, : block.mask.queries]
         self._note_highest(pattern, block)
         here.first.append(self._on_first(pattern, block))
         self._keep_patterns(pattern, block)
@@ -113,7 +114,7 @@ class Embedder:
         layer, mask = block.layer, block.mask
         q = torch.cat(here.q, dim=2).cpu()
         group = block.q.shape[1] // block.k.shape[1]
-        k = block.k[:, [head // group for head in heads]].cpu()
+        k = block.k[:, [head // group for head in heads], : mask.queries].cpu()
         own = id(self)  # a rule may outlive this observer
         pairs: Pairs = mask.once(("pairs", own), lambda: visible_pairs(self.tokens, mask, self.plan.seed))
         self.all_pairs[layer] = pairs
@@ -151,4 +152,4 @@ class Embedder:
         else:
             found = torch.cat([mask.visible(range(row, row + 1))[:, 0] for row in rows.tolist()], dim=1)
         real = self.batch.mask
-        return (found & real[:, rows, None] & real[:, None]).cpu()
+        return (found[..., : mask.queries] & real[:, rows, None] & real[:, None]).cpu()

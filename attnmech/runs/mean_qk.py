@@ -119,4 +119,4 @@ class MeanQKReducer(Reducer):
 def _roles(run: Run) -> tuple[tuple[str, Batch, int], ...]:
     """The queries and the keys of a batch, each with its number of heads."""
     label = run.stack.label
-    return ("query", run.batch.queries(label), run.n_heads), ("key", run.batch.keys(label), run.stack.n_kv_heads)
+    return ("query", run.batch.queries(label), run.n_heads), ("key", run.batch.key_tokens(label), run.stack.n_kv_heads)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ..arguments import dense, shown
@@ -27,6 +27,12 @@ METRICS: Final = {
 }
 """The metrics that have a name, with their definitions."""
 
+OWN_METRICS: Final = {
+    "accuracy": "share of places where the largest output is that of the class in `answers`",
+    "mse": "mean squared difference of the output and `answers`",
+}
+"""Those of a module of the user's own, whose output is not over a vocabulary."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -35,26 +41,30 @@ class Metric:
     name: str
     compute: Callable[[Tensor, Batch], Tensor] | None = None
     """A user's own function; it gets the full logits."""
-    answers: Int[Tensor, " text"] | None = None
+    answers: Shaped[Tensor, "*output"] | None = None
     against: Int[Tensor, " text"] | None = None
+    has_name: bool = True
+    """Whether it was asked for by name."""
 
     @classmethod
     def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
         """A metric for these texts; `InputError` for one without meaning for them or the model."""
         if model.points["logits"].absent is not None:
             raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
+        if model.is_own:
+            return cls._of_own(metric, answers, against, texts)
         right = None if answers is None else answer_ids(model, "answers", answers, texts)
         wrong = None if against is None else answer_ids(model, "against", against, texts)
         if wrong is not None and right is None:
             raise InputError("`against` needs `answers`: the tokens that it is compared with.")
         if callable(metric):
-            return cls(_name_of(metric), metric, right, wrong)
+            return cls(_name_of(metric), metric, right, wrong, has_name=False)
         if not isinstance(metric, str) or metric not in METRICS:
             known = "; ".join(f"{name!r} ({about})" for name, about in METRICS.items())
             raise InputError(
                 f"`metric` must be one of {known}, or a function (logits, batch) -> [batch]; got {shown(metric)}."
             )
-        if model.grid is not None:
+        if not model.reads_tokens:
             raise InputError(f"{metric!r} needs tokens, but an image has one row of logits; give a function of them.")
         if metric == "loss" and not model.causal:
             raise InputError(
@@ -66,6 +76,24 @@ class Metric:
         if metric == "logit_difference" and wrong is None:
             raise InputError('metric="logit_difference" needs `against`: the token that each answer is compared with.')
         return cls(metric, None, right, wrong)
+
+    @classmethod
+    def _of_own(cls, metric: MetricLike, answers: Any, against: Any, texts: int) -> "Metric":
+        """A metric of a user's own module: of its output, in whatever shape it returns it."""
+        if against is not None:
+            raise InputError("`against` is a token, and a module of your own has none; leave it out.")
+        right = None if answers is None else _targets(answers, texts)
+        if callable(metric):
+            return cls(_name_of(metric), metric, right, has_name=False)
+        known = "; ".join(f"{name!r} ({about})" for name, about in OWN_METRICS.items())
+        if not isinstance(metric, str) or metric not in OWN_METRICS:
+            raise InputError(
+                f"`metric` of a module of your own must be one of {known}, each with `answers`, or a function (output, "
+                f"batch) -> [batch]; got {shown(metric)}."
+            )
+        if right is None:
+            raise InputError(f"metric={metric!r} needs `answers`: a tensor with what is right for each text.")
+        return cls(metric, {"accuracy": _accuracy, "mse": _mse}[metric], right)
 
     @property
     def needs_clean(self) -> bool:
@@ -115,7 +143,7 @@ class Metric:
         assert against is not None
         return logit_difference(logits, self.answers[text], against)
 
-    def of_whole(self, logits: Float[Tensor, "batch position vocab"], batch: Batch) -> Float[Tensor, " batch"]:
+    def of_whole(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
         """A user's metric, checked."""
         assert self.compute is not None
         found = self.compute(logits, replace(batch, answers=self.answers, against=self.against))
@@ -127,7 +155,7 @@ class Metric:
             )
         return dense(f"what the metric {self.name} returns", found).double()
 
-    def of_logits(self, logits: Float[Tensor, "batch position vocab"], batch: Batch) -> Float[Tensor, " batch"]:
+    def of_logits(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
         """The metric of the full logits, if it needs no clean output; differentiable."""
         if self.compute is not None:
             return self.of_whole(logits, batch)
@@ -147,6 +175,37 @@ def require_finite(name: str, found: Float[Tensor, " text"], documents: Sequence
             f"the metric {name} is {came} for text {documents[place]} ({what}). Texts need at least two tokens for a "
             "loss; a function must give a finite number for every text."
         )
+
+
+def _targets(answers: Any, texts: int) -> Shaped[Tensor, "*output"]:
+    try:
+        found = torch.as_tensor(answers)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"`answers` must be a tensor with a row for each text; got {shown(answers)}.") from error
+    if found.ndim == 0 or len(found) != texts:
+        raise InputError(f"`answers` must be a tensor with a row for each of the {texts} texts; got {shown(answers)}.")
+    return dense("`answers`", found)
+
+
+def _accuracy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
+    """The share of places where the largest output is the right class's."""
+    found, right = output.argmax(dim=-1), batch.answers
+    assert right is not None
+    if found.shape != right.shape or right.is_floating_point():
+        raise InputError(
+            f"`answers` must hold class numbers {list(found.shape)} for an output {list(output.shape)}; got "
+            f"{shown(right)}."
+        )
+    return (found == right.to(found.device)).double().reshape(len(found), -1).mean(dim=1)
+
+
+def _mse(output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " text"]:
+    """The mean squared difference of a text's output and what is right."""
+    right = batch.answers
+    assert right is not None
+    if right.shape != output.shape:
+        raise InputError(f"`answers` must have the shape of the output, {list(output.shape)}; got {shown(right)}.")
+    return (output.double() - right.to(output.device).double()).square().reshape(len(output), -1).mean(dim=1)
 
 
 def _some(values: Tensor | None, documents: Int[Tensor, " batch"]) -> Tensor | None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..batch import Batch
 from ..draw.embedding import EmbeddingImages
 from ..model.hooked import HookedModel
-from ..model.images import ImageEncoder
 from .token_pairs import Tokens
 
 PICTURES: Final = 20
@@ -43,10 +42,11 @@ def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImage
 
     Pixels are as the model takes them, already normalised: each image's are shown from its lowest to its highest.
     """
-    if not isinstance(model.encoder, ImageEncoder):
+    images = model.images(batch)
+    if images is None or model.grid is None:
         return None
-    patch = model.encoder.grid.patch
-    pixels = _coloured(batch.extra["pixel_values"].float().cpu())
+    patch = model.grid.patch
+    pixels = _coloured(images.float().cpu())
     means = torch.nn.functional.avg_pool2d(pixels, patch, stride=patch)
     flat = means.flatten(2).mT
     none = torch.zeros(len(pixels), batch.ids.shape[1] - flat.shape[1], 3)

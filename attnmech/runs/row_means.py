@@ -38,6 +38,9 @@ ROW_CLASSES: Final = ("ordinary", "special", "first")
 def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
     """Which of `ROW_CLASSES` each real token belongs to; padding belongs to none."""
     known, first = batch.is_special, batch.first
+    if batch.texts_of is None and batch.ids.shape[1] == 1:
+        # The only query of a module that pools begins no text.
+        first = torch.zeros_like(first)
     return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]
 
 

@@ -20,8 +20,9 @@ from ..maths.null_attention import most_attended, sink_mass, value_ratio
 from ..maths.updates import Writer
 from ..model.block import attention_scale
 from ..model.hooked import HookedModel
-from ..model.inputs import Ids, Inputs
+from ..model.inputs import Inputs
 from ..model.observed import LayerEnd, RowBlock
+from .corpus import is_one_batch
 from .stream import Reducer, Run, Source, State, stream
 
 Target: TypeAlias = Literal["first", "most_attended", "special"]
@@ -67,7 +68,7 @@ def sinks_of(
         raise InputError(f"`target` must be one of {known}; got {shown(target)}.")
     if target == "special" and not model.encoder.special:
         raise InputError('target="special" needs a tokenizer with special tokens; use target="first".')
-    whole = isinstance(inputs, str | Ids | Mapping | Batch) or not isinstance(inputs, Iterable)
+    whole = is_one_batch(model, inputs) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
     found: Sinks
     (found,) = stream(model, iter(documents), [SinkReducer(target)], layers=layers, stack=stack, bos=bos)
@@ -83,7 +84,7 @@ class SinkReducer(Reducer):
 
     def start(self, run: Run) -> State:
         """Sums by key, the key that each row attends to most, and the facts of each text."""
-        batch = run.batch.keys(run.stack.label)
+        batch = run.batch.key_tokens(run.stack.label)
         layers, heads, (texts, width) = run.n_layers, run.n_heads, batch.ids.shape
         precision = torch.promote_types(run.model.dtype, torch.float32)
         state = {
@@ -123,9 +124,12 @@ class SinkReducer(Reducer):
         own = block.attention.pattern.diagonal(offset=rows.start, dim1=-2, dim2=-1)
         there = own.shape[-1]
         received[..., rows.start : rows.start + there] -= own * counted[:, None, :there]
-        state["received"][block.index][..., : received.shape[-1]] += received
+        width = min(received.shape[-1], state["received"].shape[-1])
+        state["received"][block.index][..., :width] += received[..., :width]
         choice = counted & (block.visible[:, 0].sum(dim=-1) > 1)
         key = block.attention.top.key.masked_fill(~choice[:, None], -1)
+        # A key that is no token is no sink.
+        key = key.masked_fill(key >= state["received"].shape[-1], -1)
         state["top_key"][block.index][..., rows] = key.int()
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:

@@ -1,0 +1,170 @@
+"""Attention maps from arrays, in one call each: weights from any code, such as `nn.MultiheadAttention`'s.
+
+>>> import numpy as np
+>>> weights = np.array([[0.9, 0.1], [0.3, 0.7]])
+>>> heatmap(weights, ["The", "cat"])
+Figure(heatmap; shows itself in a notebook, or .show())
+>>> heatmaps(np.stack([weights, weights[::-1]]), ["The", "cat"]).data["heads"]
+2
+>>> edges(weights, ["The", "cat"], threshold=0.5).data["threshold"]
+0.5
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from jaxtyping import Float
+
+from attnmech.draw.all_heads import model_view
+from attnmech.draw.embed import View
+from attnmech.draw.figure import Figure
+from attnmech.draw.graph import token_graph
+from attnmech.draw.patterns import Array, as_array, checked_pattern
+from attnmech.draw.style import FIGURE_STYLE, SCORE_COLOURS
+from attnmech.draw.text import isolated, plotly_text, visible_token
+from attnmech.errors import InputError
+
+_TICKS: Final = 40
+"""The most positions of which each has a label at its axis."""
+
+
+def heatmap(
+    weights: Array,
+    labels: Sequence[str] | None = None,
+    *,
+    keys: Sequence[str] | None = None,
+    sums_to_one: bool = True,
+) -> go.Figure:
+    """One head's attention as a heatmap: queries downwards, keys to the right, from 0 to 1.
+
+    >>> weights = [[1.0, 0.0], [0.25, 0.75]]
+    >>> heatmap(weights, ["Hi", "<b>"]).data[0].text[1][0]
+    '1 &lt;b&gt; → 0 Hi<br>0.25'
+
+    Args:
+        weights: probabilities after softmax, [query key].
+        labels: what the positions are called; their numbers by default.
+        keys: what the keys are called, where they are not the queries.
+        sums_to_one: whether every row must sum to 1; if not, to at most 1.
+
+    Raises:
+        InputError: for weights that are no probabilities, or without a label for each position.
+
+    """
+    found = as_array(weights)
+    queries, of_keys = _labels(found, labels, keys, axes="query key")
+    checked_pattern(found, queries, of_keys, axes="query key", sums_to_one=sums_to_one)
+    rows, columns = _numbered(queries), _numbered(queries if of_keys is None else of_keys)
+    told = [
+        [f"{query} → {key}<br>{value:.3g}" for key, value in zip(columns, row, strict=True)]
+        for query, row in zip(rows, found.tolist(), strict=True)
+    ]
+    figure = Figure()
+    figure.add_heatmap(
+        z=found,
+        x=list(range(len(columns))),
+        y=list(range(len(rows))),
+        zmin=0.0,
+        zmax=1.0,
+        colorscale=SCORE_COLOURS,
+        colorbar={"title": {"text": "attention", "side": "right"}, "thickness": 12},
+        text=told,
+        hovertemplate="%{text}<extra></extra>",
+    )
+    figure.update_layout(template=FIGURE_STYLE, height=max(280, 130 + min(24 * len(rows), 700)))
+    figure.update_xaxes(title="key", showgrid=False, tickangle=-45 if keys or labels else 0, **_ticks(columns))
+    figure.update_yaxes(title={"text": "query", "standoff": 12}, autorange="reversed", showgrid=False, **_ticks(rows))
+    return figure
+
+
+def heatmaps(
+    weights: Array,
+    labels: Sequence[str] | None = None,
+    *,
+    keys: Sequence[str] | None = None,
+    sums_to_one: bool = True,
+    title: str = "Attention of all heads",
+) -> View:
+    """All heads as small maps, with the chosen one large: `model_view` of one layer or several.
+
+    Args:
+        weights: probabilities after softmax, [head query key] or [layer head query key].
+        labels: what the positions are called; their numbers by default.
+        keys: what the keys are called, where they are not the queries.
+        sums_to_one: whether every row must sum to 1; if not, to at most 1.
+        title: the view's heading.
+
+    """
+    found = _by_layer(weights)
+    queries, of_keys = _labels(found, labels, keys, axes="layer head query key")
+    return model_view(found, queries, layers=range(len(found)), keys=of_keys, sums_to_one=sums_to_one, title=title)
+
+
+def edges(
+    weights: Array,
+    labels: Sequence[str] | None = None,
+    *,
+    threshold: float = 0.1,
+    keys: Sequence[str] | None = None,
+    sums_to_one: bool = True,
+    title: str = "Token graph",
+) -> View:
+    """Attention as a directed graph: an edge from a query to each key with at least `threshold`, as wide as its weight.
+
+    Args:
+        weights: probabilities after softmax, [query key], [head query key] or [layer head query key].
+        labels: what the positions are called; their numbers by default.
+        threshold: the threshold at first, above 0 and up to 1; the view has a slider.
+        keys: what the keys are called, where they are not the queries.
+        sums_to_one: whether every row must sum to 1; if not, to at most 1.
+        title: the view's heading.
+
+    """
+    found = as_array(weights)
+    found = _by_layer(found[None] if found.ndim == 2 else found)
+    queries, of_keys = _labels(found, labels, keys, axes="layer head query key")
+    return token_graph(
+        found, queries, layers=range(len(found)), keys=of_keys, threshold=threshold, sums_to_one=sums_to_one,
+        title=title,
+    )  # fmt: skip
+
+
+def _by_layer(weights: Array) -> Float[np.ndarray, "layer head query key"]:
+    found = as_array(weights)
+    found = found[None] if found.ndim == 3 else found
+    if found.ndim != 4:
+        raise InputError(
+            f"`weights` must have the axes [head query key] or [layer head query key]; got the shape {found.shape}. "
+            "Take one text: weights[0]; of nn.MultiheadAttention, per head: average_attn_weights=False."
+        )
+    return found
+
+
+def _labels(
+    found: Float[np.ndarray, "..."], labels: Sequence[str] | None, keys: Sequence[str] | None, *, axes: str
+) -> tuple[Sequence[str], Sequence[str] | None]:
+    """What queries and keys are called; the keys None where they are the queries."""
+    if found.ndim != len(axes.split()):
+        raise InputError(
+            f"`weights` must have the axes [{axes}]; got the shape {found.shape}. Choose a text and a head: "
+            "weights[0, 3]."
+        )
+    queries, across = found.shape[-2:]
+    named = [str(number) for number in range(queries)] if labels is None else labels
+    if keys is None and across != queries:
+        keys = [str(number) for number in range(across)]
+    return named, keys
+
+
+def _numbered(labels: Sequence[str]) -> list[str]:
+    """What the axis and the hover box call positions: labels that are not just their numbers, with these."""
+    return [
+        str(number) if label == str(number) else f"{number} {isolated(plotly_text(visible_token(label)))}"
+        for number, label in enumerate(labels)
+    ]
+
+
+def _ticks(labels: Sequence[str]) -> dict[str, list[int] | list[str]]:
+    return {"tickvals": list(range(len(labels))), "ticktext": list(labels)} if len(labels) <= _TICKS else {}
