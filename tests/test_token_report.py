@@ -28,7 +28,7 @@ def demo() -> am.HookedModel:
 def sections(demo: am.HookedModel) -> dict[str, Section]:
     notes: list[str] = []
     wanted = TokenPaths.reducers(demo, demo.encode(TEXT), notes)
-    paths = TokenPaths.of(list(wanted), list(am.stream(demo, TEXT, list(wanted.values()))))
+    paths = TokenPaths(**dict(zip(wanted, am.stream(demo, TEXT, list(wanted.values())), strict=True)))
     assert notes == []
     return {each.anchor: each for each in paths.sections("(model, text)", demo.encode(TEXT).tokens[0], [0, 3])}
 
