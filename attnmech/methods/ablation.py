@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Unpack
 
-from ..interventions import Heads, Values
+from ..interventions import Heads, Intervention, Values
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..runs.ablations import Ablations, reread
@@ -19,7 +19,7 @@ def ablate_heads(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     heads: Heads = "all",
-    method: str = "zero",
+    method: str | Intervention = "zero",
     metric: MetricLike = "loss",
     *,
     layers: Iterable[int] | None = None,
@@ -41,7 +41,8 @@ def ablate_heads(
     `method` says what replaces the head's z: 0 ("zero"); its mean over the texts in `reference` (or what `am.mean_z`
     returned for them), pooled over their tokens or `per_position` ("mean"); or its z on another of the inputs, drawn
     by `seed` ("resample"; each text is then averaged over `draws` others, and `HeadEffects.draw_spread` says how much
-    their choice matters).
+    their choice matters). An `am.Intervention` in all heads, such as `am.Intervention.attend("all", "uniform")` or
+    `am.Intervention.scale("position")`, is a template that is applied to each head alone.
 
     `metric`: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
     "logit_difference" and "accuracy" at the last token, of `answers` (one token per text) `against` another; or a
@@ -73,4 +74,4 @@ def ablate_heads(
         model, inputs, [(ablations.of_head(head, draw),) for head in chosen for draw in range(draws)], metric,
         later=later, shifts=shifts, noted=noted, **options,
     )  # fmt: skip
-    return effects_of(model, chosen, swept, method, draws)
+    return effects_of(model, chosen, swept, ablations.method, draws)

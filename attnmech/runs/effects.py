@@ -47,7 +47,7 @@ class Effects(OverTexts, TextResult):
 
     metric: str
     method: str
-    """What was done: "zero", "mean", "resample", ..."""
+    """What was done: "zero", "mean", "resample", or what an intervention does to each head."""
     layers: tuple[int, ...]
     """The layers in which something was changed."""
     before: Float[Tensor, " text"]
@@ -172,7 +172,8 @@ class Effects(OverTexts, TextResult):
 
     @property
     def _about(self) -> str:
-        done = _DONE.get(self.method, self.method.replace("_", " "))
+        by_intervention = " each head" in self.method
+        done = f"changed ({self.method})" if by_intervention else _DONE.get(self.method, self.method.replace("_", " "))
         return f"{self._opening}{int(self.swept.sum())} {self.PLACE}s {done}, one at a time, on {self._texts}"
 
     @property
