@@ -84,9 +84,8 @@ def test_a_dropped_term_is_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(found.after[0], without, rtol=1e-4, atol=1e-5)
     hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
     unbiased = models.in_attention(models.fresh("gpt2"), "eager")
-    block, of_query = unbiased.transformer.h[1], slice(2 * 4, 3 * 4)
-    with torch.no_grad():  # what each key gets whatever the query: b_Q, and what the norm's shift adds to it, times k
-        block.attn.c_attn.bias[of_query] = -block.ln_1.bias @ block.attn.c_attn.weight[:, of_query]
+    with torch.no_grad():  # what each key gets whatever the query: b_Q of head 2, times k
+        unbiased.transformer.h[1].attn.c_attn.bias[2 * 4 : 3 * 4] = 0
     terms = [CHANGE.scale(term, 0.0, [(1, 2)]) for term in ("key_bias", "constant")]
     both = am.sweep(hooked, ids, [terms, CHANGE.scale("constant", 0.0, [(1, 2)])])
     torch.testing.assert_close(both.after[0], loss_of(unbiased, ids), rtol=1e-4, atol=1e-5)
