@@ -382,7 +382,7 @@ class HookedModel:
             chosen = self.points.check_layers(intervention.layers, stack.label)
             by_layer = dict.fromkeys(chosen, ())
         else:
-            for layer, head in self.check_heads(intervention.heads, None, stack.label or "self"):
+            for layer, head in self._heads_of(intervention, stack):
                 by_layer[layer] = (*by_layer.get(layer, ()), head)
         self.points.resolve([stack.point(intervention.point)], by_layer, self.refused)
         if intervention.point == "scores":
@@ -406,6 +406,17 @@ class HookedModel:
             return [(layer, head) for layer in within for head in range(chosen.n_heads)]
         self.require_heads(named, within, chosen, "of each layer of this model")
         return sorted(named)
+
+    def _heads_of(self, intervention: Intervention, stack: Stack) -> list[Head]:
+        """The heads that an intervention touches; at k and v as a whole, kv heads."""
+        if not intervention.by_kv_head:
+            return self.check_heads(intervention.heads, None, stack.label or "self")
+        if intervention.heads == "all":
+            return [(layer, head) for layer in stack.layers for head in range(stack.n_kv_heads)]
+        self.points.check_layers([layer for layer, _ in intervention.heads], stack.label)
+        for _, head in intervention.heads:
+            index_of("kv_head", head, stack.n_kv_heads, f"{intervention}: k and v have one of each layer per kv head")
+        return list(intervention.heads)
 
     def require_heads(self, named: Sequence[Head], within: Sequence[int], stack: Stack, owner: str) -> None:
         """Raises `InputError` for a head that the stack does not have, or whose layer is not in `within`."""
