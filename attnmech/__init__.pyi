@@ -44,6 +44,8 @@ from .methods.pairs import ablate_pairs as ablate_pairs
 from .methods.patching import PatchEffects as PatchEffects
 from .methods.patching import PositionEffects as PositionEffects
 from .methods.patching import patch as patch
+from .methods.path_patching import PathEffects as PathEffects
+from .methods.path_patching import path_patch as path_patch
 from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
 from .methods.pruning_advice import PruningAdvice as PruningAdvice

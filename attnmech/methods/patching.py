@@ -11,21 +11,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arguments import listed, option, shown
-from ..errors import InputError, index_of
+from ..arguments import option, shown
+from ..errors import InputError
 from ..fields import check_rows
 from ..interventions import Heads, Intervention, Values
 from ..maths.intervals import LEVEL, TextMeans, difference
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import subtracted
-from ..runs.ablations import one_by_one, reread
-from ..runs.corpus import CorpusBatch, batches
+from ..runs.ablations import reread
 from ..runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.options import SweepOptions, require_known
-from ..runs.reference import captured
+from ..runs.prompt_pairs import PromptPairs
 from ..runs.sweep import Swept, sweep
 
 AT: Final = ("z", "resid_pre", "attn_out", "mlp_out")
@@ -204,7 +203,7 @@ def patch(
     require_model(model)
     require_known(options, SweepOptions)
     _check_options(at, heads, metric)
-    pairs = _Pairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
+    pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
     noted: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
     run = _Run(model, pairs, metric, options)
     of_clean = run.clean_fields()
@@ -248,94 +247,11 @@ def _at_position(at: str, layer: int, position: int, values: Mapping[int, Values
 
 
 @dataclass(frozen=True)
-class _Pairs:
-    """Clean prompts, each with a corrupted one of the same length."""
-
-    clean: list[CorpusBatch]
-    given: tuple[Any, Any]
-    lengths: list[int]
-    """In tokens of the output's stack."""
-    stack: str
-
-    @classmethod
-    def of(cls, model: HookedModel, clean: Any, corrupted: Any, bos: bool | None) -> "_Pairs":
-        label = model.output_stack.label
-        parts, others = (list(batches(each, model, window=4096, bos=bos)) for each in (clean, corrupted))
-        prompts = _prompts(parts, label)
-        _check_pairs(prompts, _prompts(others, label))
-        return cls(parts, (clean, corrupted), [len(prompt.queries) for prompt in prompts], label)
-
-    def values(self, model: HookedModel, at: str, layers: Sequence[int]) -> dict[int, Values]:
-        """What the clean run has at a point, layer by layer."""
-        found = captured(model, self.clean, model.output_stack.point(at), layers)
-        return one_by_one(Values(found, "that of the clean run"))
-
-    def check_positions(self, positions: Sequence[int]) -> list[int]:
-        """The positions chosen; `InputError` for one beyond the shortest prompt."""
-        given = listed("positions", positions, "a list of positions")
-        found = [index_of("positions", each, min(self.lengths), "tokens of the shortest prompt") for each in given]
-        if not found:
-            raise InputError("`positions` must name at least one position; got an empty list.")
-        return sorted(set(found))
-
-    def one_length(self, at: str) -> int:
-        """The length that all prompts share; `InputError` if their lengths differ."""
-        first = self.lengths[0]
-        for number, length in enumerate(self.lengths):
-            if length != first:
-                raise InputError(
-                    f"at={at!r} goes position by position, so all pairs must have the same length; pair 0 has {first} "
-                    f"tokens, pair {number} has {length}. Patch the pairs of each length separately."
-                )
-        return first
-
-
-@dataclass(frozen=True)
-class _Prompt:
-    """The real tokens of one prompt, and where they begin."""
-
-    queries: tuple[str, ...]
-    keys: tuple[str, ...]
-    """The encoder's tokens, in a model that has one; else the same."""
-    begins: tuple[int, int]
-
-
-def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
-    found: dict[int, _Prompt] = {}
-    for part in parts:
-        sides = part.batch.queries(stack), part.batch
-        for row, number in enumerate(part.documents.tolist()):
-            real = [side.mask[row].nonzero()[:, 0].tolist() for side in sides]
-            queries, keys = (tuple(side.tokens[row][i] for i in at) for side, at in zip(sides, real, strict=True))
-            found[number] = _Prompt(queries, keys, (real[0][0], real[1][0]))
-    return [found[number] for number in sorted(found)]
-
-
-def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None:
-    if len(clean) != len(corrupted):
-        raise InputError(
-            f"every clean prompt needs a corrupted one; got {len(clean)} clean and {len(corrupted)} corrupted."
-        )
-    for number, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
-        for mine, yours in ((one.keys, other.keys), (one.queries, other.queries)):
-            if len(mine) != len(yours):
-                raise InputError(
-                    f"the two prompts of a pair must have the same number of tokens; pair {number} has {len(mine)} "
-                    f"clean, {list(mine)}, and {len(yours)} corrupted, {list(yours)}. Choose words of as many tokens."
-                )
-        if one.begins != other.begins:
-            raise InputError(
-                f"the two prompts of a pair must begin at the same position; the padding of pair {number} puts the "
-                f"clean one at {one.begins[0]} and the corrupted one at {other.begins[0]}."
-            )
-
-
-@dataclass(frozen=True)
 class _Run:
     """What all sweeps of one call have in common."""
 
     model: HookedModel
-    pairs: _Pairs
+    pairs: PromptPairs
     metric: MetricLike
     options: SweepOptions
 

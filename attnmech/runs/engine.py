@@ -1,6 +1,7 @@
 """How are changes run? Where a pass begins, what shares a batch, and which tokens need logits."""
 
-from collections.abc import Iterator, Sequence
+import copy as copying
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..errors import InputError
-from ..interventions import HEAD_POINTS, Intervention
+from ..interventions import HEAD_POINTS, Intervention, Values
 from ..maths.divergence import jensen_shannon
 from ..model.applied import Applied
 from ..model.block import PostNormEnd
@@ -30,12 +31,28 @@ TEXT_TOKENS: Final = 512
 """Roughly how many tokens of text are measured together, so that several changes fit into a step."""
 
 
+Receivers: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
+"""The heads (at k and v: kv heads) whose q, k or v receives a change, by point and layer."""
+
+
 class Engine:
     """Runs a model under changes, within a memory budget in bytes."""
 
-    def __init__(self, model: HookedModel, memory: float, *, frozen: bool, shifts: bool, keyless: bool = False) -> None:
+    def __init__(
+        self,
+        model: HookedModel,
+        memory: float,
+        *,
+        frozen: bool,
+        shifts: bool,
+        keyless: bool = False,
+        through: Receivers | None = None,
+    ) -> None:
         self.model, self.memory, self.frozen, self.shifts, self.keyless = model, memory, frozen, shifts, keyless
+        self.through = through
         self.blocks = Blocks(model) if can_begin_in_the_middle(model) else None
+        if through and self.blocks is None:
+            raise InputError("paths to heads need a model with a single stack, whose passes can begin at any block.")
         if frozen and self.blocks is None:
             raise InputError('later="frozen" needs a model with a single stack, whose passes can begin at any block.')
         widest = 4 * model.d_model
@@ -95,6 +112,8 @@ class Engine:
         return Texts(self, batch, documents, sorted({start for change in changes for start in self._starts(change)}))
 
     def _starts(self, change: Change) -> list[int]:
+        if self.through:
+            return sorted({self.start_of(change), *(layer for _, layer in self.through)})
         if not self.frozen:
             return [self.start_of(change)]
         return sorted({layer for each in change for layer in each.touches or self.model.output_stack.layers})
@@ -125,6 +144,7 @@ class Texts:
     def __init__(self, engine: Engine, batch: Batch, documents: Int[Tensor, " batch"], starts: Sequence[int]) -> None:
         self.engine, self.model, self.blocks = engine, engine.model, engine.blocks
         self.batch, self.documents = batch, documents
+        self._source: slice | Tensor = documents
         self.queries = batch.queries(self.model.output_stack.label)
         self._later: dict[tuple[str, int], Tensor] = {}
         if self.blocks is None:
@@ -150,11 +170,52 @@ class Texts:
 
     def after(self, changes: Sequence[Change], judge: Metric) -> After:
         """What is measured under each of some changes that begin at the same block."""
+        if self.engine.through:
+            return self._received().measured(self._at_receivers(changes, self.engine.through), judge)
+        return self.measured(changes, judge)
+
+    def measured(self, changes: Sequence[Change], judge: Metric) -> After:
+        """The same for changes in a run that is clean otherwise."""
         keyless = _Keyless(len(self.batch.ids), len(changes)) if self.engine.keyless else None
         output, shift = (
             (self._frozen(changes, keyless), None) if self.engine.frozen else self._recomputed(changes, keyless)
         )
         return After(self._judged(output, len(changes), judge), shift, None if keyless is None else keyless.counts)
+
+    # -- paths ---------------------------------------------------------------------------------------------
+
+    def _received(self) -> "Texts":
+        """The same texts, for changes whose values are for these texts alone."""
+        found = copying.copy(self)
+        found._source = slice(None)
+        return found
+
+    def _at_receivers(self, changes: Sequence[Change], receivers: Receivers) -> list[Change]:
+        """Each change as what it makes of the receivers' q, k and v, to be put into a clean run."""
+        assert self.blocks is not None
+        start, stack = self.engine.start_of(changes[0]), self.model.output_stack
+        later = {key: heads for key, heads in receivers.items() if key[1] > start}
+        keys = {(point, layer): (stack.point(point), layer) for point, layer in later}
+        stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=len(changes))
+        with self.model.applying(self._applied_now(changes, 0)):
+            ran = self.blocks.run(
+                self._copies(len(changes)), start=start, stream=stream, stop=1 + max(layer for _, layer in later),
+                captures=keys.values(),
+            )  # fmt: skip
+        values = {
+            key: rearrange(ran.values[name], "(copy text) ... -> copy text ...", copy=len(changes))
+            for key, name in keys.items()
+        }
+        return [
+            tuple(
+                Intervention(
+                    point, "replace", tuple((layer, head) for head in heads),
+                    values=Values({layer: values[point, layer][number]}), stack=stack.label,
+                )
+                for (point, layer), heads in later.items()
+            )
+            for number in range(len(changes))
+        ]  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------
 
@@ -162,8 +223,8 @@ class Texts:
         """Each change in its own copy of the texts; the copies before `first` stay unchanged."""
         texts = len(self.batch.ids)
         return [
-            self.model.applied(each, slice(copy * texts, (copy + 1) * texts), self.documents)
-            for copy, change in enumerate(changes, start=first)
+            self.model.applied(each, slice(number * texts, (number + 1) * texts), self._source)
+            for number, change in enumerate(changes, start=first)
             for each in change
         ]
 

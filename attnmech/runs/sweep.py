@@ -23,7 +23,7 @@ from ..model.inputs import Inputs
 from ..results import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches
-from .engine import Change, Engine
+from .engine import Change, Engine, Receivers
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
 from .metrics import Metric, MetricLike, require_finite
@@ -66,6 +66,7 @@ def sweep(
     later: str = "recompute",
     shifts: bool = False,
     keyless: bool = False,
+    through: Receivers | None = None,
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
@@ -79,6 +80,8 @@ def sweep(
     With `journal`, a path, measurements are kept in a file, and the same call resumes from it after an interruption;
     the file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the sweep with what is
     done. `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key.
+    With `through`, a change acts on nothing but the q, k or v of these heads: what it makes of them, in a pass of its
+    own, is put into a run that is clean otherwise. `noted` then has to name them.
 
     Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: with other
     weights, texts, changes, hooks or metric, judged by their code and by measuring the first texts again.
@@ -93,7 +96,7 @@ def sweep(
         for each in change:
             model.applied(each)
     model.check_means(each for change in changes for each in change)
-    engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless)
+    engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through)
     parts = batches_of(model, inputs, engine.text_tokens, bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
