@@ -41,6 +41,7 @@ from .methods.odd_heads import OddHeads as OddHeads
 from .methods.odd_heads import odd_heads as odd_heads
 from .methods.pairs import PairEffects as PairEffects
 from .methods.pairs import ablate_pairs as ablate_pairs
+from .methods.patching import KVPatchEffects as KVPatchEffects
 from .methods.patching import PatchEffects as PatchEffects
 from .methods.patching import PositionEffects as PositionEffects
 from .methods.patching import patch as patch

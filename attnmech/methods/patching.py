@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..arguments import option, shown
-from ..errors import InputError
+from ..errors import InputError, index_of
 from ..fields import check_rows
-from ..interventions import Heads, Intervention, Values
+from ..interventions import Head, Heads, Intervention, Positions, Values, checked_heads
 from ..maths.intervals import LEVEL, TextMeans, difference
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
@@ -27,8 +27,11 @@ from ..runs.options import SweepOptions, require_known
 from ..runs.prompt_pairs import PromptPairs
 from ..runs.sweep import Swept, sweep
 
-AT: Final = ("z", "resid_pre", "attn_out", "mlp_out")
-"""Where activations can be patched: head by head, or at each position of a layer."""
+BY_HEAD: Final = ("z", "q", "k", "v", "pattern")
+"""Where activations can be patched head by head; k and v kv head by kv head."""
+
+BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+"""Where they can be patched at each position of a layer."""
 
 SAME_METRIC: Final = 1e-5
 """The two runs' metrics count as equal if their relative difference is below this: rounding, not an effect."""
@@ -114,7 +117,9 @@ class Patched(Effects):
     @property
     def _about(self) -> str:
         pairs = self._texts.replace("text", "pair")
-        return f"{self._opening}{self.method} at {int(self.swept.sum())} {self.PLACE}s on {pairs}"
+        count = int(self.swept.sum())
+        places = f"{count} {self.PLACE}{'' if count == 1 else 's'}"
+        return f"{self._opening}{self.method} at {places} on {pairs}"
 
     def _minus(self, other: Self, paired: bool) -> Self:
         tokens = self.clean_tokens if paired and self.clean_tokens == other.clean_tokens else ()
@@ -129,6 +134,19 @@ class PatchEffects(Patched, HeadEffects):
     `effect [layer head]` is the metric patched minus corrupted; `recovered [layer head]` its share of clean minus
     corrupted. Units are those of the metric; intervals are over pairs.
     """
+
+
+@dataclass(frozen=True, repr=False)
+class KVPatchEffects(PatchEffects):
+    """How much a metric changes when k or v of a kv head takes its clean value in the corrupted run.
+
+    `effect [layer kv_head]` and `recovered [layer kv_head]`: query heads that share a kv head all read the change.
+    """
+
+    PLACE: ClassVar[str] = "kv head"
+
+    def _named(self, layer: int, place: int) -> str:
+        return f"kv head {place} of layer {layer}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,7 +188,7 @@ def patch(
     at: str = "z",
     heads: Heads = "all",
     layers: Iterable[int] | None = None,
-    positions: Sequence[int] | None = None,
+    positions: Positions | None = None,
     metric: MetricLike = "logit_difference",
     **options: Unpack[SweepOptions],
 ) -> PatchEffects | PositionEffects:
@@ -186,10 +204,15 @@ def patch(
     Prompt n of `clean` is paired with prompt n of `corrupted`, and has as many tokens. The corrupted prompt is run
     with one place patched at a time (denoising: what suffices to restore the clean answer):
 
-    - at="z": what a head writes, at all positions or at `positions` together; gives `[layer head]`;
-    - at="resid_pre", "attn_out" or "mlp_out": the stream as it enters a layer, or what its attention or its MLP
-      adds, at one position; gives `[layer position]`, for `positions` or all. All prompts must then have the same
-      length.
+    - at="z", "q" or "pattern": what a head writes, its queries, or where it looks, at all positions (rows) or at
+      `positions` together; gives `[layer head]`;
+    - at="k" or "v": keys or values, kv head by kv head, and `heads` are (layer, kv_head); where query heads share a
+      kv head, all of them read the change, and the result, `[layer kv_head]`, is a `KVPatchEffects`;
+    - at="resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out": the stream as it enters a layer, between
+      attention and MLP, or as it leaves, or what its attention or its MLP adds, at one position; gives
+      `[layer position]`, for `positions` or all. All prompts must then have the same length.
+
+    Positions below 0 count from the end of each prompt: -1, or positions="last", is its last token.
 
     `.effect` is the metric after minus before, `.recovered` that change as a share of the gap between the two runs.
     `answers` and `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
@@ -207,33 +230,33 @@ def patch(
     noted: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
     run = _Run(model, pairs, metric, options)
     of_clean = run.clean_fields()
-    if at == "z":
-        chosen = model.check_heads(heads, layers)
+    stack = model.output_stack
+    at_positions = None if positions is None else pairs.check_positions(positions)
+    if at in BY_HEAD:
+        chosen = _chosen(model, at, heads, layers)
         values = pairs.values(model, at, sorted({layer for layer, _ in chosen}))
-        at_positions = None if positions is None else pairs.check_positions(positions)
-        changes = [
-            Intervention.replace([head], values[head[0]], positions=at_positions, stack=model.output_stack.label)
-            for head in chosen
-        ]
+        changes = [_in_head(at, head, values, at_positions, stack.label) for head in chosen]
         named = "all" if isinstance(heads, str) else [list(head) for head in chosen]
-        noted |= {"heads": named, "positions": at_positions}
-        swept = run.sweep(changes, noted)
-        return PatchEffects(**head_fields(model, chosen, swept, "patching z"), **of_clean)
+        swept = run.sweep(changes, noted | {"heads": named, "positions": at_positions})
+        by_kv_head = at in ("k", "v") and stack.n_kv_heads < stack.n_heads
+        fields = head_fields(model, chosen, swept, f"patching {at}", by_kv_head=by_kv_head)
+        return (KVPatchEffects if by_kv_head else PatchEffects)(**fields, **of_clean)
     length = pairs.one_length(at)
-    columns = list(range(length)) if positions is None else pairs.check_positions(positions)
-    rows = model.points.check_layers(layers, model.output_stack.label)
+    columns = list(range(length)) if at_positions is None else sorted({place % length for place in at_positions})
+    rows = model.points.check_layers(layers, stack.label)
     values = pairs.values(model, at, rows)
     places = [(layer, position) for layer in dict.fromkeys(rows) for position in columns]
-    changes = [_at_position(at, *place, values, model.output_stack.label) for place in places]
-    noted |= {"layers": rows, "positions": columns}
-    swept = run.sweep(changes, noted)
+    swept = run.sweep(
+        [_at_position(at, *place, values, stack.label) for place in places],
+        noted | {"layers": rows, "positions": columns},
+    )
     return PositionEffects(**effect_fields(places, length, swept, f"patching {at}"), **of_clean)
 
 
 def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
-    option("at", at, AT)
-    if at != "z" and not (isinstance(heads, str) and heads == "all"):
-        raise InputError(f'`heads` is for at="z"; {at} has no heads. Choose `layers` and `positions`.')
+    option("at", at, (*BY_HEAD, *BY_POSITION))
+    if at in BY_POSITION and not (isinstance(heads, str) and heads == "all"):
+        raise InputError(f"`heads` is for {', '.join(BY_HEAD)}; {at} has no heads. Choose `layers` and `positions`.")
     if isinstance(metric, str) and metric == "kl":
         raise InputError(
             'metric="kl" compares with the unpatched run, here the corrupted one, so it cannot say how close the clean '
@@ -241,8 +264,28 @@ def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
         )
 
 
+def _chosen(model: HookedModel, at: str, heads: Heads, layers: Iterable[int] | None) -> list[Head]:
+    """The heads to patch; at k and v, the kv heads."""
+    stack = model.output_stack
+    if at not in ("k", "v"):
+        return model.check_heads(heads, layers)
+    within = model.points.check_layers(layers, stack.label)
+    named = checked_heads(heads)
+    if named == "all":
+        return [(layer, head) for layer in within for head in range(stack.n_kv_heads)]
+    for _, head in named:
+        index_of("heads", head, stack.n_kv_heads, f"at={at!r} goes by kv head; each layer has {stack.n_kv_heads}")
+    model.require_heads(named, within, stack, "of each layer of this model")
+    return list(named)
+
+
+def _in_head(
+    at: str, head: Head, values: Mapping[int, Values], positions: Sequence[int] | None, stack: str
+) -> Intervention:
+    return Intervention.replace([head], values[head[0]], point=at, positions=positions, stack=stack)  # type: ignore[arg-type]
+
+
 def _at_position(at: str, layer: int, position: int, values: Mapping[int, Values], stack: str) -> Intervention:
-    assert at in ("resid_pre", "attn_out", "mlp_out")
     return Intervention.stream(at, [layer], values[layer], positions=[position], stack=stack)  # type: ignore[arg-type]
 
 

@@ -43,7 +43,7 @@ class Effects(OverTexts, TextResult):
     """
 
     PLACE: ClassVar[str]
-    """What the second axis counts: heads or positions."""
+    """What the second axis counts: heads, kv heads or positions."""
 
     metric: str
     method: str
@@ -129,7 +129,7 @@ class Effects(OverTexts, TextResult):
         frame = pd.DataFrame(
             {
                 "layer": [self._layer_of_row[row] for row in index.tolist()],
-                self.PLACE: place.tolist(),
+                self.PLACE.replace(" ", "_"): place.tolist(),
                 **{name: value[index, place].tolist() for name, value in columns.items()},
             }
         )
@@ -280,18 +280,21 @@ def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: 
     return HeadEffects(**head_fields(model, heads, swept, method, draws))
 
 
-def head_fields(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1) -> dict[str, Any]:
-    """The fields of `HeadEffects` for a sweep that changed one head at a time."""
+def head_fields(
+    model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1, *, by_kv_head: bool = False
+) -> dict[str, Any]:
+    """The fields of `HeadEffects` for a sweep that changed one head, or kv head, at a time."""
     stack = model.output_stack
+    count = stack.n_kv_heads if by_kv_head else stack.n_heads
     n_layers = count_layers(model, stack)
     after = swept.after.reshape(len(heads), draws, -1)
-    fields = effect_fields(heads, stack.n_heads, replace(swept, after=after.mean(dim=1)), method)
+    fields = effect_fields(heads, count, replace(swept, after=after.mean(dim=1)), method)
     fields |= {"shift": None, "by_draw": None}
     if draws > 1:
-        fields["by_draw"] = _at(heads, stack.n_heads, (after - swept.before).nanmean(dim=-1))
+        fields["by_draw"] = _at(heads, count, (after - swept.before).nanmean(dim=-1))
     if swept.shift is not None:
         shift = swept.shift.reshape(len(heads), draws, *swept.shift.shape[1:]).mean(dim=1)
-        fields["shift"] = by_layer(_at(heads, stack.n_heads, shift), stack.layers, n_layers, axis=2)
+        fields["shift"] = by_layer(_at(heads, count, shift), stack.layers, n_layers, axis=2)
     return fields | _of_all_layers(fields, n_layers)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..arguments import listed
-from ..errors import InputError, index_of
-from ..interventions import Values
+from ..arguments import listed, shown
+from ..errors import InputError, integer
+from ..interventions import Positions, Values
 from ..model.hooked import HookedModel
 from .ablations import one_by_one
 from .corpus import CorpusBatch, batches
@@ -42,13 +42,24 @@ class PromptPairs:
             Values(captured(model, parts, model.output_stack.point(at), layers), f"that of the {run} run")
         )
 
-    def check_positions(self, positions: Sequence[int]) -> list[int]:
-        """The positions chosen; `InputError` for one beyond the shortest prompt."""
-        given = listed("positions", positions, "a list of positions")
-        found = [index_of("positions", each, min(self.lengths), "tokens of the shortest prompt") for each in given]
-        if not found:
+    def check_positions(self, positions: Positions) -> list[int]:
+        """The positions chosen, those from the end below 0; `InputError` for one beyond the shortest prompt."""
+        wanted = '"last" or a list of positions'
+        given = [-1] if isinstance(positions, str) and positions == "last" else listed("positions", positions, wanted)
+        shortest = min(self.lengths)
+        if not given:
             raise InputError("`positions` must name at least one position; got an empty list.")
-        return sorted(set(found))
+        for each in given:
+            try:
+                if -shortest <= integer(each) < shortest:
+                    continue
+            except TypeError:
+                pass
+            raise InputError(
+                f"`positions` must be from {-shortest} to {shortest - 1} (the shortest prompt has {shortest} tokens); "
+                f"got {shown(each)}."
+            )
+        return sorted({integer(each) for each in given})
 
     def one_length(self, at: str) -> int:
         """The length that all prompts share; `InputError` if their lengths differ."""

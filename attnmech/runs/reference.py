@@ -12,6 +12,7 @@ from ..interventions import Values
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.observed import LayerEnd
+from ..model.points import MAX_BYTES
 from ..points import split_stack
 from .corpus import CorpusBatch, batches
 from .stream import Reducer, Run, Source, State, stream
@@ -121,16 +122,31 @@ def resampled_z(
 def captured(
     model: HookedModel, parts: Sequence[CorpusBatch], point: str, layers: Iterable[int]
 ) -> dict[int, Shaped[Tensor, "text position ..."]]:
-    """A point's values on every text, by layer, 0 past a text's end: z, or a point of the stream."""
+    """A point's values on every text, by layer, 0 past a text's end: of a head, or of the stream.
+
+    Raises `InputError` for patterns that would take more than `MAX_BYTES`.
+    """
     keys = model.points.resolve([point], layers, model.refused)
     texts = sum(len(part.documents) for part in parts)
-    longest = max(part.batch.queries(split_stack(point)[0]).ids.shape[1] for part in parts)
+    label, base = split_stack(point)
+    longest, of_pairs = max(part.batch.queries(label).ids.shape[1] for part in parts), base == "pattern"
+    size = texts * model.stack(label or None).n_heads * longest**2 * len(keys) * max(4, model.dtype.itemsize)
+    if of_pairs and size > MAX_BYTES:
+        raise InputError(
+            f"the patterns of {texts} texts of up to {longest} tokens in {len(keys)} layers would take "
+            f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers or texts."
+        )
     by_layer: dict[int, Tensor] = {}
     for part in parts:
         for (_, layer), value in model.forward(part.batch, captures=keys).items():
             assert layer is not None
-            whole = by_layer.setdefault(layer, value.new_zeros(texts, longest, *value.shape[2:]))
-            whole[part.documents, : value.shape[1]] = value
+            # A pattern is [text head query key], everything else [text position ...].
+            shape = (value.shape[1], longest, longest) if of_pairs else (longest, *value.shape[2:])
+            whole = by_layer.setdefault(layer, value.new_zeros(texts, *shape))
+            if of_pairs:
+                whole[part.documents, :, : value.shape[2], : value.shape[3]] = value
+            else:
+                whole[part.documents, : value.shape[1]] = value
     return by_layer
 
 

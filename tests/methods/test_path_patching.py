@@ -1,7 +1,7 @@
 """Path patching equals patching by hand, with hooks on the modules of transformers' own models."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -9,18 +9,11 @@ from typing import Any, Final
 import models
 import pytest
 import torch
-from by_hand import block_of, logit_differences, plan_of, z_changed
+from by_hand import columns, logit_differences, output_changed, plan_of, z_changed
 from torch import Tensor
 
 import attnmech as am
-from attnmech.model.architectures import submodule
 
-LLAMA_LIKE: Final = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"}
-FUSED: Final = {
-    "gpt2": "attn.c_attn",
-    "bloom": "self_attention.query_key_value",
-    "gpt_neox": "attention.query_key_value",
-}
 MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "gpt2": lambda: models.gpt2(layers=4),
     "llama": lambda: models.llama(layers=4),
@@ -52,38 +45,6 @@ def prompts() -> tuple[Tensor, Tensor]:
     corrupted = clean.clone()
     corrupted[:, [2, 5]] = other[:, [2, 5]]
     return clean, corrupted
-
-
-def columns(family: str, point: str, head: int, plain: Any) -> tuple[str, slice]:
-    """The projection of a block, and the columns of a head's q, k or v in its output."""
-    heads, d = plain.config.num_attention_heads, plan_d_head(plain)
-    place = "qkv".index(point)
-    if family == "gpt2":
-        return FUSED[family], slice((place * heads + head) * d, (place * heads + head + 1) * d)
-    if family in FUSED:  # q, k and v of a head lie side by side
-        return FUSED[family], slice((3 * head + place) * d, (3 * head + place + 1) * d)
-    return LLAMA_LIKE[point], slice(head * d, (head + 1) * d)
-
-
-def plan_d_head(plain: Any) -> int:
-    config = plain.config
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-@contextmanager
-def output_changed(plain: Any, layer: int, path: str, change: Callable[[Tensor], Any]) -> Iterator[None]:
-    """A module's output changed: by what `change` returns, or not if that is None."""
-
-    def at_output(module: Any, args: Any, output: Any) -> Any:
-        whole = not isinstance(output, Tensor)
-        new = change((output[0] if whole else output).clone())
-        return None if new is None else ((new, *output[1:]) if whole else new)
-
-    handle = submodule(block_of(plain, layer), path).register_forward_hook(at_output)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def kept(plain: Any, ids: Tensor, what: str) -> list[Tensor]:
