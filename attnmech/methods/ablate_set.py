@@ -45,7 +45,8 @@ def ablate_set(
         method: what happens to the heads: "zero", "mean" or "resample" as in `am.ablate_heads`, or an
             `am.Intervention` in all heads, such as `am.Intervention.attend("all", "uniform")`, applied to the set's.
         metric: as in `am.ablate_heads`.
-        reference: the texts over which means are taken, or what `am.mean_z` returned for them.
+        reference: the texts over which means are taken, or what `am.mean_z` returned for them; for "resample", the
+            donors.
         per_position: whether means are taken position by position.
         later: "recompute" for the total effect, "frozen" for the direct one.
         seed: draws the donors of "resample".

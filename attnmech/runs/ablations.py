@@ -40,7 +40,7 @@ class Ablations:
         seed: int = 0,
         bos: bool | None = None,
     ) -> Self:
-        """Computes what the method needs from `reference` or, to resample, from the inputs, for the heads' layers.
+        """Computes what the method needs, for the heads' layers: from `reference` or, to resample without, the inputs.
 
         Raises `InputError` for an unknown method, and for a reference that is missing or that the method does not use.
         """
@@ -58,10 +58,17 @@ class Ablations:
         if draws != 1 and method != "resample":
             raise InputError(f'`draws` is for method="resample"; got {shown(draws)} with method={method!r}.')
         values: list[Values] = []
-        if reference is not None:
+        if method == "mean" and reference is not None:
             values = [mean_of(model, reference, layers, per_position=per_position, bos=bos)]
         if method == "resample":
-            values = resampled_z(model, inputs, layers=layers, stack=label or None, draws=draws, seed=seed, bos=bos)
+            if isinstance(reference, Values):
+                raise InputError(
+                    'with method="resample", `reference` must be texts, whose z is taken as it is; got values of '
+                    f"layers {sorted(reference.by_layer)}."
+                )
+            values = resampled_z(
+                model, inputs, layers=layers, reference=reference, stack=label or None, draws=draws, seed=seed, bos=bos
+            )
         return cls(method, [one_by_one(each) for each in values], label)
 
     def of_head(self, head: Head, draw: int = 0) -> Intervention:
@@ -120,8 +127,8 @@ def check_reference(method: str, reference: object, per_position: bool) -> None:
     flag("per_position", per_position)
     if method == "mean" and reference is None:
         raise InputError('method="mean" needs `reference`: the texts over which each head\'s mean is taken.')
-    if reference is not None and method != "mean":
-        raise InputError(f'`reference` is for method="mean"; got it with method={method!r}.')
+    if reference is not None and method not in ("mean", "resample"):
+        raise InputError(f'`reference` is for method="mean" or "resample"; got it with method={method!r}.')
     if per_position and method != "mean":
         raise InputError(f'`per_position` is for method="mean"; got it with method={method!r}.')
 

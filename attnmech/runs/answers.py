@@ -14,7 +14,7 @@ from ..model.hooked import HookedModel
 from ..model.pieces import read_piece, texts_of_pieces
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor | None
-"""One token per text: its string, with its leading space, or its id."""
+"""One token per text: its string, with its leading space, or its id. A single one, not in a list, is for all texts."""
 
 
 class AnswerWarning(UserWarning):
@@ -22,19 +22,19 @@ class AnswerWarning(UserWarning):
 
 
 def answer_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Tensor, " text"]:
-    """One token id per text; `InputError` if one is not a single token.
+    """One token id per text, or one for all; `InputError` if one is not a single token.
 
     Warns with `AnswerWarning` if a word is given without its leading space and is another single token with it.
     """
     if isinstance(given, Tensor):
         given = dense(f"`{name}`", given).tolist()
-    found = [given] if isinstance(given, (str, int)) else listed(name, given, "one token per text, such as [' Tom']")
-    if len(found) != texts:
+    for_all = isinstance(given, (str, int))
+    found = [given] if for_all else listed(name, given, "one token per text, such as [' Tom'], or one for all, ' Tom'")
+    if len(found) != texts and not for_all:
         raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(found)}.")
     ids = [_token_id(model, name, each) if isinstance(each, str) else each for each in found]
-    return torch.tensor(
-        [index_of(name, each, model.n_vocab, "the model's vocabulary") for each in ids], device=model.device
-    )
+    checked = [index_of(name, each, model.n_vocab, "the model's vocabulary") for each in ids]
+    return torch.tensor(checked * (texts if for_all else 1), device=model.device)
 
 
 def _token_id(model: HookedModel, name: str, text: str) -> int:

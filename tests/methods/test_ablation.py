@@ -135,6 +135,44 @@ def test_resampling_takes_z_of_another_text() -> None:
     assert torch.equal(found, again.after[0, 1])
 
 
+def test_donors_come_from_the_reference() -> None:
+    """Each text has z of one reference text, longer or shorter than it; several draws take each donor once."""
+    hooked, plain, ids = models.hooked("bloom"), models.plain("bloom"), models.token_ids("bloom")
+    reference = [models.token_ids("bloom", batch=1, length=length, seed=length)[0] for length in (9, 7)]
+    seen = []
+    for donor in reference:
+        with torch.no_grad(), z_changed(plain, 1, lambda z: (seen.append(z.clone()), z)[1]):
+            plain(donor[None])
+    candidates = []
+    for z_of_donor in seen:
+
+        def replaced(z: Tensor, z_of_donor: Tensor = z_of_donor) -> Tensor:
+            z[..., 2, :] = z_of_donor[:, :7, 2]
+            return z
+
+        with torch.no_grad(), z_changed(plain, 1, replaced):
+            candidates.append(losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids)))
+    one = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, seed=1).after[1, 2]
+    for row, value in enumerate(one):
+        assert min(abs(float(value - each[row])) for each in candidates) < 1e-5
+    both = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=2)
+    torch.testing.assert_close(both.after[1, 2], (candidates[0] + candidates[1]) / 2, rtol=1e-4, atol=1e-5)
+    assert both.provenance.options["values"] == "that of one of 2 reference texts (seed 0)"
+    alone = am.ablate_heads(hooked, ids[:1], [(1, 2)], "resample", reference=reference[:1])
+    torch.testing.assert_close(alone.after[1, 2, 0], candidates[0][0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(am.InputError, match=r"`draws` must be .* 1 to 2 \(the 2 texts of `reference`\); got 3"):
+        am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=3)
+    with pytest.raises(am.InputError, match="`reference` must be texts, whose z is taken as it is; got values of"):
+        am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=am.mean_z(hooked, ids))
+
+
+def test_one_answer_for_all_texts() -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    one = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", answers=5, against=7)
+    each = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", answers=[5] * 3, against=[7] * 3)
+    assert torch.equal(one.after[1, 3], each.after[1, 3])
+
+
 def test_answers_and_a_function_of_ones_own() -> None:
     hooked, plain, ids = models.hooked("llama"), models.plain("llama"), models.token_ids("llama")
     answers, against = torch.tensor([5, 9, 11][: len(ids)]), torch.tensor([7, 4, 30][: len(ids)])
