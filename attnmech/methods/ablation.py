@@ -39,14 +39,16 @@ def ablate_heads(
     torch.Size([4, 8])
 
     `method` says what replaces the head's z: 0 ("zero"); its mean over the texts in `reference` (or what `am.mean_z`
-    returned for them), pooled over their tokens or `per_position` ("mean"); or its z on another of the inputs, or
-    on one of the texts in `reference`, drawn by `seed` ("resample"; each text is then averaged over `draws` donors, and
-    `HeadEffects.draw_spread` says how much their choice matters). An `am.Intervention` in all heads, such as `am.Intervention.attend("all", "uniform")` or
-    `am.Intervention.scale("position")`, is a template that is applied to each head alone.
+    returned for them), pooled over their tokens or `per_position` ("mean"); or its z on another of the inputs, or on
+    one of the texts in `reference`, drawn by `seed` ("resample"; each text is then averaged over `draws` donors, and
+    `HeadEffects.draw_spread` says how much their choice matters). An `am.Intervention` in all heads, such as
+    `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`, is a template that is applied to
+    each head alone.
 
     `metric`: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
-    "logit_difference" and "accuracy" at the last token, of `answers` (one token per text, or one for all) `against` another; or a
-    function `(logits, batch) -> [text]`.
+    "logit_difference" and "accuracy" at the last token, of `answers` (one token per text, or one for all) `against`
+    another; "log_probability" of answers of one token or several, with which the texts must end: the sum over an
+    answer's tokens of ln p, each given all before it; or a function `(logits, batch) -> [text]`.
 
     `later="recompute"` gives the total effect. `later="frozen"` gives the direct effect: what all other heads and MLPs
     write, in this layer and in later ones, is held at its clean value, so that only what the head itself writes is

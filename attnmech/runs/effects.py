@@ -27,7 +27,8 @@ from .sweep import Swept
 
 def unit_of(metric: str) -> str:
     """A metric's unit, with its name."""
-    return {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}.get(metric, metric)
+    known = {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}
+    return (known | {"log_probability": "nats of log-probability"}).get(metric, metric)
 
 
 _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to what they are in another text"}

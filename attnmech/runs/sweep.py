@@ -135,7 +135,7 @@ def _identity(
 
 def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, rest: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run that measures a metric, for its journal."""
-    targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against)]
+    targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against, judge.endings)]
     measured = {
         "code of the metric": None if judge.compute is None else digest_of(judge.compute),
         "inputs": origin.inputs,

@@ -173,6 +173,64 @@ def test_one_answer_for_all_texts() -> None:
     assert torch.equal(one.after[1, 3], each.after[1, 3])
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom"])
+def test_an_answer_of_several_tokens_is_scored_as_a_sum(family: str) -> None:
+    hooked, plain = models.hooked(family), models.plain(family)
+    given, counts = models.padded(family), (3, 1, 2)
+    texts = [given["input_ids"][row, :length] for row, length in enumerate((7, 5, 3))]
+    answers = [text[-count:].tolist() for text, count in zip(texts, counts, strict=True)]
+    found = am.ablate_heads(hooked, iter(texts), [(1, 2)], metric="log_probability", answers=answers)
+
+    def scored() -> list[float]:
+        sums = []
+        for text, count in zip(texts, counts, strict=True):
+            chances = torch.log_softmax(plain(text[None]).logits[0].double(), dim=-1)
+            sums.append(sum(float(chances[place - 1, text[place]]) for place in range(len(text) - count, len(text))))
+        return sums
+
+    def without(z: Tensor) -> Tensor:
+        z[..., 2, :] = 0
+        return z
+
+    with torch.no_grad():
+        assert found.before.tolist() == pytest.approx(scored(), rel=1e-4)
+        with z_changed(plain, 1, without):
+            assert found.after[1, 2].tolist() == pytest.approx(scored(), rel=1e-4)
+    assert "nats of log-probability" in repr(found)
+    one = am.ablate_heads(hooked, texts[0][None], [(1, 2)], metric="log_probability", answers=int(texts[0][-1]))
+    importance = am.head_importance(hooked, texts[0][None], metric="log_probability", answers=[answers[0]])
+    assert importance.metric == "log_probability" and float(one.before[0]) < 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"answers": [[9, 9], [9], [9]]}, "each text must end with its answer, .*; the answer's ids are .9, 9., and a"),
+        ({"answers": [[5], [6]]}, "one answer for each of the 3 texts; got 2"),
+        ({"answers": [[5], [], [6]]}, r"at least one token; got \[\]"),
+        ({"answers": [[5], [99], [6]]}, "`answers` must be from 0 to 52"),
+        ({"answers": " New York"}, "loaded without a tokenizer"),
+        ({}, 'metric="log_probability" needs `answers`, with which the texts end'),
+        ({"answers": 5, "against": 6}, "takes no `against`"),
+    ],
+)
+def test_bad_answers_of_several_tokens(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2"), metric="log_probability", **options)
+
+
+def test_an_answer_in_words_of_several_tokens() -> None:
+    hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer())
+    texts = ["the keys to the cabinet are here", "a dog to the cabinet are here"]
+    words = am.ablate_heads(hooked, texts, [(0, 1)], metric="log_probability", answers=" are here")
+    ids = hooked.tokenizer(" are here", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 2
+    same = am.ablate_heads(hooked, texts, [(0, 1)], metric="log_probability", answers=[ids, ids])
+    assert torch.equal(words.after[0, 1], same.after[0, 1])
+    with pytest.raises(am.InputError, match=r'becomes 2: .*score the whole answer: metric="log_probability"'):
+        am.ablate_heads(hooked, texts, metric="logit_difference", answers=" are here", against=" dog")
+
+
 def test_answers_and_a_function_of_ones_own() -> None:
     hooked, plain, ids = models.hooked("llama"), models.plain("llama"), models.token_ids("llama")
     answers, against = torch.tensor([5, 9, 11][: len(ids)]), torch.tensor([7, 4, 30][: len(ids)])
