@@ -36,7 +36,7 @@ def ablate_set(
     >>> texts = ["Anna sang of shells.", "Tom lost his old anchor."]
     >>> found = am.ablate_set(am.load(), texts, [(0, 1), (2, 3), (2, 5)])
     >>> found.names, found.effect.shape
-    (('L0H1, L2H3, L2H5',), torch.Size([1]))
+    (('L0H1 + L2H3 + L2H5',), torch.Size([1]))
 
     Args:
         model: the model.
@@ -80,7 +80,7 @@ def _sets(model: HookedModel, heads: Any) -> dict[str, list[Head]]:
     """The heads of each set, by its name."""
     if not isinstance(heads, Mapping):
         chosen = model.check_heads(heads)
-        return {"all heads" if isinstance(heads, str) else ", ".join(f"L{a}H{b}" for a, b in chosen): chosen}
+        return {"all heads" if isinstance(heads, str) else " + ".join(f"L{a}H{b}" for a, b in chosen): chosen}
     if not heads:
         raise InputError("`heads` must name at least one set of heads; got an empty mapping.")
     return {

@@ -161,7 +161,7 @@ def test_sets_equal_the_raw_model(family: str) -> None:
             torch.testing.assert_close(found.after[0], loss_of(plain, ids), rtol=1e-4, atol=1e-5)
     with z_changed(plain, 1, zeroed(1)):
         torch.testing.assert_close(zero.after[1], loss_of(plain, ids), rtol=1e-4, atol=1e-5)
-    assert zero.names == ("three", "one") and mean.names == ("L0H0, L0H1, L1H2",)
+    assert zero.names == ("three", "one") and mean.names == ("L0H0 + L0H1 + L1H2",)
     assert zero.interventions[0] == ("z of L0H0, L0H1, L1H2 becomes 0",)
     assert len(mean.interventions[0]) == 2
 
