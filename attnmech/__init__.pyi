@@ -13,6 +13,7 @@ from .errors import UnsupportedModelError as UnsupportedModelError
 from .errors import WeightsError as WeightsError
 from .interventions import Intervention as Intervention
 from .interventions import Values as Values
+from .methods.ablate_set import ablate_set as ablate_set
 from .methods.ablation import ablate_heads as ablate_heads
 from .methods.composition import Composition as Composition
 from .methods.composition import composition as composition
@@ -40,9 +41,12 @@ from .methods.odd_heads import OddHeads as OddHeads
 from .methods.odd_heads import odd_heads as odd_heads
 from .methods.pairs import PairEffects as PairEffects
 from .methods.pairs import ablate_pairs as ablate_pairs
+from .methods.patching import KVPatchEffects as KVPatchEffects
 from .methods.patching import PatchEffects as PatchEffects
 from .methods.patching import PositionEffects as PositionEffects
 from .methods.patching import patch as patch
+from .methods.path_patching import PathEffects as PathEffects
+from .methods.path_patching import path_patch as path_patch
 from .methods.pruning import PruningCurve as PruningCurve
 from .methods.pruning import prune_heads as prune_heads
 from .methods.pruning_advice import PruningAdvice as PruningAdvice
@@ -55,6 +59,7 @@ from .methods.segment_effects import SegmentEffects as SegmentEffects
 from .methods.segment_effects import segment_effects as segment_effects
 from .methods.segments import SegmentAttention as SegmentAttention
 from .methods.segments import segment_attention as segment_attention
+from .methods.sweep import sweep as sweep
 from .methods.trajectory import Trajectory as Trajectory
 from .methods.trajectory import trajectory as trajectory
 from .methods.updates import ResidualUpdates as ResidualUpdates
@@ -84,5 +89,6 @@ from .runs.stream import Reducer as Reducer
 from .runs.stream import Run as Run
 from .runs.stream import Source as Source
 from .runs.stream import stream as stream
+from .runs.sweep_effects import SweepEffects as SweepEffects
 
 __version__: str

@@ -40,6 +40,9 @@ Keys: TypeAlias = str | Sequence[int] | Tensor
 
 Edit: TypeAlias = Literal["zero", "replace", "uniform", "self", "first", "remove", "scale", "cut"]
 
+Positions: TypeAlias = str | Sequence[int]
+"""Which rows: a list of positions, where -1 is the last token of each text, -2 the one before; or "last"."""
+
 Span: TypeAlias = tuple[int, int]
 """(start, end): positions from `start` to `end` − 1."""
 
@@ -51,13 +54,17 @@ EDITS: Final[Mapping[str, tuple[Edit, ...]]] = {
     "pattern": ("uniform", "self", "first", "replace", "remove", "cut"),
     "scores": ("scale",),
     "v": ("zero", "replace"),
+    "q": ("replace",),
+    "k": ("replace",),
     "resid_pre": ("replace",),
+    "resid_mid": ("replace",),
+    "resid_post": ("replace",),
     "attn_out": ("zero", "replace"),
     "mlp_out": ("zero", "replace"),
 }
 """The edits that each point allows."""
 
-HEAD_POINTS: Final = ("z", "pattern", "scores", "v")
+HEAD_POINTS: Final = ("z", "pattern", "scores", "v", "q", "k")
 """The points that have a head axis; at the others an intervention touches whole layers."""
 
 
@@ -123,7 +130,8 @@ class Intervention:
     layers: tuple[int, ...] | None = None
     """At points without a head axis: which layers; None for all."""
     positions: tuple[int, ...] | None = None
-    """Which rows (queries) of each text, as a run counts them: left padding counts too; None for all."""
+    """Which rows (queries) of each text, None for all: 0 and up as a run counts them, left padding too; below 0 from
+    each text's last token back, -1 for the last itself."""
     spans: tuple[Span, Span] | None = None
     """Of a cut: the span of the rows and that of the keys, counted from the first token of each text."""
     keys: tuple[int, ...] | Literal["first", "special"] | Values | None = None
@@ -145,7 +153,8 @@ class Intervention:
             raise InputError(f"there is no edit {self.edit!r} at {self.point!r}; there are {known}.")
         if (self.edit == "replace") != (self.values is not None):
             raise InputError(f"`values` belong to an edit that replaces; got {self.edit!r} with {self.values!r}.")
-        if (self.edit == "remove" or self.point == "v") != (self.keys is not None):
+        of_keys = self.edit == "remove" or (self.point == "v" and not self.by_kv_head)
+        if of_keys != (self.keys is not None):
             raise InputError(f"`keys` belong to edits of single keys; got {self._point_and_edit} with {self.keys!r}.")
         if (self.edit == "cut") != (self.spans is not None) or (self.spans and self.positions is not None):
             raise InputError(
@@ -169,7 +178,7 @@ class Intervention:
         """Converts numbers to Python's types; raises `InputError` for what a field may not hold, whatever the edit."""
         for name in ("point", "edit", "stack"):
             string(name, getattr(self, name))
-        found: dict[str, Any] = {name: _numbers(name, getattr(self, name)) for name in ("layers", "positions")}
+        found: dict[str, Any] = {"layers": _numbers("layers", self.layers), "positions": _positions(self.positions)}
         found["factor"] = finite_number("factor", self.factor)
         if not isinstance(self.heads, tuple) or self.heads:
             found["heads"] = checked_heads(self.heads)
@@ -196,9 +205,9 @@ class Intervention:
     # -- the ways to make one ------------------------------------------------------------------------------
 
     @classmethod
-    def zero(cls, heads: Heads, *, positions: Sequence[int] | None = None, stack: str = "") -> Self:
+    def zero(cls, heads: Heads, *, positions: Positions | None = None, stack: str = "") -> Self:
         """z of the heads becomes 0: they write nothing (b_O stays)."""
-        return cls("z", "zero", checked_heads(heads), positions=_numbers("positions", positions), stack=_stack(stack))
+        return cls("z", "zero", checked_heads(heads), positions=_positions(positions), stack=_stack(stack))
 
     @classmethod
     def replace(
@@ -206,17 +215,19 @@ class Intervention:
         heads: Heads,
         values: Values | Mapping[int, Tensor],
         *,
-        point: Literal["z", "pattern"] = "z",
-        positions: Sequence[int] | None = None,
+        point: Literal["z", "pattern", "q", "k", "v"] = "z",
+        positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
-        """Replaces z, or the pattern, of the heads by given values: a mean, or that of another run.
+        """Replaces z, or another point, of the heads by given values: a mean, or that of another run.
+
+        At k and v, heads are kv heads, (layer, kv_head), which several query heads may share: all of these change.
 
         >>> acts = model.run(other, points=["z"])                                       # doctest: +SKIP
         >>> Intervention.replace([(3, 5)], {3: acts["z", 3]})                            # doctest: +SKIP
         """
         return cls(
-            point, "replace", checked_heads(heads), positions=_numbers("positions", positions), values=_values(values),
+            point, "replace", checked_heads(heads), positions=_positions(positions), values=_values(values),
             stack=_stack(stack),
         )  # fmt: skip
 
@@ -226,23 +237,23 @@ class Intervention:
         heads: Heads,
         to: Literal["uniform", "self", "first"],
         *,
-        positions: Sequence[int] | None = None,
+        positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
         """The pattern becomes uniform over the visible keys, or puts all mass on the token itself or the first token.
 
         Removed keys are not visible; the first token is attended to even where the mask hides it.
         """
-        return cls("pattern", to, checked_heads(heads), positions=_numbers("positions", positions), stack=_stack(stack))
+        return cls("pattern", to, checked_heads(heads), positions=_positions(positions), stack=_stack(stack))
 
     @classmethod
-    def remove_keys(cls, heads: Heads, keys: Keys, *, positions: Sequence[int] | None = None, stack: str = "") -> Self:
+    def remove_keys(cls, heads: Heads, keys: Keys, *, positions: Positions | None = None, stack: str = "") -> Self:
         """Hides the keys from the heads: the softmax is recomputed without them.
 
         A row that sees no other key attends to nothing.
         """
         return cls(
-            "pattern", "remove", checked_heads(heads), positions=_numbers("positions", positions), keys=_keys(keys),
+            "pattern", "remove", checked_heads(heads), positions=_positions(positions), keys=_keys(keys),
             stack=_stack(stack),
         )  # fmt: skip
 
@@ -293,21 +304,30 @@ class Intervention:
     @classmethod
     def stream(
         cls,
-        point: Literal["resid_pre", "attn_out", "mlp_out"],
+        point: Literal["resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out"],
         layers: Sequence[int],
         values: Values | Mapping[int, Tensor] | None = None,
         *,
-        positions: Sequence[int] | None = None,
+        positions: Positions | None = None,
         stack: str = "",
     ) -> Self:
-        """Replaces the stream as it enters the layers, or what their attention or MLP adds, by `values`, or by 0."""
+        """Replaces the stream in the layers, or what their attention or MLP adds, by `values`, or the latter two by 0.
+
+        The stream enters a layer at "resid_pre", is between attention and MLP at "resid_mid", and leaves at
+        "resid_post".
+        """
         return cls(
             point, "zero" if values is None else "replace", (), layers=_numbers("layers", layers),
-            positions=_numbers("positions", positions), values=None if values is None else _values(values),
+            positions=_positions(positions), values=None if values is None else _values(values),
             stack=_stack(stack),
         )  # fmt: skip
 
     # -- how it describes itself ---------------------------------------------------------------------------
+
+    @property
+    def by_kv_head(self) -> bool:
+        """Whether its heads are kv heads: at k, and at v as a whole."""
+        return self.point == "k" or (self.point == "v" and self.edit == "replace" and self.keys is None)
 
     @property
     def touches(self) -> tuple[int, ...] | None:
@@ -324,8 +344,14 @@ class Intervention:
         stack = f"{self.stack} " if self.stack else ""
         if self.point not in HEAD_POINTS:
             return stack + ("all layers" if self.layers is None else ", ".join(f"L{layer}" for layer in self.layers))
-        return stack + (
-            "all heads" if self.heads == "all" else ", ".join(f"L{layer}H{head}" for layer, head in self.heads)
+        kind = "kv heads" if self.by_kv_head else "heads"
+        if self.heads == "all":
+            return f"{stack}all {kind}"
+        named = ", ".join(f"L{layer}H{head}" for layer, head in self.heads)
+        return (
+            f"{stack}{kind.removesuffix('s') if len(self.heads) == 1 else kind} {named}"
+            if self.by_kv_head
+            else (stack + named)
         )
 
     @property
@@ -341,7 +367,7 @@ class Intervention:
             query, key = (_shown_span(span) for span in self.spans)
             return f"attention of {query} to {key} cut in {self._who}"
         names = {"zero": "0", "first": "first token only", "replace": str(self.values)}
-        point = f"v at {self._keys_shown}" if self.point == "v" else self.point
+        point = self.point if self.keys is None else f"v at {self._keys_shown}"
         return f"{point} of {self._who} becomes {names.get(self.edit, self.edit)}"
 
     @property
@@ -352,7 +378,9 @@ class Intervention:
 
     @property
     def _where(self) -> str:
-        return "" if self.positions is None else f" at positions {_shown(self.positions)}"
+        if self.positions is None:
+            return ""
+        return " at the last position" if self.positions == (-1,) else f" at positions {_shown(self.positions)}"
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -414,6 +442,24 @@ def _numbers(name: str, numbers: Any) -> tuple[int, ...] | None:
     except (TypeError, ValueError):
         raise InputError(f"`{name}` must be a list of whole numbers, 0 or more; got {shown(numbers)}.") from None
     return tuple(sorted(found))
+
+
+def _positions(positions: Any) -> tuple[int, ...] | None:
+    """Positions, sorted and without duplicates, those counted from the end last; "last" is -1."""
+    if positions is None:
+        return None
+    if isinstance(positions, str) and positions == "last":
+        return (-1,)
+    try:
+        found = {integer(each) for each in positions}
+        if not found:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(
+            '`positions` must be "last" or a list of whole numbers, below 0 from the end of each text; got '
+            f"{shown(positions)}."
+        ) from None
+    return tuple(sorted(found, key=lambda place: (place < 0, place)))
 
 
 def _spans(spans: Any) -> tuple[Span, Span]:

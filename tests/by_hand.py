@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +12,12 @@ from torch import Tensor, nn
 from attnmech.model.architectures import Architecture, submodule
 from attnmech.model.plan import architectures_of
 
+LLAMA_LIKE: Final = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"}
+FUSED: Final = {
+    "gpt2": "attn.c_attn",
+    "bloom": "self_attention.query_key_value",
+    "gpt_neox": "attention.query_key_value",
+}
 _PLANS: WeakKeyDictionary[nn.Module, Architecture] = WeakKeyDictionary()
 
 
@@ -73,7 +79,7 @@ def zeroed(head: int) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The raw model with resid_pre, attn_out or mlp_out of a layer changed: `[batch position d_model]`."""
+    """The raw model with a point of a layer's stream, attn_out or mlp_out changed: `[batch position d_model]`."""
     plan, block = plan_of(plain), block_of(plain, layer)
 
     def at_input(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -81,7 +87,18 @@ def point_changed(plain: Any, point: str, layer: int, change: Callable[[Tensor],
             return (change(args[0].clone()), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"].clone())}
 
-    if point == "resid_pre":
+    def at_norm(module: nn.Module, args: Any) -> None:
+        args[0].copy_(change(args[0].clone()))  # which the block goes on with
+
+    def at_end(module: nn.Module, args: Any, output: Any) -> Any:
+        return change(output.clone()) if isinstance(output, Tensor) else (change(output[0].clone()), *output[1:])
+
+    if point == "resid_mid":
+        assert plan.mid_norm is not None
+        handle = submodule(block, plan.mid_norm).register_forward_pre_hook(at_norm)
+    elif point == "resid_post":
+        handle = block.register_forward_hook(at_end)
+    elif point == "resid_pre":
         handle = block.register_forward_pre_hook(at_input, with_kwargs=True)
     else:
         path = plan.mlp_out if point == "mlp_out" else plan.attn_out or plan.out
@@ -97,3 +114,35 @@ def logit_differences(logits: Tensor, answers: Tensor, against: Tensor) -> Tenso
     """Logit of the answer less that of the other, at the last token, text by text."""
     last = logits[:, -1].double()
     return torch.stack([row[a] - row[b] for row, a, b in zip(last, answers, against, strict=True)])
+
+
+def columns(family: str, point: str, head: int, plain: Any) -> tuple[str, slice]:
+    """The projection of a block, and the columns of a head's q, k or v in its output."""
+    heads, d = plain.config.num_attention_heads, _d_head(plain)
+    place = "qkv".index(point)
+    if family == "gpt2":
+        return FUSED[family], slice((place * heads + head) * d, (place * heads + head + 1) * d)
+    if family in FUSED:  # q, k and v of a head lie side by side
+        return FUSED[family], slice((3 * head + place) * d, (3 * head + place + 1) * d)
+    return LLAMA_LIKE[point], slice(head * d, (head + 1) * d)
+
+
+def _d_head(plain: Any) -> int:
+    config = plain.config
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+@contextmanager
+def output_changed(plain: Any, layer: int, path: str, change: Callable[[Tensor], Any]) -> Iterator[None]:
+    """A module's output changed: by what `change` returns, or not if that is None."""
+
+    def at_output(module: Any, args: Any, output: Any) -> Any:
+        whole = not isinstance(output, Tensor)
+        new = change((output[0] if whole else output).clone())
+        return None if new is None else ((new, *output[1:]) if whole else new)
+
+    handle = submodule(block_of(plain, layer), path).register_forward_hook(at_output)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -31,6 +31,12 @@ MADE: list[tuple[Intervention, str]] = [
     (Intervention.replace([(1, 2)], values(1)), "z of L1H2 becomes given values"),
     (Intervention.replace([(1, 2)], Values(values(1), "mean over 12 texts")), "z of L1H2 becomes mean over 12 texts"),
     (Intervention.replace([(0, 2)], values(0), point="pattern"), "pattern of L0H2 becomes given values"),
+    (Intervention.replace([(0, 2)], values(0), point="q"), "q of L0H2 becomes given values"),
+    (Intervention.replace([(0, 2)], values(0), point="k"), "k of kv head L0H2 becomes given values"),
+    (Intervention.replace([(0, 2), (0, 1)], values(0), point="v"), "v of kv heads L0H1, L0H2 becomes given values"),
+    (Intervention.replace("all", values(0), point="k"), "k of all kv heads becomes given values"),
+    (Intervention.zero("all", positions="last"), "z of all heads becomes 0 at the last position"),
+    (Intervention.zero("all", positions=[-1, 2, -3]), "z of all heads becomes 0 at positions 2, -3, -1"),
     (Intervention.attend([(0, 2)], "uniform"), "pattern of L0H2 becomes uniform"),
     (Intervention.attend([(0, 2)], "self"), "pattern of L0H2 becomes self"),
     (
@@ -55,6 +61,11 @@ MADE: list[tuple[Intervention, str]] = [
         "v at a mask of 3 keys in 2 texts of L2H1 becomes given values",
     ),
     (Intervention.stream("resid_pre", [2], {2: torch.zeros(1, 1, 8)}), "resid_pre of L2 becomes given values"),
+    (Intervention.stream("resid_mid", [2], {2: torch.zeros(1, 1, 8)}), "resid_mid of L2 becomes given values"),
+    (
+        Intervention.stream("resid_post", [2], {2: torch.zeros(1, 1, 8)}, positions="last"),
+        "resid_post of L2 becomes given values at the last position",
+    ),
     (Intervention.stream("attn_out", [2, 1]), "attn_out of L1, L2 becomes 0"),
     (Intervention.stream("mlp_out", [0], stack="encoder"), "mlp_out of encoder L0 becomes 0"),
     (Intervention("mlp_out", "zero"), "mlp_out of all layers becomes 0"),
@@ -84,6 +95,8 @@ def test_each_equals_itself_alone() -> None:
 def test_equal_where_they_change_the_same() -> None:
     assert Intervention.zero([(1, 2), (0, 1), (1, 2)]) == Intervention.zero([(0, 1), (1, 2)])
     assert Intervention.zero("all", positions=[3, 1, 3]) == Intervention.zero("all", positions=(1, 3))
+    assert Intervention.zero("all", positions="last") == Intervention.zero("all", positions=[-1])
+    assert Intervention.zero("all", positions=[-1, 2]) == Intervention.zero("all", positions=(2, -1))
     assert Intervention.zero([(0, 1)], stack="self") == Intervention.zero([(0, 1)])
     one, same, other = (Intervention.replace([(1, 2)], values(1, seed=seed)) for seed in (0, 0, 1))
     assert one == same and hash(one) == hash(same) and one.digest == same.digest
@@ -195,14 +208,15 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     "true heads": (lambda: Intervention.zero([(True, 1)]), r"a list of \(layer, head\)"),
     "no heads": (lambda: Intervention.zero([]), "at least one head; got an empty list"),
     "None": (lambda: Intervention.zero(None), r"a list of \(layer, head\); got None"),
-    "negative positions": (
-        lambda: Intervention.zero("all", positions=[-1]),
-        r"`positions` must be .* 0 or more; got \[-1\]",
+    "a word that is no position": (
+        lambda: Intervention.zero("all", positions="first"),
+        """`positions` must be "last" or a list of whole numbers, .*; got 'first'""",
     ),
     "a position alone": (
         lambda: Intervention.zero("all", positions=3),
-        "`positions` must be a list of whole numbers, 0 or more; got 3",
+        '`positions` must be "last" or a list of whole numbers, below 0 from the end of each text; got 3',
     ),
+    "half a position": (lambda: Intervention.zero("all", positions=[-0.5]), r"got \[-0.5\]"),
     "no positions": (lambda: Intervention.zero("all", positions=[]), r"`positions` must be .*; got \[\]"),
     "a layer alone": (
         lambda: Intervention.stream("mlp_out", 1),
@@ -251,13 +265,14 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: Intervention.attend("all", "replace"),
         "`values` belong to an edit that replaces",
     ),
-    "v without keys": (
-        lambda: Intervention.replace([(0, 1)], values(0), point="v"),
+    "v without keys": (lambda: Intervention("v", "zero"), "`keys` belong to edits of single keys"),
+    "k with keys": (
+        lambda: Intervention("k", "replace", keys=(1,), values=Values(values(0))),
         "`keys` belong to edits of single keys",
     ),
     "the stream by head": (
         lambda: Intervention.replace([(0, 1)], values(0), point="attn_out"),
-        "heads are chosen at z, pattern, scores, v",
+        "heads are chosen at z, pattern, scores, v, q, k",
     ),
     "z by layer": (lambda: Intervention.stream("z", [0]), "whole layers elsewhere; got 'zero' at 'z' with heads"),
     "a stream of nothing": (lambda: Intervention.stream("resid_pre", [0]), "there is no edit 'zero' at 'resid_pre'"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Unpack
 
-from ..interventions import Heads, Values
+from ..interventions import Heads, Intervention, Values
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..runs.ablations import Ablations, reread
@@ -19,7 +19,7 @@ def ablate_heads(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
     heads: Heads = "all",
-    method: str = "zero",
+    method: str | Intervention = "zero",
     metric: MetricLike = "loss",
     *,
     layers: Iterable[int] | None = None,
@@ -39,13 +39,16 @@ def ablate_heads(
     torch.Size([4, 8])
 
     `method` says what replaces the head's z: 0 ("zero"); its mean over the texts in `reference` (or what `am.mean_z`
-    returned for them), pooled over their tokens or `per_position` ("mean"); or its z on another of the inputs, drawn
-    by `seed` ("resample"; each text is then averaged over `draws` others, and `HeadEffects.draw_spread` says how much
-    their choice matters).
+    returned for them), pooled over their tokens or `per_position` ("mean"); or its z on another of the inputs, or on
+    one of the texts in `reference`, drawn by `seed` ("resample"; each text is then averaged over `draws` donors, and
+    `HeadEffects.draw_spread` says how much their choice matters). An `am.Intervention` in all heads, such as
+    `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`, is a template that is applied to
+    each head alone.
 
     `metric`: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
-    "logit_difference" and "accuracy" at the last token, of `answers` (one token per text) `against` another; or a
-    function `(logits, batch) -> [text]`.
+    "logit_difference" and "accuracy" at the last token, of `answers` (one token per text, or one for all) `against`
+    another; "log_probability" of answers of one token or several, with which the texts must end: the sum over an
+    answer's tokens of ln p, each given all before it; or a function `(logits, batch) -> [text]`.
 
     `later="recompute"` gives the total effect. `later="frozen"` gives the direct effect: what all other heads and MLPs
     write, in this layer and in later ones, is held at its clean value, so that only what the head itself writes is
@@ -73,4 +76,4 @@ def ablate_heads(
         model, inputs, [(ablations.of_head(head, draw),) for head in chosen for draw in range(draws)], metric,
         later=later, shifts=shifts, noted=noted, **options,
     )  # fmt: skip
-    return effects_of(model, chosen, swept, method, draws)
+    return effects_of(model, chosen, swept, ablations.method, draws)

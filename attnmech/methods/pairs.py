@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Self, Unpack
 
 import pandas as pd
@@ -14,7 +15,7 @@ from ..arguments import shown
 from ..draw.intervals import interval_rows
 from ..draw.section import Section
 from ..errors import InputError, integer
-from ..interventions import Head, Values
+from ..interventions import Head, Heads, Values
 from ..maths.intervals import LEVEL, TextMeans
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
@@ -180,10 +181,11 @@ class PairEffects(OverTexts, TextResult):
 def ablate_pairs(
     model: HookedModel,
     inputs: Inputs | Iterable[Inputs],
-    pairs: Sequence[Pair],
+    pairs: str | Sequence[Pair],
     method: str = "zero",
     metric: MetricLike = "loss",
     *,
+    heads: Heads | None = None,
     reference: Values | Inputs | Iterable[Inputs] | None = None,
     per_position: bool = False,
     seed: int = 0,
@@ -196,28 +198,46 @@ def ablate_pairs(
     >>> found.interaction.shape
     torch.Size([1])
 
-    `pairs` is a list of pairs of heads, ((layer, head), (layer, head)). All else is as in `am.ablate_heads`; single
+    `pairs` is a list of pairs of heads, ((layer, head), (layer, head)), or "all" for every pair of `heads`, a list of
+    (layer, head) or "all": n heads make n (n − 1) / 2 pairs. All else is as in `am.ablate_heads`; single
     heads and pairs go through one sweep, and a head in several pairs is measured once.
 
     Raises `InputError` for invalid pairs, and what `am.ablate_heads` raises.
     """
     require_model(model)
     require_known(options, SweepOptions)
-    inputs, chosen = reread(inputs), _checked_pairs(model, pairs)
-    heads = sorted({head for pair in chosen for head in pair})
+    inputs, chosen = reread(inputs), _checked_pairs(model, _pairs_of(model, pairs, heads))
+    named = sorted({head for pair in chosen for head in pair})
     ablations = Ablations.of(
-        model, inputs, heads, method, reference=reference, per_position=per_position, seed=seed,
+        model, inputs, named, method, reference=reference, per_position=per_position, seed=seed,
         bos=options.get("bos"),
     )  # fmt: skip
-    changed = [*((head,) for head in heads), *chosen]
+    changed = [*((head,) for head in named), *chosen]
     swept = sweep(
         model, inputs, [tuple(ablations.of_head(head) for head in each) for each in changed], metric,
         noted=ablations.options, **options,
     )  # fmt: skip
-    singles, both = swept.after[: len(heads)], swept.after[len(heads) :]
-    one, other = (singles[[heads.index(pair[side]) for pair in chosen]] for side in (0, 1))
+    singles, both = swept.after[: len(named)], swept.after[len(named) :]
+    one, other = (singles[[named.index(pair[side]) for pair in chosen]] for side in (0, 1))
     name = str(swept.provenance.options["metric"])
     return PairEffects(name, method, chosen, swept.before, both, one, other, swept.tokens, swept.provenance)
+
+
+def _pairs_of(model: HookedModel, pairs: Any, heads: Heads | None) -> Any:
+    """The pairs as given, or all pairs of some heads."""
+    if not isinstance(pairs, str):
+        if heads is not None:
+            raise InputError('`heads` is for pairs="all"; give either a list of pairs or pairs="all" with `heads`.')
+        return pairs
+    if pairs != "all" or heads is None:
+        raise InputError(
+            'give a list of pairs, such as [((0, 1), (2, 3))], or pairs="all" with `heads`, a list of (layer, head) or '
+            f'"all"; got pairs={shown(pairs)}{" without `heads`" if heads is None else ""}.'
+        )
+    chosen = model.check_heads(heads)
+    if len(chosen) < 2:
+        raise InputError(f"pairs need two heads or more; `heads` names only {_named(chosen[0])}.")
+    return list(combinations(chosen, 2))
 
 
 def _checked_pairs(model: HookedModel, pairs: Any) -> tuple[Pair, ...]:

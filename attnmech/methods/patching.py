@@ -11,25 +11,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..arguments import listed, option, shown
+from ..arguments import option, shown
 from ..errors import InputError, index_of
 from ..fields import check_rows
-from ..interventions import Heads, Intervention, Values
+from ..interventions import Head, Heads, Intervention, Positions, Values, checked_heads
 from ..maths.intervals import LEVEL, TextMeans, difference
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import subtracted
-from ..runs.ablations import one_by_one, reread
-from ..runs.corpus import CorpusBatch, batches
+from ..runs.ablations import reread
 from ..runs.effects import Effects, HeadEffects, effect_fields, head_fields
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
 from ..runs.options import SweepOptions, require_known
-from ..runs.reference import captured
+from ..runs.prompt_pairs import PromptPairs
 from ..runs.sweep import Swept, sweep
 
-AT: Final = ("z", "resid_pre", "attn_out", "mlp_out")
-"""Where activations can be patched: head by head, or at each position of a layer."""
+BY_HEAD: Final = ("z", "q", "k", "v", "pattern")
+"""Where activations can be patched head by head; k and v kv head by kv head."""
+
+BY_POSITION: Final = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+"""Where they can be patched at each position of a layer."""
 
 SAME_METRIC: Final = 1e-5
 """The two runs' metrics count as equal if their relative difference is below this: rounding, not an effect."""
@@ -115,7 +117,9 @@ class Patched(Effects):
     @property
     def _about(self) -> str:
         pairs = self._texts.replace("text", "pair")
-        return f"{self._opening}{self.method} at {int(self.swept.sum())} {self.PLACE}s on {pairs}"
+        count = int(self.swept.sum())
+        places = f"{count} {self.PLACE}{'' if count == 1 else 's'}"
+        return f"{self._opening}{self.method} at {places} on {pairs}"
 
     def _minus(self, other: Self, paired: bool) -> Self:
         tokens = self.clean_tokens if paired and self.clean_tokens == other.clean_tokens else ()
@@ -130,6 +134,19 @@ class PatchEffects(Patched, HeadEffects):
     `effect [layer head]` is the metric patched minus corrupted; `recovered [layer head]` its share of clean minus
     corrupted. Units are those of the metric; intervals are over pairs.
     """
+
+
+@dataclass(frozen=True, repr=False)
+class KVPatchEffects(PatchEffects):
+    """How much a metric changes when k or v of a kv head takes its clean value in the corrupted run.
+
+    `effect [layer kv_head]` and `recovered [layer kv_head]`: query heads that share a kv head all read the change.
+    """
+
+    PLACE: ClassVar[str] = "kv head"
+
+    def _named(self, layer: int, place: int) -> str:
+        return f"kv head {place} of layer {layer}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,7 +188,7 @@ def patch(
     at: str = "z",
     heads: Heads = "all",
     layers: Iterable[int] | None = None,
-    positions: Sequence[int] | None = None,
+    positions: Positions | None = None,
     metric: MetricLike = "logit_difference",
     **options: Unpack[SweepOptions],
 ) -> PatchEffects | PositionEffects:
@@ -187,10 +204,15 @@ def patch(
     Prompt n of `clean` is paired with prompt n of `corrupted`, and has as many tokens. The corrupted prompt is run
     with one place patched at a time (denoising: what suffices to restore the clean answer):
 
-    - at="z": what a head writes, at all positions or at `positions` together; gives `[layer head]`;
-    - at="resid_pre", "attn_out" or "mlp_out": the stream as it enters a layer, or what its attention or its MLP
-      adds, at one position; gives `[layer position]`, for `positions` or all. All prompts must then have the same
-      length.
+    - at="z", "q" or "pattern": what a head writes, its queries, or where it looks, at all positions (rows) or at
+      `positions` together; gives `[layer head]`;
+    - at="k" or "v": keys or values, kv head by kv head, and `heads` are (layer, kv_head); where query heads share a
+      kv head, all of them read the change, and the result, `[layer kv_head]`, is a `KVPatchEffects`;
+    - at="resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out": the stream as it enters a layer, between
+      attention and MLP, or as it leaves, or what its attention or its MLP adds, at one position; gives
+      `[layer position]`, for `positions` or all. All prompts must then have the same length.
+
+    Positions below 0 count from the end of each prompt: -1, or positions="last", is its last token.
 
     `.effect` is the metric after minus before, `.recovered` that change as a share of the gap between the two runs.
     `answers` and `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
@@ -204,37 +226,37 @@ def patch(
     require_model(model)
     require_known(options, SweepOptions)
     _check_options(at, heads, metric)
-    pairs = _Pairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
+    pairs = PromptPairs.of(model, reread(clean), reread(corrupted), options.get("bos"))
     noted: dict[str, Any] = {"at": at, "clean inputs": pairs.clean[-1].digest}
     run = _Run(model, pairs, metric, options)
     of_clean = run.clean_fields()
-    if at == "z":
-        chosen = model.check_heads(heads, layers)
+    stack = model.output_stack
+    at_positions = None if positions is None else pairs.check_positions(positions)
+    if at in BY_HEAD:
+        chosen = _chosen(model, at, heads, layers)
         values = pairs.values(model, at, sorted({layer for layer, _ in chosen}))
-        at_positions = None if positions is None else pairs.check_positions(positions)
-        changes = [
-            Intervention.replace([head], values[head[0]], positions=at_positions, stack=model.output_stack.label)
-            for head in chosen
-        ]
+        changes = [_in_head(at, head, values, at_positions, stack.label) for head in chosen]
         named = "all" if isinstance(heads, str) else [list(head) for head in chosen]
-        noted |= {"heads": named, "positions": at_positions}
-        swept = run.sweep(changes, noted)
-        return PatchEffects(**head_fields(model, chosen, swept, "patching z"), **of_clean)
+        swept = run.sweep(changes, noted | {"heads": named, "positions": at_positions})
+        by_kv_head = at in ("k", "v") and stack.n_kv_heads < stack.n_heads
+        fields = head_fields(model, chosen, swept, f"patching {at}", by_kv_head=by_kv_head)
+        return (KVPatchEffects if by_kv_head else PatchEffects)(**fields, **of_clean)
     length = pairs.one_length(at)
-    columns = list(range(length)) if positions is None else pairs.check_positions(positions)
-    rows = model.points.check_layers(layers, model.output_stack.label)
+    columns = list(range(length)) if at_positions is None else sorted({place % length for place in at_positions})
+    rows = model.points.check_layers(layers, stack.label)
     values = pairs.values(model, at, rows)
     places = [(layer, position) for layer in dict.fromkeys(rows) for position in columns]
-    changes = [_at_position(at, *place, values, model.output_stack.label) for place in places]
-    noted |= {"layers": rows, "positions": columns}
-    swept = run.sweep(changes, noted)
+    swept = run.sweep(
+        [_at_position(at, *place, values, stack.label) for place in places],
+        noted | {"layers": rows, "positions": columns},
+    )
     return PositionEffects(**effect_fields(places, length, swept, f"patching {at}"), **of_clean)
 
 
 def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
-    option("at", at, AT)
-    if at != "z" and not (isinstance(heads, str) and heads == "all"):
-        raise InputError(f'`heads` is for at="z"; {at} has no heads. Choose `layers` and `positions`.')
+    option("at", at, (*BY_HEAD, *BY_POSITION))
+    if at in BY_POSITION and not (isinstance(heads, str) and heads == "all"):
+        raise InputError(f"`heads` is for {', '.join(BY_HEAD)}; {at} has no heads. Choose `layers` and `positions`.")
     if isinstance(metric, str) and metric == "kl":
         raise InputError(
             'metric="kl" compares with the unpatched run, here the corrupted one, so it cannot say how close the clean '
@@ -242,92 +264,29 @@ def _check_options(at: str, heads: Heads, metric: MetricLike) -> None:
         )
 
 
+def _chosen(model: HookedModel, at: str, heads: Heads, layers: Iterable[int] | None) -> list[Head]:
+    """The heads to patch; at k and v, the kv heads."""
+    stack = model.output_stack
+    if at not in ("k", "v"):
+        return model.check_heads(heads, layers)
+    within = model.points.check_layers(layers, stack.label)
+    named = checked_heads(heads)
+    if named == "all":
+        return [(layer, head) for layer in within for head in range(stack.n_kv_heads)]
+    for _, head in named:
+        index_of("heads", head, stack.n_kv_heads, f"at={at!r} goes by kv head; each layer has {stack.n_kv_heads}")
+    model.require_heads(named, within, stack, "of each layer of this model")
+    return list(named)
+
+
+def _in_head(
+    at: str, head: Head, values: Mapping[int, Values], positions: Sequence[int] | None, stack: str
+) -> Intervention:
+    return Intervention.replace([head], values[head[0]], point=at, positions=positions, stack=stack)  # type: ignore[arg-type]
+
+
 def _at_position(at: str, layer: int, position: int, values: Mapping[int, Values], stack: str) -> Intervention:
-    assert at in ("resid_pre", "attn_out", "mlp_out")
     return Intervention.stream(at, [layer], values[layer], positions=[position], stack=stack)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """Clean prompts, each with a corrupted one of the same length."""
-
-    clean: list[CorpusBatch]
-    given: tuple[Any, Any]
-    lengths: list[int]
-    """In tokens of the output's stack."""
-    stack: str
-
-    @classmethod
-    def of(cls, model: HookedModel, clean: Any, corrupted: Any, bos: bool | None) -> "_Pairs":
-        label = model.output_stack.label
-        parts, others = (list(batches(each, model, window=4096, bos=bos)) for each in (clean, corrupted))
-        prompts = _prompts(parts, label)
-        _check_pairs(prompts, _prompts(others, label))
-        return cls(parts, (clean, corrupted), [len(prompt.queries) for prompt in prompts], label)
-
-    def values(self, model: HookedModel, at: str, layers: Sequence[int]) -> dict[int, Values]:
-        """What the clean run has at a point, layer by layer."""
-        found = captured(model, self.clean, model.output_stack.point(at), layers)
-        return one_by_one(Values(found, "that of the clean run"))
-
-    def check_positions(self, positions: Sequence[int]) -> list[int]:
-        """The positions chosen; `InputError` for one beyond the shortest prompt."""
-        given = listed("positions", positions, "a list of positions")
-        found = [index_of("positions", each, min(self.lengths), "tokens of the shortest prompt") for each in given]
-        if not found:
-            raise InputError("`positions` must name at least one position; got an empty list.")
-        return sorted(set(found))
-
-    def one_length(self, at: str) -> int:
-        """The length that all prompts share; `InputError` if their lengths differ."""
-        first = self.lengths[0]
-        for number, length in enumerate(self.lengths):
-            if length != first:
-                raise InputError(
-                    f"at={at!r} goes position by position, so all pairs must have the same length; pair 0 has {first} "
-                    f"tokens, pair {number} has {length}. Patch the pairs of each length separately."
-                )
-        return first
-
-
-@dataclass(frozen=True)
-class _Prompt:
-    """The real tokens of one prompt, and where they begin."""
-
-    queries: tuple[str, ...]
-    keys: tuple[str, ...]
-    """The encoder's tokens, in a model that has one; else the same."""
-    begins: tuple[int, int]
-
-
-def _prompts(parts: Sequence[CorpusBatch], stack: str) -> list[_Prompt]:
-    found: dict[int, _Prompt] = {}
-    for part in parts:
-        sides = part.batch.queries(stack), part.batch
-        for row, number in enumerate(part.documents.tolist()):
-            real = [side.mask[row].nonzero()[:, 0].tolist() for side in sides]
-            queries, keys = (tuple(side.tokens[row][i] for i in at) for side, at in zip(sides, real, strict=True))
-            found[number] = _Prompt(queries, keys, (real[0][0], real[1][0]))
-    return [found[number] for number in sorted(found)]
-
-
-def _check_pairs(clean: Sequence[_Prompt], corrupted: Sequence[_Prompt]) -> None:
-    if len(clean) != len(corrupted):
-        raise InputError(
-            f"every clean prompt needs a corrupted one; got {len(clean)} clean and {len(corrupted)} corrupted."
-        )
-    for number, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
-        for mine, yours in ((one.keys, other.keys), (one.queries, other.queries)):
-            if len(mine) != len(yours):
-                raise InputError(
-                    f"the two prompts of a pair must have the same number of tokens; pair {number} has {len(mine)} "
-                    f"clean, {list(mine)}, and {len(yours)} corrupted, {list(yours)}. Choose words of as many tokens."
-                )
-        if one.begins != other.begins:
-            raise InputError(
-                f"the two prompts of a pair must begin at the same position; the padding of pair {number} puts the "
-                f"clean one at {one.begins[0]} and the corrupted one at {other.begins[0]}."
-            )
 
 
 @dataclass(frozen=True)
@@ -335,7 +294,7 @@ class _Run:
     """What all sweeps of one call have in common."""
 
     model: HookedModel
-    pairs: _Pairs
+    pairs: PromptPairs
     metric: MetricLike
     options: SweepOptions
 

@@ -33,7 +33,14 @@ from ..runs.progress import Steps
 from ..runs.progress import steps as bar_of
 from ..runs.sweep import Swept, identity_of_sweep, sweep
 
-HIGHER_IS_BETTER: Final = {"loss": False, "kl": False, "logit_difference": True, "accuracy": True, "mse": False}
+HIGHER_IS_BETTER: Final = {
+    "loss": False,
+    "kl": False,
+    "logit_difference": True,
+    "log_probability": True,
+    "accuracy": True,
+    "mse": False,
+}
 
 
 @dataclass(frozen=True, repr=False)

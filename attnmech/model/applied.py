@@ -21,7 +21,7 @@ Ledger: TypeAlias = Callable[[Any, Tensor, Tensor, Batch, MeanQK | None], ScoreP
 """Makes the terms of a layer's scores from the layer's block, `attn_in`, the visible keys, the batch and the means."""
 
 _IN_ATTENTION: Final = ("pattern", "scores", "v")
-"""The points whose edits need more than the value at the point."""
+"""The points whose edits need more than the value at the point, but for v as a whole."""
 
 _POSITION_AXES: Final = {"pattern": (2, 3)}
 """The axes of positions, if they are not just the second axis."""
@@ -48,7 +48,7 @@ class Applied:
         assert self.intervention.values is not None
         point = self.intervention.point
         value = self._of_texts(self.intervention.values.by_layer[layer], len(like)).to(like)
-        if point == "v":
+        if point == "v" and not self.intervention.by_kv_head:
             value = value.repeat_interleave(like.shape[2] // value.shape[2], dim=2)
         for axis in _POSITION_AXES.get(point, (1,)):
             there, wanted = value.shape[axis], like.shape[axis]
@@ -68,14 +68,21 @@ class Applied:
             )
         return chosen
 
-    def rows(self, rows: range, length: int) -> list[int]:
-        """The rows of a block that it changes, counted from the block's first; the text has `length`."""
-        chosen = self.intervention.positions
+    def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
+        """The rows that it changes, in the texts that it changes; `batch` has the tokens that rows stand for."""
+        mask, chosen = batch.mask[self.texts], self.intervention.positions
         if chosen is None:
-            return list(range(len(rows)))
+            return torch.ones_like(mask)
+        length, shortest = mask.shape[1], int(mask.sum(dim=1).min())
         if max(chosen) >= length:
             raise InputError(f"{self.intervention}: the text has only {length} positions, counted from 0.")
-        return [row - rows.start for row in chosen if row in rows]
+        if -min(chosen) > shortest:
+            raise InputError(f"{self.intervention}: a text has only {shortest} tokens, counted back from -1.")
+        place = torch.arange(length, device=mask.device)
+        last = (place * mask).amax(dim=1, keepdim=True)
+        ahead = torch.tensor([each for each in chosen if each >= 0], device=mask.device)
+        back = torch.tensor([each + 1 for each in chosen if each < 0], device=mask.device)
+        return torch.isin(place, ahead) | torch.isin(place - last, back)
 
     def keys(self, batch: Batch) -> Bool[Tensor, "batch key"]:
         """The selected keys, in the texts that it changes."""
@@ -116,20 +123,19 @@ class Applied:
         chosen, hidden = inside
         return (chosen[:, rows.start : rows.stop, None] & hidden[:, None, :key_count])[:, None]
 
-    def at_point(self, value: Tensor, layer: int) -> None:
-        """Changes, in place, a value with the axes `batch position ...`: z, or the stream."""
+    def at_point(self, value: Tensor, layer: int, batch: Batch) -> None:
+        """Changes, in place, a value with the axes `batch position ...`: q, k, v, z, or the stream."""
         part = value[self.texts]
-        whole, length = self.intervention.positions is None, part.shape[1]
-        rows = slice(None) if whole else self.rows(range(length), length)
         heads = list(self.heads[layer])
         new = part.new_zeros(()).expand(part.shape) if self.intervention.values is None else self.values(layer, part)
-        if not heads:
-            part[:, rows] = new[:, rows]
-        elif whole:
+        if self.intervention.positions is not None:
+            by_key = self.intervention.by_kv_head
+            tokens = (batch.keys if by_key else batch.queries)(self.intervention.stack)
+            new = torch.where(self.rows(tokens).view(*part.shape[:2], *(1 for _ in part.shape[2:])), new, part)
+        if heads:
             part[:, :, heads] = new[:, :, heads]
         else:
-            cells = torch.tensor(rows)[:, None], torch.tensor(heads)
-            part[:, *cells] = new[:, *cells]
+            part[:] = new
 
 
 def check_values(intervention: Intervention, layers: Iterable[int], sizes: Mapping[str, int]) -> None:
@@ -138,7 +144,7 @@ def check_values(intervention: Intervention, layers: Iterable[int], sizes: Mappi
         return
     given, axes = intervention.values.by_layer, POINTS[intervention.point].axes
     # Values of keys are changed per head; values from a run are the same for heads that share them.
-    allowed = {"kv_head": (sizes["kv_head"], sizes["head"])}
+    allowed = {} if intervention.by_kv_head else {"kv_head": (sizes["kv_head"], sizes["head"])}
     for layer in layers:
         if layer not in given:
             raise InputError(f"{intervention}: there are values for layers {sorted(given)}, but none for {layer}.")
@@ -217,9 +223,8 @@ class AppliedInLayer:
                 cells = change.cut(queries, keys, rows, scores.shape[-1])
                 found[change.texts, list(change.heads[self.layer])] |= cells
                 continue
-            here = torch.zeros(len(rows), dtype=torch.bool, device=scores.device)
-            here[change.rows(rows, mask.queries)] = True
-            chosen = change.keys(keys)[:, None, None, : scores.shape[-1]] & here[:, None]
+            here = change.rows(queries)[:, None, rows.start : rows.stop, None]
+            chosen = change.keys(keys)[:, None, None, : scores.shape[-1]] & here
             found[change.texts, list(change.heads[self.layer])] |= chosen
         return found
 
@@ -227,6 +232,7 @@ class AppliedInLayer:
         self,
         pattern: Float[Tensor, "batch head row key"],
         removed: Bool[Tensor, "batch head row key"] | None,
+        queries: Batch,
         keys: Batch,
         mask: "MaskRule",
         rows: range,
@@ -238,11 +244,11 @@ class AppliedInLayer:
             pattern = pattern.masked_fill(removed.any(dim=-1, keepdim=True) & ~seen.any(dim=-1, keepdim=True), 0.0)
         pattern = pattern.clone()
         for change in self.patterns:
-            heads, here = list(change.heads[self.layer]), change.rows(rows, mask.queries)
+            heads = list(change.heads[self.layer])
+            here = change.rows(queries)[:, None, rows.start : rows.stop, None]
             new = self._pattern(change, pattern[change.texts], seen[change.texts], keys, rows)
             part = pattern[change.texts, heads]
-            part[:, :, here] = new[:, heads][:, :, here].to(part)
-            pattern[change.texts, heads] = part
+            pattern[change.texts, heads] = torch.where(here, new[:, heads].to(part), part)
         return pattern
 
     def _pattern(
@@ -294,7 +300,7 @@ class AppliedByPoint:
         for change in changes:
             one = change.intervention
             for layer in change.heads:
-                if one.point in _IN_ATTENTION:
+                if one.point in _IN_ATTENTION and not one.by_kv_head:
                     layers.setdefault((one.stack, layer), []).append(change)
                 else:
                     points.setdefault((full_name(one.stack, one.point), layer), []).append(change)

@@ -93,7 +93,9 @@ def attend(
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
         attention = _softmax(scores, sink, site, rows)
         if changes is not None and changes.edits_pattern:
-            attention = Attention(changes.on_pattern(attention.pattern, removed, keys_batch, mask, rows), None)
+            attention = Attention(
+                changes.on_pattern(attention.pattern, removed, queries_batch, keys_batch, mask, rows), None
+            )
         if in_force.wants(site.point("pattern"), layer):
             visited = in_force.visit(site.point("pattern"), layer, attention.pattern, owned=True)
             if in_force.edits(site.point("pattern"), layer) and not torch.equal(visited, attention.pattern):

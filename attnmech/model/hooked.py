@@ -27,11 +27,13 @@ from .carried import captured_norms
 from .centring import require_fitting, require_weights
 from .copies import copy_of, forget_lengths, use_attention
 from .embeddings import encoder_of, token_embedding, wire_further, wire_tokens
+from .generation import Continuing, Generated, Sampling, ends_of
 from .gradients import Measure, run_with_gradients
 from .images import ImageEncoder, PatchGrid
 from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
 from .ledger import ledger_split_at
+from .loss import next_token_losses
 from .observed import LayerObserver, RowObserver
 from .own_inputs import OwnEncoder, OwnInputs
 from .own_module import NO_TOKENS, OwnModule
@@ -229,32 +231,46 @@ class HookedModel:
             raise InputError(f"TransformerLens has no bridge for {self.name}: {NO_TOKENS}.")
         return self._bridges.first
 
-    def generate(self, inputs: Inputs, max_new_tokens: int = 20, *, bos: bool | None = None, **options: Any) -> Batch:
+    def generate(
+        self,
+        inputs: Inputs,
+        max_new_tokens: int = 20,
+        *,
+        points: Iterable[PointName] = (),
+        generator: torch.Generator | None = None,
+        bos: bool | None = None,
+        **options: Any,
+    ) -> Generated:
         """Continues a text; returns prompt and continuation as a batch, which `run` takes as it is.
 
         >>> said = model.generate("The keys to the old chest", 5)       # doctest: +SKIP
         >>> model.run(said, points=["pattern"]), "".join(said.tokens[0])   # doctest: +SKIP
 
-        Uses `model.bridge.generate`, which takes the `options`: do_sample, temperature, top_k, top_p and its other
-        sampling options; greedy unless do_sample=True. Its key-value cache does not change any number: `run` on the
-        result gives the logits that each token came from.
+        Greedy, or sampled with do_sample=True. Under hooks and interventions, with `points` or a `generator`, and in
+        an encoder-decoder, every token comes from a whole pass, which hooks and interventions see; `options` are then
+        do_sample, temperature, top_k, top_p and stop_at_eos, and `generator` (a torch.Generator) makes draws
+        repeatable. `.steps` holds `points`, captured in each of these passes: `said.steps[2]["cross.pattern", 0]` is
+        what the third new token came from. An encoder-decoder's continuation is `said.target`.
+
+        Else `model.bridge.generate` is used, which is faster since it keeps keys and values, and has further options
+        (repetition_penalty, ...). Its cache does not change any number: `run` on the result gives the logits that each
+        token came from.
 
         Raises `InputError` for prompts of different lengths, for an unknown option (listing the known ones), for a
-        model without a causal head, and inside `model.hooks`, which would not reach the bridge; `CertificateError` if
-        the bridge computes something else.
+        continuation beyond the model's positions, and for a model without a causal head; `CertificateError` if the
+        bridge is used and computes something else.
         """
         batch = self.encode(inputs, bos=bos)
         count = whole_number("max_new_tokens", max_new_tokens, least=1)
-        if self._in_force.edited:
-            raise InputError(
-                "generate uses TransformerLens's bridge, which hooks and interventions do not reach; use run."
-            )
+        asked: list[PointName] = [points] if isinstance(points, str) else listed("points", points, "a list of names")
         if self.is_own:
             raise InputError(f"generate continues a text, and {self.name} reads none: {NO_TOKENS}.")
-        if not self.causal or self.points["logits"].absent or batch.target is not None:
+        if not self.causal or self.points["logits"].absent:
             raise InputError(f"{self.name} has no head that continues a text token by token.")
-        if batch.padded:
+        if (batch if batch.target is None else batch.target).padded:
             raise InputError("all prompts must have the same length: generate cannot pad; give one at a time.")
+        if self._in_force.edited or asked or generator is not None or batch.target is not None:
+            return self._continued(batch, count, Sampling.of(options, generator), asked)
         differs = [check for check in self.certificate.remarks if check.name == "bridge"]
         if differs:
             raise CertificateError(
@@ -263,7 +279,35 @@ class HookedModel:
         from .bridge import continued
 
         with self._bridges.one() as bridge:
-            return self.encode(continued(bridge, batch.ids, count, options))
+            return Generated.of(self.encode(continued(bridge, batch.ids, count, options)))
+
+    def _continued(self, batch: Batch, count: int, sampling: Sampling, points: list[PointName]) -> Generated:
+        """A continuation by passes of our own."""
+        length, limit = batch.ids.shape[1], getattr(self.encoder, "position_limit", None)
+        if batch.target is None and limit is not None and length + count > limit:
+            raise InputError(
+                f"this model has {limit} positions; a prompt of {length} tokens and {count} new ones do not fit. Give "
+                "a smaller `max_new_tokens`."
+            )
+        if batch.extra:
+            raise InputError(f"generate takes tokens alone; got also {', '.join(sorted(batch.extra))}.")
+        proceed = Continuing(lambda now, asked: self.run(now, asked), self.encode, ends_of(self.tokenizer, self.config))
+        return proceed(batch, count, sampling, points)
+
+    def loss(self, inputs: Inputs, *, bos: bool | None = None) -> Float[Tensor, " text"]:
+        """The mean cross-entropy of the next token of each text, in nats: what metric="loss" measures.
+
+        >>> model.loss(["Anna sang of shells.", "Tom lost his old anchor."]).shape     # doctest: +SKIP
+        torch.Size([2])
+
+        Padding is excluded; active hooks and interventions act. In an encoder-decoder, of the decoder's tokens.
+
+        Raises `InputError` for a text of a single token, and for a model that sees the next token.
+        """
+        if not self.causal or self.points["logits"].absent is not None or self.grid is not None:
+            raise InputError(f"a loss is for the next token; {self.name} has no head that predicts it.")
+        key: PointKey = ("logits", None)
+        return next_token_losses(self.encode(inputs, bos=bos), lambda some: self.forward(some, captures=[key])[key])
 
     def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
         """The batch of tokens that `run` makes from its inputs."""
@@ -423,7 +467,7 @@ class HookedModel:
             chosen = self.points.check_layers(intervention.layers, stack.label)
             by_layer = dict.fromkeys(chosen, ())
         else:
-            for layer, head in self.check_heads(intervention.heads, None, stack.label or "self"):
+            for layer, head in self._heads_of(intervention, stack):
                 by_layer[layer] = (*by_layer.get(layer, ()), head)
         self.points.resolve([stack.point(intervention.point)], by_layer, self.refused)
         if intervention.point == "scores":
@@ -447,6 +491,17 @@ class HookedModel:
             return [(layer, head) for layer in within for head in range(chosen.n_heads)]
         self.require_heads(named, within, chosen, "of each layer of this model")
         return sorted(named)
+
+    def _heads_of(self, intervention: Intervention, stack: Stack) -> list[Head]:
+        """The heads that an intervention touches; at k and v as a whole, kv heads."""
+        if not intervention.by_kv_head:
+            return self.check_heads(intervention.heads, None, stack.label or "self")
+        if intervention.heads == "all":
+            return [(layer, head) for layer in stack.layers for head in range(stack.n_kv_heads)]
+        self.points.check_layers([layer for layer, _ in intervention.heads], stack.label)
+        for _, head in intervention.heads:
+            index_of("kv_head", head, stack.n_kv_heads, f"{intervention}: k and v have one of each layer per kv head")
+        return list(intervention.heads)
 
     def require_heads(self, named: Sequence[Head], within: Sequence[int], stack: Stack, owner: str) -> None:
         """Raises `InputError` for a head that the stack does not have, or whose layer is not in `within`."""

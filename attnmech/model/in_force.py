@@ -240,7 +240,7 @@ class InForce:
             value = value.clone()
             for change in changes:
                 assert layer is not None
-                change.at_point(value, layer)
+                change.at_point(value, layer, now.batch)
         for edit in now.edits.get(key, ()):
             value = _applied(edit, key, value, now)
         if not now.keeps(key):

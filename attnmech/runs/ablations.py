@@ -1,12 +1,12 @@
-"""How are heads ablated? By what replaces their z."""
+"""How are heads ablated? By what replaces their z, or by an intervention."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self, cast
 
 from ..arguments import flag, option, shown, whole_number
 from ..errors import InputError
-from ..interventions import Head, Intervention, Values
+from ..interventions import HEAD_POINTS, Head, Intervention, Values
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from .reference import mean_z, resampled_z
@@ -23,6 +23,8 @@ class Ablations:
     values: Sequence[Mapping[int, Values]]
     """The values that replace z in each layer, draw by draw; empty for zero."""
     stack: str
+    template: Intervention | None = None
+    """What is done to each head, if that is an intervention."""
 
     @classmethod
     def of(
@@ -30,7 +32,7 @@ class Ablations:
         model: HookedModel,
         inputs: Inputs | Iterable[Inputs],
         heads: Iterable[Head],
-        method: str,
+        method: str | Intervention,
         *,
         reference: Values | Inputs | Iterable[Inputs] | None = None,
         per_position: bool = False,
@@ -38,29 +40,55 @@ class Ablations:
         seed: int = 0,
         bos: bool | None = None,
     ) -> Self:
-        """Computes what the method needs from `reference` or, to resample, from the inputs, for the heads' layers.
+        """Computes what the method needs, for the heads' layers: from `reference` or, to resample without, the inputs.
 
         Raises `InputError` for an unknown method, and for a reference that is missing or that the method does not use.
         """
         require_model(model)
-        option("method", method, METHODS)
         seed = checked_seed(seed)
+        if isinstance(method, Intervention):
+            check_template(model, method)
+            check_reference("an intervention", reference, per_position)
+            if draws != 1:
+                raise InputError(f'`draws` is for method="resample"; got {shown(draws)} with an intervention.')
+            return cls(_each_head(method), [], model.output_stack.label, method)
+        option("method", method, METHODS)
         check_reference(method, reference, per_position)
         label, layers = model.output_stack.label, sorted({layer for layer, _ in heads})
         if draws != 1 and method != "resample":
             raise InputError(f'`draws` is for method="resample"; got {shown(draws)} with method={method!r}.')
         values: list[Values] = []
-        if reference is not None:
+        if method == "mean" and reference is not None:
             values = [mean_of(model, reference, layers, per_position=per_position, bos=bos)]
         if method == "resample":
-            values = resampled_z(model, inputs, layers=layers, stack=label or None, draws=draws, seed=seed, bos=bos)
+            if isinstance(reference, Values):
+                raise InputError(
+                    'with method="resample", `reference` must be texts, whose z is taken as it is; got values of '
+                    f"layers {sorted(reference.by_layer)}."
+                )
+            values = resampled_z(
+                model, inputs, layers=layers, reference=reference, stack=label or None, draws=draws, seed=seed, bos=bos
+            )
         return cls(method, [one_by_one(each) for each in values], label)
 
     def of_head(self, head: Head, draw: int = 0) -> Intervention:
         """The intervention that ablates one head."""
+        (found,) = self.of_set([head], draw)
+        return found
+
+    def of_set(self, heads: Sequence[Head], draw: int = 0) -> tuple[Intervention, ...]:
+        """The interventions that ablate some heads together."""
+        chosen = tuple(sorted(set(heads)))
+        if self.template is not None:
+            return (replace(self.template, heads=chosen),)
         if not self.values:
-            return Intervention.zero([head], stack=self.stack)
-        return Intervention.replace([head], self.values[draw][head[0]], stack=self.stack)
+            return (Intervention.zero(chosen, stack=self.stack),)
+        return tuple(
+            Intervention.replace(
+                [head for head in chosen if head[0] == layer], self.values[draw][layer], stack=self.stack
+            )
+            for layer in sorted({layer for layer, _ in chosen})
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -68,6 +96,25 @@ class Ablations:
         about = next(iter(self.values[0].values())).about if self.values else None
         drawn = {"draws": len(self.values)} if len(self.values) > 1 else {}
         return {"method": self.method, "values": about, **drawn}
+
+
+def check_template(model: HookedModel, template: Intervention) -> None:
+    """Raises `InputError` for an intervention that cannot be applied head by head."""
+    if template.point not in HEAD_POINTS or template.heads != "all":
+        raise InputError(
+            "an intervention given as `method` is a template that is applied to each head in turn, so it must act in "
+            f'heads="all" at {", ".join(HEAD_POINTS)}; got {template}.'
+        )
+    if model.stack(template.stack or None) is not model.output_stack:
+        raise InputError(
+            f"an intervention given as `method` must act in the stack {model.output_stack.label or 'self'!r}, whose "
+            f"heads are ablated; got {template}."
+        )
+
+
+def _each_head(template: Intervention) -> str:
+    """What a template does, as the name of a method."""
+    return str(template).replace("all heads", "each head", 1)
 
 
 def checked_seed(seed: object) -> int:
@@ -80,8 +127,8 @@ def check_reference(method: str, reference: object, per_position: bool) -> None:
     flag("per_position", per_position)
     if method == "mean" and reference is None:
         raise InputError('method="mean" needs `reference`: the texts over which each head\'s mean is taken.')
-    if reference is not None and method != "mean":
-        raise InputError(f'`reference` is for method="mean"; got it with method={method!r}.')
+    if reference is not None and method not in ("mean", "resample"):
+        raise InputError(f'`reference` is for method="mean" or "resample"; got it with method={method!r}.')
     if per_position and method != "mean":
         raise InputError(f'`per_position` is for method="mean"; got it with method={method!r}.')
 

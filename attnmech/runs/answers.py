@@ -13,8 +13,11 @@ from ..errors import InputError, index_of
 from ..model.hooked import HookedModel
 from ..model.pieces import read_piece, texts_of_pieces
 
-Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor | None
-"""One token per text: its string, with its leading space, or its id."""
+Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | None
+"""One token per text: its string, with its leading space, or its id. A single one, not in a list, is for all texts.
+
+For metric="log_probability" an answer may have several tokens: its string, or a list of ids.
+"""
 
 
 class AnswerWarning(UserWarning):
@@ -22,19 +25,46 @@ class AnswerWarning(UserWarning):
 
 
 def answer_ids(model: HookedModel, name: str, given: Any, texts: int) -> Int[Tensor, " text"]:
-    """One token id per text; `InputError` if one is not a single token.
+    """One token id per text, or one for all; `InputError` if one is not a single token.
 
     Warns with `AnswerWarning` if a word is given without its leading space and is another single token with it.
     """
     if isinstance(given, Tensor):
         given = dense(f"`{name}`", given).tolist()
-    found = [given] if isinstance(given, (str, int)) else listed(name, given, "one token per text, such as [' Tom']")
-    if len(found) != texts:
+    for_all = isinstance(given, (str, int))
+    found = [given] if for_all else listed(name, given, "one token per text, such as [' Tom'], or one for all, ' Tom'")
+    if len(found) != texts and not for_all:
         raise InputError(f"`{name}` must hold one token for each of the {texts} texts; got {len(found)}.")
     ids = [_token_id(model, name, each) if isinstance(each, str) else each for each in found]
-    return torch.tensor(
-        [index_of(name, each, model.n_vocab, "the model's vocabulary") for each in ids], device=model.device
-    )
+    checked = [index_of(name, each, model.n_vocab, "the model's vocabulary") for each in ids]
+    return torch.tensor(checked * (texts if for_all else 1), device=model.device)
+
+
+def answer_tokens(model: HookedModel, given: Any, texts: int) -> Int[Tensor, "text longest"]:
+    """The ids of each text's answer, of one token or several, at the end of its row; -1 before them."""
+    wanted = "one answer per text, such as [' New York'], or one for all, ' New York'"
+    for_all = isinstance(given, (str, int))
+    if isinstance(given, Tensor):
+        given = dense("`answers`", given).tolist()
+    found = [given] * texts if for_all else listed("answers", given, wanted)
+    if len(found) != texts:
+        raise InputError(f"`answers` must hold one answer for each of the {texts} texts; got {len(found)}.")
+    rows = [_all_ids(model, each) for each in found]
+    longest = max(map(len, rows))
+    return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], device=model.device)
+
+
+def _all_ids(model: HookedModel, answer: Any) -> list[int]:
+    """The ids of one answer: of its string, its id, or its list of ids."""
+    if isinstance(answer, str):
+        if model.tokenizer is None:
+            raise InputError("`answers` must be token ids: this model was loaded without a tokenizer.")
+        ids = list(model.tokenizer(answer, add_special_tokens=False)["input_ids"])
+    else:
+        ids = [answer] if isinstance(answer, int) else listed("answers", answer, "strings, ids or lists of ids")
+    if not ids:
+        raise InputError(f"an answer must have at least one token; got {answer!r}.")
+    return [index_of("answers", each, model.n_vocab, "the model's vocabulary") for each in ids]
 
 
 def _token_id(model: HookedModel, name: str, text: str) -> int:
@@ -45,7 +75,8 @@ def _token_id(model: HookedModel, name: str, text: str) -> int:
     if len(made) != 1:
         raise InputError(
             f"`{name}` must be single tokens; {text!r} becomes {len(made)}: "
-            f"{list(texts_of_pieces([read_piece(tokenizer, each) for each in made]))}. Check the leading space."
+            f"{list(texts_of_pieces([read_piece(tokenizer, each) for each in made]))}. Check the leading space, or "
+            'score the whole answer: metric="log_probability", on texts that end with it.'
         )
     spaced = tokenizer(f" {text}", add_special_tokens=False)["input_ids"] if text[0].isalnum() else made
     if len(spaced) == 1 and spaced[0] not in (made[0], tokenizer.unk_token_id):

@@ -27,7 +27,8 @@ from .sweep import Swept
 
 def unit_of(metric: str) -> str:
     """A metric's unit, with its name."""
-    return {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}.get(metric, metric)
+    known = {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}
+    return (known | {"log_probability": "nats of log-probability"}).get(metric, metric)
 
 
 _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to what they are in another text"}
@@ -43,11 +44,11 @@ class Effects(OverTexts, TextResult):
     """
 
     PLACE: ClassVar[str]
-    """What the second axis counts: heads or positions."""
+    """What the second axis counts: heads, kv heads or positions."""
 
     metric: str
     method: str
-    """What was done: "zero", "mean", "resample", ..."""
+    """What was done: "zero", "mean", "resample", or what an intervention does to each head."""
     layers: tuple[int, ...]
     """The layers in which something was changed."""
     before: Float[Tensor, " text"]
@@ -129,7 +130,7 @@ class Effects(OverTexts, TextResult):
         frame = pd.DataFrame(
             {
                 "layer": [self._layer_of_row[row] for row in index.tolist()],
-                self.PLACE: place.tolist(),
+                self.PLACE.replace(" ", "_"): place.tolist(),
                 **{name: value[index, place].tolist() for name, value in columns.items()},
             }
         )
@@ -172,7 +173,8 @@ class Effects(OverTexts, TextResult):
 
     @property
     def _about(self) -> str:
-        done = _DONE.get(self.method, self.method.replace("_", " "))
+        by_intervention = " each head" in self.method
+        done = f"changed ({self.method})" if by_intervention else _DONE.get(self.method, self.method.replace("_", " "))
         return f"{self._opening}{int(self.swept.sum())} {self.PLACE}s {done}, one at a time, on {self._texts}"
 
     @property
@@ -279,18 +281,21 @@ def effects_of(model: HookedModel, heads: Sequence[Head], swept: Swept, method: 
     return HeadEffects(**head_fields(model, heads, swept, method, draws))
 
 
-def head_fields(model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1) -> dict[str, Any]:
-    """The fields of `HeadEffects` for a sweep that changed one head at a time."""
+def head_fields(
+    model: HookedModel, heads: Sequence[Head], swept: Swept, method: str, draws: int = 1, *, by_kv_head: bool = False
+) -> dict[str, Any]:
+    """The fields of `HeadEffects` for a sweep that changed one head, or kv head, at a time."""
     stack = model.output_stack
+    count = stack.n_kv_heads if by_kv_head else stack.n_heads
     n_layers = count_layers(model, stack)
     after = swept.after.reshape(len(heads), draws, -1)
-    fields = effect_fields(heads, stack.n_heads, replace(swept, after=after.mean(dim=1)), method)
+    fields = effect_fields(heads, count, replace(swept, after=after.mean(dim=1)), method)
     fields |= {"shift": None, "by_draw": None}
     if draws > 1:
-        fields["by_draw"] = _at(heads, stack.n_heads, (after - swept.before).nanmean(dim=-1))
+        fields["by_draw"] = _at(heads, count, (after - swept.before).nanmean(dim=-1))
     if swept.shift is not None:
         shift = swept.shift.reshape(len(heads), draws, *swept.shift.shape[1:]).mean(dim=1)
-        fields["shift"] = by_layer(_at(heads, stack.n_heads, shift), stack.layers, n_layers, axis=2)
+        fields["shift"] = by_layer(_at(heads, count, shift), stack.layers, n_layers, axis=2)
     return fields | _of_all_layers(fields, n_layers)
 
 

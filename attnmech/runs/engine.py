@@ -1,6 +1,7 @@
 """How are changes run? Where a pass begins, what shares a batch, and which tokens need logits."""
 
-from collections.abc import Iterator, Sequence
+import copy as copying
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -11,12 +12,12 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..errors import InputError
-from ..interventions import HEAD_POINTS, Intervention
+from ..interventions import HEAD_POINTS, Intervention, Values
 from ..maths.divergence import jensen_shannon
 from ..model.applied import Applied
 from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel
-from ..model.observed import RowBlock
+from ..model.observed import RowBlock, RowObserver
 from ..model.partial_pass import Blocks, can_begin_in_the_middle
 from .metrics import Metric
 
@@ -30,12 +31,28 @@ TEXT_TOKENS: Final = 512
 """Roughly how many tokens of text are measured together, so that several changes fit into a step."""
 
 
+Receivers: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
+"""The heads (at k and v: kv heads) whose q, k or v receives a change, by point and layer."""
+
+
 class Engine:
     """Runs a model under changes, within a memory budget in bytes."""
 
-    def __init__(self, model: HookedModel, memory: float, *, frozen: bool, shifts: bool) -> None:
-        self.model, self.memory, self.frozen, self.shifts = model, memory, frozen, shifts
+    def __init__(
+        self,
+        model: HookedModel,
+        memory: float,
+        *,
+        frozen: bool,
+        shifts: bool,
+        keyless: bool = False,
+        through: Receivers | None = None,
+    ) -> None:
+        self.model, self.memory, self.frozen, self.shifts, self.keyless = model, memory, frozen, shifts, keyless
+        self.through = through
         self.blocks = Blocks(model) if can_begin_in_the_middle(model) else None
+        if through and self.blocks is None:
+            raise InputError("paths to heads need a model with a single stack, whose passes can begin at any block.")
         if frozen and self.blocks is None:
             raise InputError('later="frozen" needs a model with a single stack, whose passes can begin at any block.')
         widest = 4 * model.d_model
@@ -95,6 +112,8 @@ class Engine:
         return Texts(self, batch, documents, sorted({start for change in changes for start in self._starts(change)}))
 
     def _starts(self, change: Change) -> list[int]:
+        if self.through:
+            return sorted({self.start_of(change), *(layer for _, layer in self.through)})
         if not self.frozen:
             return [self.start_of(change)]
         return sorted({layer for each in change for layer in each.touches or self.model.output_stack.layers})
@@ -108,12 +127,24 @@ class _Output:
     logits: Float[Tensor, "*output"] | None
 
 
+@dataclass(frozen=True)
+class After:
+    """What was measured under some changes."""
+
+    metric: Float[Tensor, "change batch"]
+    shift: Float[Tensor, "change batch layer head"] | None = None
+    """How far patterns moved."""
+    keyless: Int[Tensor, "change batch"] | None = None
+    """How many rows, over all heads, were left without a key."""
+
+
 class Texts:
     """Texts, and what their clean pass kept."""
 
     def __init__(self, engine: Engine, batch: Batch, documents: Int[Tensor, " batch"], starts: Sequence[int]) -> None:
         self.engine, self.model, self.blocks = engine, engine.model, engine.blocks
         self.batch, self.documents = batch, documents
+        self._source: slice | Tensor = documents
         self.queries = batch.queries(self.model.output_stack.label)
         self._later: dict[tuple[str, int], Tensor] = {}
         if self.blocks is None:
@@ -137,12 +168,54 @@ class Texts:
         """The metric with nothing changed."""
         return self._judged(self.clean, 1, judge)[0]
 
-    def after(
-        self, changes: Sequence[Change], judge: Metric
-    ) -> tuple[Float[Tensor, "change batch"], Float[Tensor, "change batch layer head"] | None]:
-        """The metric under each of some changes that begin at the same block, and how patterns moved."""
-        output, shift = (self._frozen(changes), None) if self.engine.frozen else self._recomputed(changes)
-        return self._judged(output, len(changes), judge), shift
+    def after(self, changes: Sequence[Change], judge: Metric) -> After:
+        """What is measured under each of some changes that begin at the same block."""
+        if self.engine.through:
+            return self._received().measured(self._at_receivers(changes, self.engine.through), judge)
+        return self.measured(changes, judge)
+
+    def measured(self, changes: Sequence[Change], judge: Metric) -> After:
+        """The same for changes in a run that is clean otherwise."""
+        keyless = _Keyless(len(self.batch.ids), len(changes)) if self.engine.keyless else None
+        output, shift = (
+            (self._frozen(changes, keyless), None) if self.engine.frozen else self._recomputed(changes, keyless)
+        )
+        return After(self._judged(output, len(changes), judge), shift, None if keyless is None else keyless.counts)
+
+    # -- paths ---------------------------------------------------------------------------------------------
+
+    def _received(self) -> "Texts":
+        """The same texts, for changes whose values are for these texts alone."""
+        found = copying.copy(self)
+        found._source = slice(None)
+        return found
+
+    def _at_receivers(self, changes: Sequence[Change], receivers: Receivers) -> list[Change]:
+        """Each change as what it makes of the receivers' q, k and v, to be put into a clean run."""
+        assert self.blocks is not None
+        start, stack = self.engine.start_of(changes[0]), self.model.output_stack
+        later = {key: heads for key, heads in receivers.items() if key[1] > start}
+        keys = {(point, layer): (stack.point(point), layer) for point, layer in later}
+        stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=len(changes))
+        with self.model.applying(self._applied_now(changes, 0)):
+            ran = self.blocks.run(
+                self._copies(len(changes)), start=start, stream=stream, stop=1 + max(layer for _, layer in later),
+                captures=keys.values(),
+            )  # fmt: skip
+        values = {
+            key: rearrange(ran.values[name], "(copy text) ... -> copy text ...", copy=len(changes))
+            for key, name in keys.items()
+        }
+        return [
+            tuple(
+                Intervention(
+                    point, "replace", tuple((layer, head) for head in heads),
+                    values=Values({layer: values[point, layer][number]}), stack=stack.label,
+                )
+                for (point, layer), heads in later.items()
+            )
+            for number in range(len(changes))
+        ]  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------
 
@@ -150,22 +223,22 @@ class Texts:
         """Each change in its own copy of the texts; the copies before `first` stay unchanged."""
         texts = len(self.batch.ids)
         return [
-            self.model.applied(each, slice(copy * texts, (copy + 1) * texts), self.documents)
-            for copy, change in enumerate(changes, start=first)
+            self.model.applied(each, slice(number * texts, (number + 1) * texts), self._source)
+            for number, change in enumerate(changes, start=first)
             for each in change
         ]
 
     def _copies(self, count: int) -> Batch:
         return self.batch.texts(torch.arange(len(self.batch.ids)).repeat(count))
 
-    def _recomputed(self, changes: Sequence[Change]) -> tuple[_Output, Tensor | None]:
+    def _recomputed(self, changes: Sequence[Change], keyless: "_Keyless | None") -> tuple[_Output, Tensor | None]:
         start = self.engine.start_of(changes[0])
         first = 1 if self.engine.shifts else 0
         count = first + len(changes)
         texts = len(self.batch.ids)
         watch = _Shifts(self.model, texts, len(changes), start) if self.engine.shifts else None
-        rows = [watch] if watch else []
-        layers = watch.layers if watch else None
+        rows: list[RowObserver] = [each for each in (watch, keyless) if each is not None]
+        layers = watch.layers if watch else _layers_of(changes, self.model) if keyless else None
         copies = self._copies(count)
         with self.model.applying(self._applied_now(changes, first)):
             if self.blocks is None:
@@ -178,11 +251,11 @@ class Texts:
                 output = _Output(ran.streams[end][first * texts :], None)
         return output, None if watch is None else watch.means()
 
-    def _frozen(self, changes: Sequence[Change]) -> _Output:
+    def _frozen(self, changes: Sequence[Change], keyless: "_Keyless | None") -> _Output:
         """The last stream if only the changed layers' attention differs from the clean pass."""
         assert self.blocks is not None and self.clean.stream is not None
         touched = sorted({layer for change in changes for layer in self.engine._starts(change)})
-        moved = {layer: self._moved(changes, layer) for layer in touched}
+        moved = {layer: self._moved(changes, layer, keyless) for layer in touched}
         clean = repeat(self.clean.stream, "text ... -> change text ...", change=len(changes))
         if not self._post_norm:
             return _Output(rearrange(clean + sum(moved.values()), "change text ... -> (change text) ..."), None)
@@ -192,7 +265,9 @@ class Texts:
             stream = PostNormEnd.of(self.model.output_stack, layer)(resid_mid, self._later["mlp_out", layer])
         return _Output(rearrange(stream, "change text ... -> (change text) ..."), None)
 
-    def _moved(self, changes: Sequence[Change], layer: int) -> Float[Tensor, "change text position d_model"]:
+    def _moved(
+        self, changes: Sequence[Change], layer: int, keyless: "_Keyless | None"
+    ) -> Float[Tensor, "change text position d_model"]:
         """The change in what a layer's attention writes, on the clean stream."""
         assert self.blocks is not None
         here = [tuple(each for each in change if layer in (each.touches or (layer,))) for change in changes]
@@ -200,7 +275,10 @@ class Texts:
         stream = repeat(self.streams[layer], "text ... -> (copy text) ...", copy=count)
         point = self.model.output_stack.point("attn_out"), layer
         with self.model.applying(self._applied_at(here, layer)):
-            ran = self.blocks.run(self._copies(count), start=layer, stream=stream, stop=layer + 1, captures=[point])
+            ran = self.blocks.run(
+                self._copies(count), start=layer, stream=stream, stop=layer + 1, captures=[point],
+                rows=[] if keyless is None else [keyless],
+            )  # fmt: skip
         written = rearrange(ran.values[point], "(copy text) ... -> copy text ...", copy=count)
         return written[1:] - written[:1]
 
@@ -243,6 +321,30 @@ class Texts:
             return output.logits[texts]
         assert output.stream is not None and self.blocks is not None
         return self.blocks.logits(self.batch, output.stream[texts])
+
+
+def _layers_of(changes: Sequence[Change], model: HookedModel) -> list[tuple[str, int]]:
+    """The (stack, layer) that changes touch."""
+    found = {}
+    for change in changes:
+        for each in change:
+            stack = model.stack(each.stack or None)
+            found.update(dict.fromkeys((stack.label, layer) for layer in each.touches or stack.layers))
+    return list(found)
+
+
+class _Keyless:
+    """Counts the rows of real tokens, over heads and layers, that see no key and so attend to nothing."""
+
+    def __init__(self, texts: int, changes: int) -> None:
+        self.counts = torch.zeros(changes, texts, dtype=torch.long)
+
+    def __call__(self, block: RowBlock) -> None:
+        hidden = (block.scores == torch.finfo(block.scores.dtype).min).all(dim=-1)
+        empty = hidden & (block.pattern == 0).all(dim=-1) & block.real[:, None]
+        copies = rearrange(empty.sum(dim=(1, 2)).cpu(), "(copy text) -> copy text", text=self.counts.shape[1])
+        # Where a first copy is unchanged, it does not count.
+        self.counts += copies[-len(self.counts) :]
 
 
 class _Shifts:

@@ -14,7 +14,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
 from ..model.hooked import HookedModel
-from .answers import Answers, answer_ids
+from .answers import Answers, answer_ids, answer_tokens
 
 MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]
 """A name of `METRICS`, or `(logits [batch position vocab], batch) -> [batch]`."""
@@ -23,6 +23,7 @@ METRICS: Final = {
     "loss": "mean cross-entropy of the next token, in nats",
     "kl": "mean KL divergence from the clean output, in nats",
     "logit_difference": "logit of the answer minus that of the token it is compared with, at the last token",
+    "log_probability": "ln p of the answer with which the text ends, summed over the answer's tokens, in nats",
     "accuracy": "whether the answer's logit is above that of the token it is compared with (or all), at the last token",
 }
 """The metrics that have a name, with their definitions."""
@@ -45,6 +46,8 @@ class Metric:
     against: Int[Tensor, " text"] | None = None
     has_name: bool = True
     """Whether it was asked for by name."""
+    endings: Int[Tensor, "text longest"] | None = None
+    """The answers of "log_probability", each at the end of its row; -1 before it."""
 
     @classmethod
     def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
@@ -53,6 +56,8 @@ class Metric:
             raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
         if model.is_own:
             return cls._of_own(metric, answers, against, texts)
+        if isinstance(metric, str) and metric == "log_probability":
+            return cls._of_endings(model, answers, against, texts)
         right = None if answers is None else answer_ids(model, "answers", answers, texts)
         wrong = None if against is None else answer_ids(model, "against", against, texts)
         if wrong is not None and right is None:
@@ -95,6 +100,17 @@ class Metric:
             raise InputError(f"metric={metric!r} needs `answers`: a tensor with what is right for each text.")
         return cls(metric, {"accuracy": _accuracy, "mse": _mse}[metric], right)
 
+    @classmethod
+    def _of_endings(cls, model: HookedModel, answers: Answers, against: Answers, texts: int) -> "Metric":
+        if answers is None or against is not None:
+            raise InputError(
+                'metric="log_probability" needs `answers`, with which the texts end, and takes no `against`; subtract '
+                "the results of two calls to compare answers."
+            )
+        if not model.causal or not model.reads_tokens:
+            raise InputError('metric="log_probability" is for next tokens, which this model can see.')
+        return cls("log_probability", endings=answer_tokens(model, answers, texts))
+
     @property
     def needs_clean(self) -> bool:
         """Whether it compares with the clean output."""
@@ -114,7 +130,12 @@ class Metric:
 
     def at(self, documents: Int[Tensor, " batch"]) -> "Metric":
         """The metric for some of the texts."""
-        return replace(self, answers=_some(self.answers, documents), against=_some(self.against, documents))
+        return replace(
+            self,
+            answers=_some(self.answers, documents),
+            against=_some(self.against, documents),
+            endings=_some(self.endings, documents),
+        )
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
         """The tokens whose logits it needs."""
@@ -122,9 +143,27 @@ class Metric:
         if self.name == "kl":
             return mask
         last = _last(mask)
+        if self.endings is not None:
+            return self._before_endings(batch, self.endings)
         if self.name != "loss":
             return last
         return mask & torch.cat((mask[:, 1:], torch.zeros_like(mask[:, :1])), dim=1)
+
+    def _before_endings(self, batch: Batch, endings: Int[Tensor, "batch longest"]) -> Bool[Tensor, "batch position"]:
+        """The tokens that an answer's tokens follow; `InputError` for a text that does not end with its answer."""
+        found = torch.zeros_like(batch.mask)
+        for row, (ending, real) in enumerate(zip(endings, batch.mask, strict=True)):
+            answer, places = ending[ending >= 0], real.nonzero()[:, 0]
+            ids = batch.ids[row, places]
+            if len(ids) <= len(answer) or not torch.equal(ids[-len(answer) :], answer):
+                end = [batch.tokens[row][place] for place in places[-len(answer) :].tolist()]
+                raise InputError(
+                    f'with metric="log_probability" each text must end with its answer, after one token or more; the '
+                    f"answer's ids are {answer.tolist()}, and a text of {len(ids)} tokens ends with "
+                    f"{ids[-len(answer) :].tolist()}, {end}."
+                )
+            found[row, places[-len(answer) - 1 : -1]] = True
+        return found
 
     def of_rows(
         self, logits: Float[Tensor, "row vocab"], clean: Tensor | None, batch: Batch, rows: Int[Tensor, "row 2"]
@@ -136,6 +175,10 @@ class Metric:
         if self.name == "kl":
             assert clean is not None
             return divergence(logits, clean)
+        if self.endings is not None:
+            # The rows of a text are averaged, so that each counts by their number for the sum.
+            count = (self.endings[text] >= 0).sum(dim=1)
+            return -count * cross_entropy(logits, batch.ids[text, position + 1])
         assert self.answers is not None
         against = None if self.against is None else self.against[text]
         if self.name == "accuracy":

@@ -12,6 +12,7 @@ from ..interventions import Values
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.observed import LayerEnd
+from ..model.points import MAX_BYTES
 from ..points import split_stack
 from .corpus import CorpusBatch, batches
 from .stream import Reducer, Run, Source, State, stream
@@ -89,61 +90,87 @@ def resampled_z(
     inputs: Inputs | Iterable[Inputs],
     *,
     layers: Sequence[int],
+    reference: Inputs | Iterable[Inputs] | None = None,
     stack: str | None = None,
     draws: int = 1,
     seed: int = 0,
     bos: bool | None = None,
 ) -> list[Values]:
-    """For each text, z from another of the texts, drawn by the seed: `[text position head d_head]` by layer.
+    """For each text, z from another text, drawn by the seed: `[text position head d_head]` by layer.
 
-    Each draw gives every text one donor; over several draws, a text's donors differ. Position i takes z from the
-    donor's position i; past the donor's end, from a random one of its positions other than the first.
+    Donors are the other texts or, if given, those of `reference`. Each draw gives every text one donor; over several
+    draws, a text's donors differ. Position i takes z from the donor's position i; past the donor's end, from a random
+    one of its positions other than the first.
     """
     label = model.stack(stack).label
     point = model.stack(stack).point("z")
     parts: list[CorpusBatch] = list(batches(inputs, model, bos=bos))
     texts = sum(len(part.documents) for part in parts)
-    if texts < 2:
-        raise InputError('method="resample" takes z from another text; give at least two texts.')
-    draws = whole_number("draws", draws, least=1, most=texts - 1, about=f"the other texts, of {texts}")
-    lengths = torch.zeros(texts, dtype=torch.long)
+    if reference is None and texts < 2:
+        raise InputError(
+            'method="resample" takes z from another text; give at least two texts, or the donors as `reference`.'
+        )
+    donating = parts if reference is None else list(batches(reference, model, bos=bos))
+    count = sum(len(part.documents) for part in donating)
+    about = f"the other texts, of {texts}" if reference is None else f"the {count} texts of `reference`"
+    draws = whole_number("draws", draws, least=1, most=count - (reference is None), about=about)
+    lengths = torch.zeros(count, dtype=torch.long)
     longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
-    for part in parts:
+    for part in donating:
         lengths[part.documents] = part.batch.queries(label).lengths.cpu()
-    known = captured(model, parts, point, layers)
+    known = captured(model, donating, point, layers)
+    whose = f"another of {texts} texts" if reference is None else f"one of {count} reference texts"
     found = []
-    for donors, places in _drawn(lengths, longest, draws, seed):
+    for donors, places in _drawn(lengths, texts, longest, draws, seed, others=reference is None):
         taken = {layer: value[donors[:, None], places] for layer, value in known.items()}
-        found.append(Values(taken, f"that of another of {texts} texts (seed {seed})"))
+        found.append(Values(taken, f"that of {whose} (seed {seed})"))
     return found
 
 
 def captured(
     model: HookedModel, parts: Sequence[CorpusBatch], point: str, layers: Iterable[int]
 ) -> dict[int, Shaped[Tensor, "text position ..."]]:
-    """A point's values on every text, by layer, 0 past a text's end: z, or a point of the stream."""
+    """A point's values on every text, by layer, 0 past a text's end: of a head, or of the stream.
+
+    Raises `InputError` for patterns that would take more than `MAX_BYTES`.
+    """
     keys = model.points.resolve([point], layers, model.refused)
     texts = sum(len(part.documents) for part in parts)
-    longest = max(part.batch.queries(split_stack(point)[0]).ids.shape[1] for part in parts)
+    label, base = split_stack(point)
+    longest, of_pairs = max(part.batch.queries(label).ids.shape[1] for part in parts), base == "pattern"
+    size = texts * model.stack(label or None).n_heads * longest**2 * len(keys) * max(4, model.dtype.itemsize)
+    if of_pairs and size > MAX_BYTES:
+        raise InputError(
+            f"the patterns of {texts} texts of up to {longest} tokens in {len(keys)} layers would take "
+            f"{size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.0f} GiB. Choose fewer layers or texts."
+        )
     by_layer: dict[int, Tensor] = {}
     for part in parts:
         for (_, layer), value in model.forward(part.batch, captures=keys).items():
             assert layer is not None
-            whole = by_layer.setdefault(layer, value.new_zeros(texts, longest, *value.shape[2:]))
-            whole[part.documents, : value.shape[1]] = value
+            # A pattern is [text head query key], everything else [text position ...].
+            shape = (value.shape[1], longest, longest) if of_pairs else (longest, *value.shape[2:])
+            whole = by_layer.setdefault(layer, value.new_zeros(texts, *shape))
+            if of_pairs:
+                whole[part.documents, :, : value.shape[2], : value.shape[3]] = value
+            else:
+                whole[part.documents, : value.shape[1]] = value
     return by_layer
 
 
 def _drawn(
-    lengths: Int[Tensor, " text"], longest: int, draws: int, seed: int
+    lengths: Int[Tensor, " donor"], texts: int, longest: int, draws: int, seed: int, *, others: bool
 ) -> Iterator[tuple[Int[Tensor, " text"], Int[Tensor, "text position"]]]:
-    """Draw by draw: each text's donor, and each position's place in it."""
+    """Draw by draw: each text's donor, and each position's place in it; `others` if the texts are their own donors."""
     generator = torch.Generator().manual_seed(seed)
-    texts = len(lengths)
-    first = torch.randint(0, texts - 1, (texts,), generator=generator)
+    # A text is not its own donor.
+    choices = len(lengths) - 1 if others else len(lengths)
+    first = torch.randint(0, choices, (texts,), generator=generator)
     here = torch.arange(longest).expand(texts, -1)
     for draw in range(draws):
-        donors = (torch.arange(texts) + 1 + (first + draw) % (texts - 1)) % texts
+        donors = (first + draw) % choices
+        if others:
+            donors = (torch.arange(texts) + 1 + donors) % texts
         ends = lengths[donors][:, None]
-        others = 1 + (torch.rand(texts, longest, generator=generator) * (ends - 1)).long()
-        yield donors, torch.where(here < ends, here, others.clamp(max=ends - 1))
+        elsewhere = 1 + (torch.rand(texts, longest, generator=generator) * (ends - 1)).long()
+        yield donors, torch.where(here < ends, here, elsewhere.clamp(max=ends - 1))

@@ -23,7 +23,7 @@ from ..model.inputs import Inputs
 from ..results import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches
-from .engine import Change, Engine
+from .engine import Change, Engine, Receivers
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
 from .metrics import Metric, MetricLike, require_finite
@@ -46,6 +46,8 @@ class Swept:
     tokens: tuple[tuple[str, ...], ...]
     shift: Float[Tensor, "change layer head"] | None = None
     """How far each head's pattern moved: Jensen-Shannon divergence in nats, mean over rows, then texts."""
+    keyless: Float[Tensor, "change text"] | None = None
+    """How many rows, over all heads, were left without a key; NaN where not measured."""
 
     @property
     def complete(self) -> bool:
@@ -63,6 +65,8 @@ def sweep(
     against: Answers = None,
     later: str = "recompute",
     shifts: bool = False,
+    keyless: bool = False,
+    through: Receivers | None = None,
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
@@ -75,7 +79,9 @@ def sweep(
     `memory` is how many GB (10⁹ bytes) a step may use on top of the model; it decides how many changes share a batch.
     With `journal`, a path, measurements are kept in a file, and the same call resumes from it after an interruption;
     the file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the sweep with what is
-    done. `shifts` also measures how patterns move.
+    done. `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key.
+    With `through`, a change acts on nothing but the q, k or v of these heads: what it makes of them, in a pass of its
+    own, is put into a run that is clean otherwise. `noted` then has to name them.
 
     Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: with other
     weights, texts, changes, hooks or metric, judged by their code and by measuring the first texts again.
@@ -90,7 +96,7 @@ def sweep(
         for each in change:
             model.applied(each)
     model.check_means(each for change in changes for each in change)
-    engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts)
+    engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through)
     parts = batches_of(model, inputs, engine.text_tokens, bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
@@ -99,11 +105,12 @@ def sweep(
     settings = {"bos": bos, "metric": judge.name, "later": later, **(noted or {})}
     given = tokens_of(parts, texts, model.output_stack.label)
     provenance = model.provenance_of(parts[-1].digest, given, settings)
-    record = _Record(len(changes), texts, model if shifts else None)
+    record = _Record(len(changes), texts, model if shifts else None, keyless=keyless)
     with kept(journal):
-        file = (
-            None if journal is None else Journal(path_of(journal), _identity(model, provenance, changes, judge, shifts))
-        )
+        file = None
+        if journal is not None:
+            identity = _identity(model, provenance, changes, judge, shifts=shifts, keyless=keyless)
+            file = Journal(path_of(journal), identity)
         work = _Sweep(model, engine, changes, judge, record, file)
         if file and (entry := file.resume()):
             record.restore(entry)
@@ -116,19 +123,19 @@ def sweep(
                 if not partial or not record.any_done:
                     raise
                 leave(journal)
-    return Swept(record.before, record.after, texts, provenance, given, record.mean_shift())
+    return Swept(record.before, record.after, texts, provenance, given, record.mean_shift(), record.keyless)
 
 
 def _identity(
-    model: HookedModel, origin: Provenance, changes: Sequence[Change], judge: Metric, shifts: bool
+    model: HookedModel, origin: Provenance, changes: Sequence[Change], judge: Metric, **rest: Any
 ) -> dict[str, Any]:
     changed = [[each.digest for each in change] for change in changes]
-    return identity_of_sweep(model, origin, judge, {"shifts": shifts, "changes": changed})
+    return identity_of_sweep(model, origin, judge, {"changes": changed, **rest})
 
 
 def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, rest: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run that measures a metric, for its journal."""
-    targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against)]
+    targets = [None if given is None else given.tolist() for given in (judge.answers, judge.against, judge.endings)]
     measured = {
         "code of the metric": None if judge.compute is None else digest_of(judge.compute),
         "inputs": origin.inputs,
@@ -170,13 +177,14 @@ def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tup
 class _Record:
     """What has been measured so far."""
 
-    def __init__(self, changes: int, texts: int, shifting: HookedModel | None) -> None:
+    def __init__(self, changes: int, texts: int, shifting: HookedModel | None, *, keyless: bool = False) -> None:
         self.before = torch.full((texts,), torch.nan, dtype=torch.float64)
         self.after = torch.full((changes, texts), torch.nan, dtype=torch.float64)
         self.shift: Tensor | None = None
         if shifting is not None:
             heads = len(shifting.output_stack.layers), shifting.output_stack.n_heads
             self.shift = torch.full((changes, texts, *heads), torch.nan, dtype=torch.float64)
+        self.keyless = torch.full_like(self.after, torch.nan) if keyless else None
         self.written = 0
 
     @property
@@ -194,12 +202,14 @@ class _Record:
         tensors = {"before": self.before, "after": self.after}
         if self.shift is not None:
             tensors["shift"] = self.shift
+        if self.keyless is not None:
+            tensors["keyless"] = self.keyless
         self.written += 1
         return Entry(tensors, self.written, "")
 
     def restore(self, entry: Entry) -> None:
         self.before, self.after = entry.tensors["before"], entry.tensors["after"]
-        self.shift = entry.tensors.get("shift")
+        self.shift, self.keyless = entry.tensors.get("shift"), entry.tensors.get("keyless")
         self.written = entry.batches
 
 
@@ -233,7 +243,7 @@ class _Sweep:
         changes = [self.changes[number] for number in group]
         texts, judge = self.engine.texts(batch, documents, changes), self.judge.at(documents)
         held = self.record.before[documents][None], self.record.after[torch.tensor(group)[:, None], documents]
-        found = texts.before(judge)[None], texts.after(changes, judge)[0]
+        found = texts.before(judge)[None], texts.after(changes, judge).metric
         names = [
             f"the {judge.name} of text {document} ({_named(change)})"
             for change in ((), *changes)
@@ -255,13 +265,15 @@ class _Sweep:
         require_finite(judge.name, before, documents.tolist(), "with nothing changed")
         self.record.before[documents] = before
         for group in self.engine.groups(part.batch, self.changes, todo):
-            after, shift = texts.after([self.changes[number] for number in group], judge)
-            for number, values in zip(group, after, strict=True):
+            found = texts.after([self.changes[number] for number in group], judge)
+            for number, values in zip(group, found.metric, strict=True):
                 require_finite(judge.name, values, documents.tolist(), _named(self.changes[number]))
             rows = torch.tensor(group)
-            self.record.after[rows[:, None], documents] = after
-            if self.record.shift is not None and shift is not None:
-                self.record.shift[rows[:, None], documents] = shift
+            self.record.after[rows[:, None], documents] = found.metric
+            if self.record.shift is not None and found.shift is not None:
+                self.record.shift[rows[:, None], documents] = found.shift
+            if self.record.keyless is not None and found.keyless is not None:
+                self.record.keyless[rows[:, None], documents] = found.keyless.double()
             if self.journal:
                 self.journal.write(self.record.entry())
             bar.advance(len(group) * len(documents))

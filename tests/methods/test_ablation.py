@@ -135,6 +135,102 @@ def test_resampling_takes_z_of_another_text() -> None:
     assert torch.equal(found, again.after[0, 1])
 
 
+def test_donors_come_from_the_reference() -> None:
+    """Each text has z of one reference text, longer or shorter than it; several draws take each donor once."""
+    hooked, plain, ids = models.hooked("bloom"), models.plain("bloom"), models.token_ids("bloom")
+    reference = [models.token_ids("bloom", batch=1, length=length, seed=length)[0] for length in (9, 7)]
+    seen = []
+    for donor in reference:
+        with torch.no_grad(), z_changed(plain, 1, lambda z: (seen.append(z.clone()), z)[1]):
+            plain(donor[None])
+    candidates = []
+    for z_of_donor in seen:
+
+        def replaced(z: Tensor, z_of_donor: Tensor = z_of_donor) -> Tensor:
+            z[..., 2, :] = z_of_donor[:, :7, 2]
+            return z
+
+        with torch.no_grad(), z_changed(plain, 1, replaced):
+            candidates.append(losses(plain(ids).logits, ids, [ids.shape[1]] * len(ids)))
+    one = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, seed=1).after[1, 2]
+    for row, value in enumerate(one):
+        assert min(abs(float(value - each[row])) for each in candidates) < 1e-5
+    both = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=2)
+    torch.testing.assert_close(both.after[1, 2], (candidates[0] + candidates[1]) / 2, rtol=1e-4, atol=1e-5)
+    assert both.provenance.options["values"] == "that of one of 2 reference texts (seed 0)"
+    alone = am.ablate_heads(hooked, ids[:1], [(1, 2)], "resample", reference=reference[:1])
+    torch.testing.assert_close(alone.after[1, 2, 0], candidates[0][0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(am.InputError, match=r"`draws` must be .* 1 to 2 \(the 2 texts of `reference`\); got 3"):
+        am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=3)
+    with pytest.raises(am.InputError, match="`reference` must be texts, whose z is taken as it is; got values of"):
+        am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=am.mean_z(hooked, ids))
+
+
+def test_one_answer_for_all_texts() -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    one = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", answers=5, against=7)
+    each = am.ablate_heads(hooked, ids, [(1, 3)], metric="logit_difference", answers=[5] * 3, against=[7] * 3)
+    assert torch.equal(one.after[1, 3], each.after[1, 3])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom"])
+def test_an_answer_of_several_tokens_is_scored_as_a_sum(family: str) -> None:
+    hooked, plain = models.hooked(family), models.plain(family)
+    given, counts = models.padded(family), (3, 1, 2)
+    texts = [given["input_ids"][row, :length] for row, length in enumerate((7, 5, 3))]
+    answers = [text[-count:].tolist() for text, count in zip(texts, counts, strict=True)]
+    found = am.ablate_heads(hooked, iter(texts), [(1, 2)], metric="log_probability", answers=answers)
+
+    def scored() -> list[float]:
+        sums = []
+        for text, count in zip(texts, counts, strict=True):
+            chances = torch.log_softmax(plain(text[None]).logits[0].double(), dim=-1)
+            sums.append(sum(float(chances[place - 1, text[place]]) for place in range(len(text) - count, len(text))))
+        return sums
+
+    def without(z: Tensor) -> Tensor:
+        z[..., 2, :] = 0
+        return z
+
+    with torch.no_grad():
+        assert found.before.tolist() == pytest.approx(scored(), rel=1e-4)
+        with z_changed(plain, 1, without):
+            assert found.after[1, 2].tolist() == pytest.approx(scored(), rel=1e-4)
+    assert "nats of log-probability" in repr(found)
+    one = am.ablate_heads(hooked, texts[0][None], [(1, 2)], metric="log_probability", answers=int(texts[0][-1]))
+    importance = am.head_importance(hooked, texts[0][None], metric="log_probability", answers=[answers[0]])
+    assert importance.metric == "log_probability" and float(one.before[0]) < 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"answers": [[9, 9], [9], [9]]}, "each text must end with its answer, .*; the answer's ids are .9, 9., and a"),
+        ({"answers": [[5], [6]]}, "one answer for each of the 3 texts; got 2"),
+        ({"answers": [[5], [], [6]]}, r"at least one token; got \[\]"),
+        ({"answers": [[5], [99], [6]]}, "`answers` must be from 0 to 52"),
+        ({"answers": " New York"}, "loaded without a tokenizer"),
+        ({}, 'metric="log_probability" needs `answers`, with which the texts end'),
+        ({"answers": 5, "against": 6}, "takes no `against`"),
+    ],
+)
+def test_bad_answers_of_several_tokens(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.ablate_heads(models.hooked("gpt2"), models.token_ids("gpt2"), metric="log_probability", **options)
+
+
+def test_an_answer_in_words_of_several_tokens() -> None:
+    hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer())
+    texts = ["the keys to the cabinet are here", "a dog to the cabinet are here"]
+    words = am.ablate_heads(hooked, texts, [(0, 1)], metric="log_probability", answers=" are here")
+    ids = hooked.tokenizer(" are here", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 2
+    same = am.ablate_heads(hooked, texts, [(0, 1)], metric="log_probability", answers=[ids, ids])
+    assert torch.equal(words.after[0, 1], same.after[0, 1])
+    with pytest.raises(am.InputError, match=r'becomes 2: .*score the whole answer: metric="log_probability"'):
+        am.ablate_heads(hooked, texts, metric="logit_difference", answers=" are here", against=" dog")
+
+
 def test_answers_and_a_function_of_ones_own() -> None:
     hooked, plain, ids = models.hooked("llama"), models.plain("llama"), models.token_ids("llama")
     answers, against = torch.tensor([5, 9, 11][: len(ids)]), torch.tensor([7, 4, 30][: len(ids)])

@@ -18,6 +18,7 @@ from torch import Tensor
 import attnmech as am
 
 MODEL = "gpt2"
+CHANGE = am.Intervention
 PAIRS = [((0, 1), (2, 3)), ((0, 0), (1, 1))]
 
 
@@ -37,8 +38,12 @@ KINDS: dict[str, Callable[[am.HookedModel, Tensor], Any]] = {
     "importance": am.head_importance,
     "null": am.null_attention,
     "pairs": lambda model, ids: am.ablate_pairs(model, ids, PAIRS),
+    "sweep": lambda model, ids: am.sweep(model, ids, [CHANGE.remove_keys([(0, 1)], "first"), CHANGE.zero([(1, 2)])]),
+    "paths": lambda model, ids: am.path_patch(
+        model, ids, ids.roll(2, dims=1), [(2, 1)], answers=[5] * len(ids), against=[9] * len(ids)
+    ),
 }
-SAME = ("layer", "head", "position", "other_layer", "other_head", "texts", "verdict", "collapse")
+SAME = ("intervention", "layer", "head", "position", "other_layer", "other_head", "texts", "verdict", "collapse")
 """Columns that are no numbers of a head."""
 
 

@@ -57,6 +57,31 @@ def test_singles_are_those_of_the_sweep(method: Any) -> None:
     torch.testing.assert_close(swapped.one, found.other, rtol=1e-5, atol=1e-6)
 
 
+def test_all_pairs_of_a_list_are_those_named() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    heads = [(1, 2), (0, 1), (2, 4)]
+    found = am.ablate_pairs(hooked, ids, "all", heads=heads)
+    named = [((0, 1), (1, 2)), ((0, 1), (2, 4)), ((1, 2), (2, 4))]
+    assert found.pairs == tuple(named)
+    torch.testing.assert_close(found.after_both, am.ablate_pairs(hooked, ids, named).after_both)
+    assert len(am.ablate_pairs(models.hooked("bloom"), models.token_ids("bloom"), "all", heads="all").pairs) == 15
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"pairs": "all"}, "pairs=\"all\" with `heads`, .*; got pairs='all' without `heads`"),
+        ({"pairs": "some", "heads": [(0, 1), (0, 2)]}, "got pairs='some'"),
+        ({"pairs": PAIRS, "heads": "all"}, '`heads` is for pairs="all"'),
+        ({"pairs": "all", "heads": [(0, 1)]}, "pairs need two heads or more; `heads` names only L0H1"),
+        ({"pairs": "all", "heads": [(0, 1), (0, 9)]}, "`head` must be from 0 to 4"),
+    ],
+)
+def test_bad_lists_of_heads(given: Any, said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.ablate_pairs(models.hooked("gpt2"), models.token_ids("gpt2"), **given)
+
+
 def test_a_head_of_several_pairs_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnmech.runs import engine
 

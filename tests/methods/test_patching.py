@@ -7,10 +7,11 @@ import models
 import naive
 import pytest
 import torch
-from by_hand import logit_differences, losses, point_changed, z_changed
+from by_hand import columns, logit_differences, losses, output_changed, point_changed, z_changed
 from torch import Tensor
 
 import attnmech as am
+from attnmech.runs import reference
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom"]
 ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
@@ -73,7 +74,7 @@ def test_each_head_equals_the_raw_model(family: str, positions: list[int] | None
             torch.testing.assert_close(found.recovered[layer, head], share, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("at", ["resid_pre", "attn_out", "mlp_out"])
+@pytest.mark.parametrize("at", ["resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out"])
 def test_each_position_equals_the_raw_model(family: str, at: str) -> None:
     hooked, plain = models.hooked(family), models.plain(family)
     clean, corrupted = pair(family)
@@ -92,6 +93,88 @@ def test_each_position_equals_the_raw_model(family: str, at: str) -> None:
                 after = judged(plain, corrupted)
             torch.testing.assert_close(found.after[layer, position], after, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.per_text, found.after - before, rtol=1e-4, atol=1e-5)
+
+
+def projected(plain: Any, name: str, ids: Tensor, point: str, layer: int, head: int) -> Tensor:
+    """What the raw model's projection gives a head, or kv head: q, k or v."""
+    path, chosen = columns(name, point, head, plain)
+    kept: list[Tensor] = []
+    with torch.no_grad(), output_changed(plain, layer, path, lambda now: kept.append(now[..., chosen])):
+        plain(ids)
+    return kept[0]
+
+
+@pytest.mark.parametrize("positions", [None, [1, -2]])
+@pytest.mark.parametrize("at", ["q", "k", "v", "pattern"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom", "gpt_neox", "qwen3"])
+def test_each_head_of_a_projection_or_pattern_equals_the_raw_model(name: str, at: str, positions: Any) -> None:
+    hooked, plain = models.hooked(name), models.plain(name)
+    clean, corrupted = (ids.clamp(max=42) for ids in pair(name))
+    found = am.patch(hooked, clean, corrupted, at=at, positions=positions, **JUDGED)
+    rows = list(range(7)) if positions is None else [1, 5]
+    by_kv_head = at in ("k", "v") and hooked.n_kv_heads < hooked.n_heads
+    assert type(found) is (am.KVPatchEffects if by_kv_head else am.PatchEffects)
+    count = hooked.n_kv_heads if at in ("k", "v") else hooked.n_heads
+    assert found.after.shape == (hooked.n_layers, count, 3) and found.complete
+    shared = hooked.n_heads // hooked.n_kv_heads
+    for layer in range(hooked.n_layers):
+        for head in range(count):
+            if at == "pattern":
+                with torch.no_grad():
+                    theirs = plain(clean, output_attentions=True).attentions[layer][:, head]
+                read = theirs @ projected(plain, name, corrupted, "v", layer, head // shared)
+
+                def patched(z: Tensor, read: Tensor = read, head: int = head) -> Tensor:
+                    z[:, rows, head] = read[:, rows]
+                    return z
+
+                changed = z_changed(plain, layer, patched)
+            else:
+                path, chosen = columns(name, at, head, plain)
+                value = projected(plain, name, clean, at, layer, head)
+
+                def put(now: Tensor, value: Tensor = value, chosen: slice = chosen) -> Tensor:
+                    part = now[..., chosen]
+                    part[:, rows] = value[:, rows]
+                    return now
+
+                changed = output_changed(plain, layer, path, put)
+            with changed:
+                after = judged(plain, corrupted)
+            torch.testing.assert_close(found.after[layer, head], after, rtol=1e-4, atol=2e-5)
+    assert float(found.effect.abs().max()) > 1e-4
+
+
+def test_kv_heads_are_named_as_such(tmp_path: Path) -> None:
+    found = am.patch(models.hooked("llama"), *pair("llama"), at="k", heads=[(1, 1)], **JUDGED)
+    assert isinstance(found, am.KVPatchEffects) and found.swept.nonzero().tolist() == [[1, 1]]
+    assert list(found.to_frame().columns)[:2] == ["layer", "kv_head"]
+    assert "patching k at 1 kv head on 3 pairs: kv head 1 of layer 1 has" in repr(found)
+    again = am.KVPatchEffects.load(found.save(tmp_path / "k"))
+    assert again.to_frame().equals(found.to_frame())
+    assert found.plot().layout.xaxis.title.text == "kv head"
+
+
+def test_positions_from_the_end_and_patterns_of_several_lengths() -> None:
+    hooked = models.hooked("llama")
+    clean = [models.token_ids("llama", 1, length, seed=length)[0] for length in (9, 4, 6)]
+    corrupted = [ids.roll(2) for ids in clean]
+    for at in ("z", "pattern"):
+        found = am.patch(hooked, iter(clean), iter(corrupted), at=at, positions="last", **JUDGED)
+        for place, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
+            alone = am.patch(
+                hooked, one[None], other[None], at=at, positions=[len(one) - 1],
+                answers=ANSWERS[place : place + 1], against=AGAINST[place : place + 1],
+            )  # fmt: skip
+            torch.testing.assert_close(found.after[..., place], alone.after[..., 0], rtol=1e-4, atol=1e-5)
+    last = am.patch(hooked, *pair("llama"), at="resid_post", positions="last", **JUDGED)
+    assert last.to_frame()["position"].tolist() == [6, 6]
+
+
+def test_patterns_that_would_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "MAX_BYTES", 2**10)
+    with pytest.raises(am.InputError, match="the patterns of 3 texts of up to 7 tokens in 3 layers would take"):
+        am.patch(models.hooked("gpt2"), *pair("gpt2"), at="pattern", **JUDGED)
 
 
 def test_all_of_the_stream_of_layer_0_is_the_clean_run(family: str) -> None:
@@ -235,11 +318,17 @@ def test_a_function_of_ones_own_and_a_journal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"at": "pattern"}, "`at` must be one of z, resid_pre, attn_out, mlp_out; got 'pattern'"),
+        (
+            {"at": "scores"},
+            "`at` must be one of z, q, k, v, pattern, resid_pre, .*; got 'scores'",
+        ),
+        ({"at": "v", "heads": [(0, 9)]}, r"`heads` must be from 0 to 4 \(at='v' goes by kv head; each layer has 5\)"),
+        ({"positions": [-8]}, r"`positions` must be from -7 to 6 \(the shortest prompt has 7 tokens\); got -8"),
+        ({"positions": "first"}, '`positions` must be "last" or a list of positions'),
         ({"at": "mlp_out", "heads": [(0, 1)]}, "mlp_out has no heads. Choose `layers` and `positions`"),
         ({"heads": [(0, 9)]}, "`head` must be from 0 to 4"),
         ({"layers": [4]}, "`layer` must be from 0 to 2"),
-        ({"positions": [7]}, r"`positions` must be from 0 to 6 \(tokens of the shortest prompt\); got 7"),
+        ({"positions": [7]}, r"`positions` must be from -7 to 6 \(the shortest prompt has 7 tokens\); got 7"),
         ({"positions": []}, "at least one position"),
         ({"metric": "kl"}, "cannot say how close the clean one is"),
         ({"answers": None, "against": None}, "needs `answers`"),

@@ -987,11 +987,6 @@ def test_what_is_no_intervention() -> None:
     said = r"expected an am.Intervention, such as .*; got \{'z': 0\}"
     with pytest.raises(am.InputError, match=said), hooked.intervene(nothing):
         pass
-    with (
-        hooked.intervene(Intervention.zero([(0, 1)])),
-        pytest.raises(am.InputError, match="interventions do not reach"),
-    ):
-        hooked.generate(torch.arange(4, 8)[None])
 
 
 def test_values_for_longer_texts_are_those_of_their_beginning() -> None:
@@ -1025,3 +1020,76 @@ def test_a_cut_is_a_softmax_without_these_keys(name: str) -> None:
         mine[:, [head for at, head in HEADS if at == layer]] = True
         changes[layer] = ByHand(removed=removed & mine)
     check(name, [Intervention.cut(QUERY, KEY, HEADS)], changes, side)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda positions: am.Intervention.zero([(0, 1), (1, 2)], positions=positions),
+        lambda positions: am.Intervention.attend([(0, 1)], "uniform", positions=positions),
+        lambda positions: am.Intervention.remove_keys([(1, 0)], "first", positions=positions),
+        lambda positions: am.Intervention.stream("mlp_out", [1], positions=positions),
+    ],
+)
+def test_positions_from_the_end_are_those_of_each_text(make: Any, side: str) -> None:
+    """Texts of 7, 5 and 3 tokens: -1 and "last" are the last real token of each, as in a run of that text alone."""
+    hooked, given = models.hooked("bloom"), models.padded("bloom", side=side)
+    for positions, of_length in (("last", lambda n: [n - 1]), ([-3, -1, -2], lambda n: [n - 3, n - 2, n - 1])):
+        with hooked.intervene(make(positions)):
+            together = hooked.run(given).logits
+        for row, length in enumerate((7, 5, 3)):
+            real = slice(0, length) if side == "right" else slice(7 - length, 7)
+            ids = given["input_ids"][row : row + 1, real]
+            with hooked.intervene(make(of_length(length))):
+                alone = hooked.run(ids).logits
+            torch.testing.assert_close(together[row, real], alone[0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                hooked.run(ids).logits[0, : length - 3], alone[0, : length - 3], rtol=1e-4, atol=1e-5
+            )
+            assert not torch.allclose(hooked.run(ids).logits[0, -1], alone[0, -1], atol=1e-4)
+
+
+def test_positions_beyond_a_text_are_refused() -> None:
+    hooked, given = models.hooked("bloom"), models.padded("bloom")
+    with (
+        hooked.intervene(am.Intervention.zero("all", positions=[-4])),
+        pytest.raises(
+            am.InputError, match=r"z of all heads .* at positions -4: a text has only 3 tokens, counted back"
+        ),
+    ):
+        hooked.run(given)
+
+
+def test_the_last_position_of_a_decoder_is_that_of_its_own_tokens() -> None:
+    hooked = models.hooked("t5")
+    given = {"input_ids": models.token_ids("t5"), "decoder_input_ids": models.token_ids("t5", length=4, seed=2)}
+    for stack, wanted in (("decoder", 3), ("cross", 3), ("encoder", 6)):
+        change = am.Intervention.zero([(1, 2)], positions="last", stack=stack)
+        with hooked.intervene(change):
+            z = hooked.run(given, points=[f"{stack}.z"])[f"{stack}.z", 1]
+        rows = (z[:, :, 2] == 0).all(dim=-1)
+        assert rows.nonzero()[:, 1].tolist() == [wanted] * 3
+
+
+def test_k_and_v_change_by_kv_head() -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    values = torch.full((1, 1, 2, 8), 0.5)
+    for point in ("k", "v"):
+        change = am.Intervention.replace([(1, 1)], {1: values}, point=point, positions=[2, -1])  # type: ignore[arg-type]
+        with hooked.intervene(change):
+            acts = hooked.run(ids, points=[point, "z"])
+        clean = hooked.run(ids, points=[point, "z"])
+        moved = (acts[point, 1] != clean[point, 1]).any(dim=-1)
+        assert moved[:, [2, 6], 1].all() and int(moved.sum()) == 6 and (acts[point, 1][moved] == 0.5).all()
+        assert (acts["z", 1] != clean["z", 1]).any(dim=-1).any(dim=1)[0].tolist() == [False] * 3 + [True] * 3
+    with (
+        pytest.raises(am.InputError, match="`kv_head` must be from 0 to 1"),
+        hooked.intervene(am.Intervention.replace([(1, 3)], {1: values}, point="k")),
+    ):
+        pass
+    with (
+        pytest.raises(am.InputError, match=r"its values must be \[batch position kv_head=2 d_head=8\]"),
+        hooked.intervene(am.Intervention.replace([(1, 1)], {1: values.repeat(1, 1, 3, 1)}, point="k")),
+    ):
+        pass

@@ -1,0 +1,261 @@
+"""Path patching equals patching by hand, with hooks on the modules of transformers' own models."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import models
+import pytest
+import torch
+from by_hand import columns, logit_differences, output_changed, plan_of, z_changed
+from torch import Tensor
+
+import attnmech as am
+
+MAKERS: Final[dict[str, Callable[[], Any]]] = {
+    "gpt2": lambda: models.gpt2(layers=4),
+    "llama": lambda: models.llama(layers=4),
+    "bloom": lambda: models.bloom(layers=4),
+    "gpt_neox": lambda: models.gpt_neox(layers=4),
+    "gemma2": lambda: models.gemma2(layers=4),
+    "qwen3": lambda: models.like_llama("Qwen3", layers=4, attention_bias=False),
+}
+ANSWERS, AGAINST = torch.tensor([5, 9, 11]), torch.tensor([7, 4, 30])
+JUDGED: Final[dict[str, Any]] = {"answers": ANSWERS, "against": AGAINST}
+LAYERS: Final = 4
+
+
+@cache
+def both(family: str) -> tuple[am.HookedModel, Any]:
+    """attnmech's model of four layers, and transformers' own of the same weights."""
+    hooked = am.load(models.randomised(MAKERS[family]()))
+    return hooked, models.in_attention(models.randomised(MAKERS[family]()), "eager")
+
+
+@pytest.fixture(params=MAKERS)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def prompts() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    clean, other = torch.randint(3, 43, (2, 3, 7), generator=generator)
+    corrupted = clean.clone()
+    corrupted[:, [2, 5]] = other[:, [2, 5]]
+    return clean, corrupted
+
+
+def kept(plain: Any, ids: Tensor, what: str) -> list[Tensor]:
+    """z, or what the MLP returns, in every layer."""
+    found: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        found.append(value.clone())
+        return value
+
+    with torch.no_grad(), ExitStack() as stack:
+        for layer in range(LAYERS):
+            path = plan_of(plain).mlp_out
+            assert path is not None
+            stack.enter_context(
+                z_changed(plain, layer, keep) if what == "z" else output_changed(plain, layer, path, keep)
+            )
+        plain(ids)
+    return found
+
+
+def by_hand(
+    family: str, sender: tuple[int, int], receivers: list[tuple[int, int]], through: str, mlps: str = "recompute"
+) -> Tensor:
+    """The logit differences, by the two passes of Wang et al.; for no receivers, those of the first."""
+    plain, (clean, corrupted) = both(family)[1], prompts()
+    z, sent, mlp = kept(plain, clean, "z"), kept(plain, corrupted, "z"), kept(plain, clean, "mlp")
+    first, head = sender
+
+    def held(layer: int) -> Callable[[Tensor], Tensor]:
+        def change(now: Tensor) -> Tensor:
+            if layer > first:
+                return z[layer]
+            if layer == first:
+                now[:, :, head] = sent[layer][:, :, head]
+            return now
+
+        return change
+
+    received: dict[tuple[int, str, int], Tensor] = {}
+    shared = both(family)[0].n_heads // both(family)[0].n_kv_heads
+    places = [
+        (layer, point, head if point == "q" else head // shared) for layer, head in receivers for point in through
+    ]
+    with torch.no_grad(), ExitStack() as stack:
+        for layer in range(LAYERS):
+            stack.enter_context(z_changed(plain, layer, held(layer)))
+            if mlps == "frozen" and layer >= first:
+                path = plan_of(plain).mlp_out
+                assert path is not None
+                stack.enter_context(output_changed(plain, layer, path, lambda now, layer=layer: mlp[layer]))
+        for layer, point, own in places:
+            path, chosen = columns(family, point, own, plain)
+
+            def keep(now: Tensor, key: Any = (layer, point, own), chosen: slice = chosen) -> None:
+                received[key] = now[..., chosen]
+
+            stack.enter_context(output_changed(plain, layer, path, keep))
+        logits = plain(clean).logits
+    if not receivers:
+        return logit_differences(logits, ANSWERS, AGAINST)
+    with torch.no_grad(), ExitStack() as stack:
+        for layer, point, own in places:
+            path, chosen = columns(family, point, own, plain)
+
+            def put(now: Tensor, key: Any = (layer, point, own), chosen: slice = chosen) -> Tensor:
+                now[..., chosen] = received[key]
+                return now
+
+            if layer > first:
+                stack.enter_context(output_changed(plain, layer, path, put))
+        return logit_differences(plain(clean).logits, ANSWERS, AGAINST)
+
+
+@pytest.mark.parametrize("mlps", ["recompute", "frozen"])
+def test_paths_to_the_logits_equal_the_raw_model(family: str, mlps: str) -> None:
+    hooked = both(family)[0]
+    found = am.path_patch(hooked, *prompts(), mlps=mlps, **JUDGED)
+    before = logit_differences(hooked.run(prompts()[0]).logits, ANSWERS, AGAINST)
+    torch.testing.assert_close(found.before, before, rtol=1e-4, atol=1e-4)
+    for layer in range(LAYERS):
+        for head in range(hooked.n_heads):
+            expected = by_hand(family, (layer, head), [], "", mlps)
+            torch.testing.assert_close(found.after[layer, head], expected, rtol=1e-4, atol=1e-4)
+    assert found.complete and float(found.effect.abs().max()) > 1e-2
+    assert found.receivers == () and found.through == ()
+
+
+@pytest.mark.parametrize(
+    ("receivers", "through"), [([(3, 1)], "q"), ([(2, 2), (3, 0)], "k"), ([(2, 2)], "v"), ([(3, 2), (1, 1)], "qkv")]
+)
+def test_paths_to_heads_equal_the_raw_model(family: str, receivers: list[tuple[int, int]], through: str) -> None:
+    hooked = both(family)[0]
+    found = am.path_patch(hooked, *prompts(), receivers, list(through), **JUDGED)
+    last = max(layer for layer, _ in receivers)
+    for layer in range(last):
+        for head in range(hooked.n_heads):
+            expected = by_hand(family, (layer, head), receivers, through)
+            torch.testing.assert_close(found.after[layer, head], expected, rtol=1e-4, atol=1e-4)
+    assert found.swept[:last].all() and not found.swept[last:].any() and found.after[last:].isnan().all()
+    assert float(found.effect[:last].abs().max()) > 1e-3
+
+
+def test_mlps_may_be_frozen_on_the_way_to_a_head(family: str) -> None:
+    hooked = both(family)[0]
+    found = am.path_patch(hooked, *prompts(), [(3, 1)], "v", senders=[(0, 2), (2, 1)], mlps="frozen", **JUDGED)
+    for layer, head in ((0, 2), (2, 1)):
+        expected = by_hand(family, (layer, head), [(3, 1)], "v", "frozen")
+        torch.testing.assert_close(found.after[layer, head], expected, rtol=1e-4, atol=1e-4)
+    assert int(found.swept.sum()) == 2
+    through_mlps = am.path_patch(hooked, *prompts(), [(3, 1)], "v", senders=[(0, 2)], **JUDGED)
+    assert not torch.allclose(through_mlps.after[0, 2], found.after[0, 2], atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_receivers_may_act_on_the_logits_alone(family: str) -> None:
+    """With later="frozen" only the last stream has what the receiver writes: the last norm and the head are by hand."""
+    hooked, (clean, corrupted) = both(family)[0], prompts()
+    found = am.path_patch(hooked, clean, corrupted, [(2, 1)], "v", senders=[(0, 2)], later="frozen", **JUDGED)
+    held = {layer: hooked.run(clean, points=[("z", layer)])["z", layer] for layer in (1, 2)}
+    sent = hooked.run(corrupted, points=[("z", 0)])["z", 0]
+
+    def at_sender(z: Tensor) -> Tensor:
+        z[:, :, 2] = sent[:, :, 2]
+        return z
+
+    with hooked.hooks({("z", 0): at_sender, ("z", 1): lambda z: held[1]}):
+        v = hooked.run(clean, points=[("v", 2)])["v", 2]
+    own = 1 // (hooked.n_heads // hooked.n_kv_heads)
+
+    def at_receiver(now: Tensor) -> Tensor:
+        now[:, :, own] = v[:, :, own]
+        return now
+
+    outs = {
+        (point, layer): hooked.run(clean, points=[(point, layer)])[point, layer]
+        for point, layer in (("mlp_out", 2), ("mlp_out", 3), ("attn_out", 3))
+    }
+    frozen: Any = {key: lambda now, value=value: value for key, value in outs.items()}
+    with hooked.hooks({("v", 2): at_receiver, **frozen}):
+        after = logit_differences(hooked.run(clean).logits, ANSWERS, AGAINST)
+    torch.testing.assert_close(found.after[0, 2], after, rtol=1e-4, atol=1e-4)
+    assert float(found.effect[0, 2].abs()) > 1e-3
+
+
+def test_the_same_prompts_have_no_effect_and_a_later_sender_no_path() -> None:
+    hooked, (clean, _) = both("llama")[0], prompts()
+    for receivers in ("logits", [(2, 0), (3, 1)]):
+        found = am.path_patch(hooked, clean, clean, receivers, **JUDGED)  # type: ignore[arg-type]
+        assert float(found.per_text[found.swept.bool()].abs().max()) < 1e-4
+
+
+def test_prompts_of_several_lengths_and_small_batches() -> None:
+    """Pairs of other lengths, and a memory that splits them, give what each pair gives alone."""
+    hooked = both("llama")[0]
+    clean = [models.token_ids("llama", 1, length, seed=length)[0] for length in (9, 4, 6)]
+    corrupted = [ids.roll(2) for ids in clean]
+    for memory in (1.0, 0.001):
+        found = am.path_patch(hooked, iter(clean), iter(corrupted), [(2, 3)], "k", memory=memory, **JUDGED)
+        for place, (one, other) in enumerate(zip(clean, corrupted, strict=True)):
+            judged = {"answers": ANSWERS[place : place + 1], "against": AGAINST[place : place + 1]}
+            alone = am.path_patch(hooked, one[None], other[None], [(2, 3)], "k", **judged)
+            torch.testing.assert_close(
+                found.after[:2, :, place], alone.after[:2, :, 0], rtol=1e-4, atol=1e-5
+            )  # fmt: skip
+
+
+def test_what_it_says_files_journals_and_differences(tmp_path: Path) -> None:
+    hooked, (clean, corrupted) = both("gpt2")[0], prompts()
+    found = am.path_patch(
+        hooked, clean, corrupted, [(3, 1), (2, 0)], ["v", "q"], journal=tmp_path / "journal", **JUDGED
+    )
+    assert repr(found).startswith("PathEffects(the path from each of 15 heads to q and v of L2H0, L3H1, on 3 pairs: L")
+    again = am.PathEffects.load(found.save(tmp_path / "paths"))
+    assert again.to_frame().equals(found.to_frame()) and repr(again) == repr(found)
+    assert again.receivers == ((2, 0), (3, 1)) and again.through == ("q", "v")
+    assert "to q and v of L2H0, L3H1, it writes" in found.to_html(tmp_path / "a.html").read_text(encoding="utf-8")
+    other = am.path_patch(hooked, clean, corrupted, [(3, 1)], "q", **JUDGED)
+    with pytest.raises(am.InputError, match="must have the same receivers"):
+        found - other
+    same = found - found
+    assert float(same.effect[:3].abs().max()) == 0 and same.paired
+    one = am.path_patch(hooked, clean, corrupted, senders=[(1, 1)], **JUDGED)
+    assert repr(one).startswith("PathEffects(the path from 1 head to the logits, on 3 pairs: L1H1 has an")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"receivers": "head"}, '`receivers` must be "logits" or a list of'),
+        ({"receivers": [(4, 0)]}, "`layer` must be from 0 to 3"),
+        ({"receivers": [(3, 9)]}, "`head` must be from 0 to 4"),
+        ({"receivers": [(0, 1)]}, "no head is in a layer below the receivers', which are in layer 0"),
+        ({"receivers": [(2, 1)], "senders": [(1, 0), (2, 3)]}, "the last receiver is in layer 2; got L2H3"),
+        ({"receivers": [(2, 1)], "through": "z"}, "`through` must be one of q, k, v; got 'z'"),
+        ({"receivers": [(2, 1)], "through": []}, "`through` must name q, k or v"),
+        ({"senders": [(0, 7)]}, "`head` must be from 0 to 4"),
+        ({"mlps": "no"}, "`mlps` must be one of recompute, frozen"),
+        ({"later": "frozen"}, 'for receivers="logits" use mlps="frozen"'),
+        ({"corrupted": torch.tensor([[5, 6]])}, "every clean prompt needs a corrupted one; got 3 clean and 1"),
+        ({"corrupted": torch.tensor([[5, 6]] * 3)}, "pair 0 has 7 clean"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], said: str) -> None:
+    clean, corrupted = prompts()
+    with pytest.raises(am.InputError, match=said):
+        am.path_patch(both("gpt2")[0], clean, **{"corrupted": corrupted, **JUDGED, **options})
+
+
+def test_models_of_several_stacks_are_refused() -> None:
+    ids = models.token_ids("t5")
+    with pytest.raises(am.InputError, match="path patching is for models with one stack"):
+        am.path_patch(models.hooked("t5"), ids, ids.roll(1), **JUDGED)

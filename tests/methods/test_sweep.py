@@ -1,0 +1,325 @@
+"""A sweep over interventions, and sets of heads, equal what is done by hand to the raw transformers model."""
+
+from pathlib import Path
+from typing import Any
+
+import models
+import naive
+import pytest
+import torch
+from by_hand import losses, point_changed, z_changed, zeroed
+from torch import Tensor
+from transformers.models.bloom import modeling_bloom
+
+import attnmech as am
+
+CHANGE = am.Intervention
+FAMILIES = ["gpt2", "llama", "bloom", "gpt_neox", "gemma2"]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def loss_of(plain: Any, ids: Tensor, **options: Any) -> Tensor:
+    with torch.no_grad():
+        return losses(plain(ids, **options).logits, ids, [ids.shape[1]] * len(ids))
+
+
+def uniform_z(hooked: am.HookedModel, ids: Tensor, layer: int) -> Tensor:
+    """z of every head of a layer whose rows attend evenly to all earlier tokens."""
+    v = hooked.run(ids, points=[("v", layer)])["v", layer]
+    v = v.repeat_interleave(hooked.n_heads // hooked.n_kv_heads, dim=2)
+    counts = torch.arange(1, ids.shape[1] + 1)[None, :, None, None]
+    return v.cumsum(dim=1) / counts
+
+
+def test_every_row_equals_the_raw_model(family: str) -> None:
+    hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
+    found = am.sweep(
+        hooked,
+        ids,
+        [
+            [CHANGE.zero([(0, 1)]), CHANGE.zero([(1, 2), (1, 0)])],
+            CHANGE.attend([(0, 2)], "uniform"),
+            CHANGE.stream("attn_out", [1], {1: torch.full((1, 1, hooked.d_model), 0.3)}, positions=[2, 4]),
+        ],
+    )
+    torch.testing.assert_close(found.before, loss_of(plain, ids), rtol=1e-4, atol=1e-5)
+
+    def two_zeroed(z: Tensor) -> Tensor:
+        return zeroed(0)(zeroed(2)(z))
+
+    with z_changed(plain, 0, zeroed(1)), z_changed(plain, 1, two_zeroed):
+        torch.testing.assert_close(found.after[0], loss_of(plain, ids), rtol=1e-4, atol=1e-5)
+    even = uniform_z(hooked, ids, 0)
+
+    def attends_evenly(z: Tensor) -> Tensor:
+        z[..., 2, :] = even[..., 2, :]
+        return z
+
+    if family != "gemma2":  # whose layer 0 sees a window alone
+        with z_changed(plain, 0, attends_evenly):
+            torch.testing.assert_close(found.after[1], loss_of(plain, ids), rtol=1e-4, atol=1e-5)
+
+    def at_two_places(value: Tensor) -> Tensor:
+        value[:, [2, 4]] = 0.3
+        return value
+
+    with point_changed(plain, "attn_out", 1, at_two_places):
+        torch.testing.assert_close(found.after[2], loss_of(plain, ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.effect, (found.after - found.before).mean(dim=1))
+    assert float(found.effect.abs().min()) > 1e-4
+    assert found.names[0] == "z of L0H1 becomes 0; z of L1H0, L1H2 becomes 0" and found.complete
+    assert found.rows_without_keys.tolist() == [0, 0, 0]
+
+
+def test_a_dropped_term_is_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bloom, ids = models.hooked("bloom"), models.token_ids("bloom")
+    found = am.sweep(bloom, ids, [CHANGE.scale("position")])
+    with monkeypatch.context() as patched:
+        patched.setattr(modeling_bloom, "_get_alibi_slopes", lambda heads, device: torch.zeros(heads, device=device))
+        without = loss_of(models.plain("bloom"), ids)
+    torch.testing.assert_close(found.after[0], without, rtol=1e-4, atol=1e-5)
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    unbiased = models.in_attention(models.fresh("gpt2"), "eager")
+    with torch.no_grad():  # what each key gets whatever the query: b_Q of head 2, times k
+        unbiased.transformer.h[1].attn.c_attn.bias[2 * 4 : 3 * 4] = 0
+    terms = [CHANGE.scale(term, 0.0, [(1, 2)]) for term in ("key_bias", "constant")]
+    both = am.sweep(hooked, ids, [terms, CHANGE.scale("constant", 0.0, [(1, 2)])])
+    torch.testing.assert_close(both.after[0], loss_of(unbiased, ids), rtol=1e-4, atol=1e-5)
+    assert float(both.effect[0].abs()) > 1e-4 and float(both.effect[1].abs()) < 1e-6
+
+
+def test_removed_keys_are_masked_keys() -> None:
+    hooked, plain, ids = models.hooked("gpt2"), models.plain("gpt2"), models.token_ids("gpt2")
+    mask = torch.ones_like(ids)
+    mask[:, 2] = 0
+    found = am.sweep(hooked, ids, {"third": CHANGE.remove_keys("all", [2])})
+    expected = loss_of(plain, ids, attention_mask=mask, position_ids=torch.arange(7)[None])
+    torch.testing.assert_close(found.after[0], expected, rtol=1e-4, atol=1e-5)
+    assert found.names == ("third",) and found.rows_without_keys.tolist() == [0]
+
+
+@pytest.mark.parametrize("later", ["recompute", "frozen"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_rows_without_a_key_are_counted_and_attend_to_nothing(side: str, later: str) -> None:
+    hooked = models.hooked("bloom")
+    given = models.padded("bloom", side=side)
+    found = am.sweep(
+        hooked,
+        given,
+        [
+            CHANGE.remove_keys([(1, 2), (0, 1)], "first"),
+            CHANGE.cut((0, 3), (0, 3), [(0, 1), (1, 0), (1, 2)]),
+            CHANGE.zero([(0, 1)]),
+            [CHANGE.remove_keys([(0, 1)], "first"), CHANGE.attend([(0, 1)], "first")],
+        ],
+        later=later,
+    )
+    # The first row of three texts in two heads; three rows of three texts in three heads.
+    assert found.rows_without_keys.tolist() == [6, 27, 0, 0]
+    if later == "recompute":
+        alone = am.sweep(hooked, given, [CHANGE.cut((0, 3), (0, 3), [(1, 2)])])
+        z = hooked.run(given, points=[("z", 1)])["z", 1]
+        begins = [0, 0, 0] if side == "right" else [0, 2, 4]
+        with hooked.intervene(CHANGE.cut((0, 3), (0, 3), [(1, 2)])):
+            now = hooked.run(given, points=[("z", 1)])["z", 1]
+        for row, begin in enumerate(begins):
+            assert not now[row, begin : begin + 3, 2].any() and z[row, begin : begin + 3, 2].any()
+        assert alone.rows_without_keys.tolist() == [9]
+        assert "it leaves 9 rows of attention without a key" in repr(alone)
+    assert "2 of them leave rows of attention without a key" in repr(found)
+
+
+def test_sets_equal_the_raw_model(family: str) -> None:
+    hooked, plain, ids = models.hooked(family), models.plain(family), models.token_ids(family)
+    reference = ids.flip(0).roll(1, dims=1)
+    one, other = [(0, 1), (1, 2), (0, 0)], [(1, 1)]
+    zero = am.ablate_set(hooked, ids, {"three": one, "one": other})
+    mean = am.ablate_set(hooked, ids, one, "mean", reference=reference)
+    means = {}
+    with torch.no_grad():
+        for layer in (0, 1):
+            seen: list[Tensor] = []
+            with z_changed(plain, layer, lambda z, seen=seen: (seen.append(z.clone()), z)[1]):
+                plain(reference)
+            means[layer] = seen[0].mean(dim=(0, 1))
+
+    def replaced(layer: int, by: dict[int, Tensor] | None) -> Any:
+        def change(z: Tensor) -> Tensor:
+            for at, head in one:
+                if at == layer:
+                    z[..., head, :] = 0 if by is None else by[layer][head]
+            return z
+
+        return change
+
+    for found, by in ((zero, None), (mean, means)):
+        with z_changed(plain, 0, replaced(0, by)), z_changed(plain, 1, replaced(1, by)):
+            torch.testing.assert_close(found.after[0], loss_of(plain, ids), rtol=1e-4, atol=1e-5)
+    with z_changed(plain, 1, zeroed(1)):
+        torch.testing.assert_close(zero.after[1], loss_of(plain, ids), rtol=1e-4, atol=1e-5)
+    assert zero.names == ("three", "one") and mean.names == ("L0H0 + L0H1 + L1H2",)
+    assert zero.interventions[0] == ("z of L0H0, L0H1, L1H2 becomes 0",)
+    assert len(mean.interventions[0]) == 2
+
+
+def test_sets_by_an_intervention_are_rows_of_a_sweep() -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    chosen = [(0, 1), (1, 3)]
+    even = am.ablate_set(hooked, ids, chosen, CHANGE.attend("all", "uniform", positions=[3, 5]))
+    swept = am.sweep(hooked, ids, [CHANGE.attend(chosen, "uniform", positions=[3, 5])])
+    assert torch.equal(even.after, swept.after) and even.interventions == swept.interventions
+    whole = am.ablate_set(hooked, ids, "all", CHANGE.remove_keys("all", "first"))
+    assert whole.names == ("all heads",) and whole.rows_without_keys.tolist() == [3 * 2 * 6]
+    resampled = am.ablate_set(hooked, ids, chosen, "resample", seed=3)
+    alone = am.ablate_heads(hooked, ids, chosen[1:], "resample", seed=3)
+    of_one = am.ablate_set(hooked, ids, chosen[1:], "resample", seed=3)
+    torch.testing.assert_close(of_one.after[0], alone.after[1, 3], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(resampled.after[0], of_one.after[0])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHANGE.attend("all", "uniform"),
+        CHANGE.scale("query_key", 0.5),
+        CHANGE.zero_values("all", "first"),
+        CHANGE.remove_keys("all", [1], positions=[4]),
+        CHANGE.zero("all", positions=[2]),
+    ],
+)
+def test_a_template_is_applied_to_each_head_alone(template: am.Intervention) -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    found = am.ablate_heads(hooked, ids, [(0, 3), (2, 1)], template)
+    for layer, head in ((0, 3), (2, 1)):
+        one = am.Intervention(
+            template.point, template.edit, ((layer, head),), positions=template.positions, keys=template.keys,
+            term=template.term, factor=template.factor,
+        )  # fmt: skip
+        with hooked.intervene(one):
+            expected = losses(hooked.run(ids).logits, ids, [7] * 3)
+        torch.testing.assert_close(found.after[layer, head], expected, rtol=1e-4, atol=1e-5)
+    assert int(found.swept.sum()) == 2 and found.method == str(template).replace("all heads", "each head")
+    assert repr(found).startswith(f"HeadEffects(2 heads changed ({found.method}), one at a time, on 3 texts: ")
+
+
+def test_intervals_tables_and_files(tmp_path: Path) -> None:
+    hooked = models.hooked("gpt2")
+    ids = torch.randint(3, 50, (23, 6), generator=torch.Generator().manual_seed(0))
+    named = {"<b>both</b>": [CHANGE.zero([(0, 1)]), CHANGE.zero([(2, 2)])], "first row": CHANGE.zero([(0, 0)])}
+    found = am.sweep(hooked, ids, named)
+    low, high = found.interval()
+    for row in range(2):
+        wanted = naive.t_interval(found.per_text[row].tolist())
+        assert (float(low[row]), float(high[row])) == pytest.approx(wanted, rel=1e-6)
+    lower, higher = found.simultaneous()
+    assert bool((lower < low).all()) and bool((high < higher).all())
+    assert found.clear.tolist() == ((lower > 0) | (higher < 0)).tolist()
+    frame = found.to_frame()
+    assert list(frame.columns) == [
+        "intervention", "effect", "effect_low", "effect_high", "clear", "one_text", "before", "after", "texts",
+        "rows_without_keys",
+    ]  # fmt: skip
+    assert frame["intervention"].tolist() == list(named) and frame["texts"].tolist() == [23, 23]
+    assert frame["effect"].tolist() == found.effect.tolist()
+    top = found.strongest(1)["intervention"][0]
+    assert top == found.names[int(found.effect.abs().argmax())]
+    again = am.SweepEffects.load(found.save(tmp_path / "swept.safetensors"))
+    assert again.to_frame().equals(frame) and repr(again) == repr(found)
+    (marks,) = found.plot().data
+    assert list(marks.x) == found.effect.tolist()
+    assert found.plot().layout.yaxis.ticktext[0] == "&lt;b&gt;both&lt;/b&gt;"
+    page = found.to_html(tmp_path / "swept.html").read_text(encoding="utf-8")
+    assert "<b>both" not in page and "of 2 interventions ha" in page
+    with hooked.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
+        under = am.sweep(hooked, ids, named)
+    change = under - found
+    torch.testing.assert_close(change.effect, under.effect - found.effect)
+    assert change.paired and repr(change).startswith("SweepEffects(Difference of two results")
+    assert am.SweepEffects.load(change.save(tmp_path / "change")).to_frame().equals(change.to_frame())
+    with pytest.raises(am.InputError, match="must have the same interventions"):
+        found - am.sweep(hooked, ids, [CHANGE.zero([(0, 1)]), CHANGE.zero([(0, 0)])])
+
+
+def test_a_sweep_resumes_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnmech.runs import engine
+
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=4)
+    named = [CHANGE.remove_keys([(0, 1)], "first"), CHANGE.zero([(1, 2)]), CHANGE.cut((2, 3), (0, 3), [(2, 4)])]
+    whole, real, calls = am.sweep(hooked, ids, named), engine.Texts.after, 0
+
+    def interrupted(self: Any, changes: Any, judge: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return real(self, changes, judge)
+
+    monkeypatch.setattr(engine.Texts, "after", interrupted)
+    path = tmp_path / "journal"
+    with pytest.raises(KeyboardInterrupt):
+        am.sweep(hooked, ids, named, journal=path)
+    assert path.exists()
+    found = am.sweep(hooked, ids, named, journal=path)
+    # Two before the interruption, the journal's first again, and the one that was missing.
+    assert calls == 5 and not path.exists()
+    assert found.rows_without_keys.tolist() == whole.rows_without_keys.tolist() == [4, 0, 4]
+    torch.testing.assert_close(found.after, whole.after)
+    calls = 0
+    some = am.sweep(hooked, ids, named, partial=True)
+    assert not some.complete and "stopped early, incomplete" in repr(some)
+    assert some.rows_without_keys.tolist() == [4, 0, 0]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "must hold at least one am.Intervention; got none"),
+        ({}, "must hold at least one am.Intervention; got none"),
+        (CHANGE.zero("all"), "must be a list of am.Intervention, such as .*; got Intervention"),
+        ("zero", "must be a list of am.Intervention"),
+        (3, "must be a list of am.Intervention"),
+        ([CHANGE.zero("all"), (0, 1)], r"`interventions`\[1\] must be an am.Intervention or a list of them"),
+        ({"a": ["zero"]}, r"`interventions`\['a'\] must be an am.Intervention or a list of them; got \['zero'\]"),
+        ([[]], r"`interventions`\[0\] must hold at least one"),
+        ({2: CHANGE.zero("all")}, "`interventions` must have strings as names; got 2"),
+        ([CHANGE.zero([(0, 9)])], "`head` must be from 0 to 4"),
+        ([CHANGE.zero([(7, 0)])], "`layer` must be from 0 to 2"),
+    ],
+)
+def test_bad_sweeps(given: Any, said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.sweep(models.hooked("gpt2"), models.token_ids("gpt2"), given)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("heads", "options", "said"),
+    [
+        ([(0, 9)], {}, "`head` must be from 0 to 4"),
+        ([], {}, "at least one head"),
+        ({}, {}, "at least one set of heads"),
+        ({"a": []}, {}, "at least one head"),
+        ({1: [(0, 1)]}, {}, "`heads` must have strings as names of its sets; got 1"),
+        ([(0, 1)], {"method": "drop"}, "`method` must be one of zero, mean, resample"),
+        ([(0, 1)], {"method": CHANGE.zero([(0, 2)])}, 'must act in heads="all"'),
+        ([(0, 1)], {"method": CHANGE("mlp_out", "zero")}, 'must act in heads="all"'),
+        ([(0, 1)], {"method": CHANGE.zero("all"), "reference": [[5, 6]]}, '`reference` is for method="mean"'),
+        ([(0, 1)], {"method": "mean"}, "needs `reference`"),
+    ],
+)
+def test_bad_sets(heads: Any, options: Any, said: str) -> None:
+    with pytest.raises(am.InputError, match=said):
+        am.ablate_set(models.hooked("gpt2"), models.token_ids("gpt2"), heads, **options)
+
+
+def test_a_template_in_the_wrong_stack_or_with_draws_is_refused() -> None:
+    gpt2, t5 = models.hooked("gpt2"), models.hooked("t5")
+    with pytest.raises(am.InputError, match='`draws` is for method="resample"; got 2 with an intervention'):
+        am.ablate_heads(gpt2, models.token_ids("gpt2"), method=CHANGE.zero("all"), draws=2)
+    with pytest.raises(am.InputError, match="must act in the stack 'decoder', whose heads are ablated; got z of cross"):
+        am.ablate_heads(t5, models.token_ids("t5"), method=CHANGE.zero("all", stack="cross"))
