@@ -271,7 +271,13 @@ class _Statements(EditChecks):
         """Compares the logits with head and norm written out, at all tokens of the short probe and some of the long."""
         reason = why_not_linear(self.model)
         if reason is not None:
-            return Check("logits", "logits = N(resid_post) W_U", (), None, detail=f"{reason}; answers= is refused")
+            return Check(
+                "logits",
+                "logits = N(resid_post) W_U",
+                (),
+                None,
+                detail=f"{reason}; parts in an answer's logit are refused",
+            )
         head = unembedding_of(self.model)
         bias = "" if head.bias is None else " + b"
         scale = "" if head.logit_scale == 1 else f"{head.logit_scale:.4g} · "

@@ -66,8 +66,7 @@ def require_transformers(model: nn.Module) -> PreTrainedModel:
     model = unwrapped(model)
     if not isinstance(model, PreTrainedModel):
         what = (
-            "not a transformers model. A module of your own needs an example of what it is called with: "
-            "am.load(module, example=x)"
+            "which is none. A module of your own needs an example of what it is called with: am.load(module, example=x)"
             if _attends(model)
             else "a model without attention"
         )
