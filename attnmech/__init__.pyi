@@ -16,6 +16,8 @@ from .interventions import Values as Values
 from .methods.ablation import ablate_heads as ablate_heads
 from .methods.composition import Composition as Composition
 from .methods.composition import composition as composition
+from .methods.confirm_heads import HeadClaim as HeadClaim
+from .methods.confirm_heads import confirm_heads as confirm_heads
 from .methods.decomposition import ScoreDecomposition as ScoreDecomposition
 from .methods.decomposition import decompose_scores as decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition as SourceDecomposition
@@ -83,5 +85,7 @@ from .runs.stream import Reducer as Reducer
 from .runs.stream import Run as Run
 from .runs.stream import Source as Source
 from .runs.stream import stream as stream
+from .runs.tasks import Case as Case
+from .runs.tasks import Task as Task
 
 __version__: str
