@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeAlias
 
+from ..arguments import whole_number
 from ..errors import InputError
 from . import words
 from .evaluate import CHOICES, ChoiceAt
@@ -22,7 +23,7 @@ PERIODS: Final = range(6, 22)
 GENDERED: Final = ("reason", "wish", "outing", "mishap")
 """The kinds of sentence in which a pronoun stands for someone named alone."""
 
-_TRIES: Final = 4000
+_TRIES: Final = 1000
 """How many cases are made for each that a template is to have, before giving up."""
 
 
@@ -45,7 +46,8 @@ def told(task: str, templates: int | None = None, each: int = 4, seed: int = 0) 
     """
     if task not in TASKS:
         raise InputError(f"the demo model's tasks are {', '.join(TASKS)}; got {task!r}.")
-    return _filled(TASKS[task](Random(seed)), templates or min(12, MOST.get(task, 12)), each)
+    wanted = whole_number("templates", templates or min(12, MOST[task]), least=1, most=MOST[task])
+    return _filled(TASKS[task](Random(seed)), wanted, whole_number("each", each, least=1))
 
 
 def _filled(cases: Iterator[Told], templates: int, each: int) -> list[Told]:
@@ -119,8 +121,15 @@ def _gender(rng: Random) -> Iterator[Told]:
 _PLURALS: Final = {f" {verb.singular}": f" {verb.plural}" for verb in words.LINKING + words.RESTING}
 _GIVING: Final = {f" {form}": verb.plural for verb in words.GIVING for form in (verb.plural, verb.past)}
 
-MOST: Final = {"recipient": len(words.GIVING)}
-"""How many templates a task has, where these are few."""
+_ABOUT_SOMEONE: Final = (*words.LOSING, *words.ARRIVING, *words.REFLEXIVE, "wanted", "decided")
+
+MOST: Final = {
+    "copying": len(PERIODS),
+    "agreement": len(_PLURALS),
+    "gender": 2 * len(_ABOUT_SOMEONE),
+    "recipient": len(words.GIVING),
+}
+"""How many templates each task has."""
 
 TASKS: Final[dict[str, Writer]] = {
     "copying": _copying,

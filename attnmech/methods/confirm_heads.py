@@ -44,7 +44,7 @@ GENERAL: Final = 8
 
 Rule: TypeAlias = Callable[[Discovery], Sequence[Head]]
 
-VERDICTS: Final = ("confirmed", "confirmed as a set", "not confirmed")
+VERDICTS: Final = ("confirmed", "in part", "not confirmed")
 
 _QUANTITY: Final = {
     "logit_difference": ("logit difference", "logits"),
@@ -92,7 +92,8 @@ def confirm_heads(
 
     A set is as strong as its strongest heads, so a head that does nothing can be in a strong set. `p_each` asks it of
     every head: by what the head that adds least adds, ½ (effect alone + effect of the set − effect of the other heads).
-    The verdict is "confirmed" if the effect's interval excludes 0 and p_each ≤ 0.05, "confirmed as a set" if only p is.
+    The verdict is "confirmed" if the intervals of the effect and of what each head adds exclude 0 and p_each ≤ 0.05; it
+    is "in part" if the set does more than others (p ≤ 0.05), but not every head is shown to add to that.
 
     Args:
         model: the model.
@@ -351,12 +352,30 @@ class HeadClaim(OverTexts, PagedResult):
 
     @property
     def verdict(self) -> str:
-        """One of `VERDICTS`: "confirmed" if the effect's interval excludes 0 and p_each ≤ 0.05."""
+        """One of `VERDICTS`.
+
+        "confirmed" if the intervals of the effect and of what each head adds exclude 0 and p_each ≤ 0.05; "in part" if
+        that is shown of the set as a whole (p ≤ 0.05), but not of each of its heads.
+        """
         low, high = self._ends
         worse = high < 0 if self.higher_is_better else low > 0
-        if not worse or min(self.p, self.p_each) > ALPHA:
-            return VERDICTS[2]
-        return VERDICTS[0] if self.p_each <= ALPHA else VERDICTS[1]
+        if worse and self.p_each <= ALPHA and not self._idle:
+            return VERDICTS[0]
+        return VERDICTS[1] if worse and self.p <= ALPHA and len(self.heads) > 1 else VERDICTS[2]
+
+    @cached_property
+    def _adds(self) -> TextMeans:
+        """What each head of the tested set adds."""
+        return TextMeans.of_values(self.added[0])
+
+    @property
+    def _idle(self) -> list[Head]:
+        """The heads that do not clearly add to the harm.
+
+        That all of them do is claimed only if each interval alone excludes 0, so these are pointwise (Berger 1982).
+        """
+        low, _ = self._adds.interval()
+        return [head for head, end in zip(self.heads, low.tolist(), strict=True) if not end > 0]
 
     # -- beside it -------------------------------------------------------------------------------------------
 
@@ -446,7 +465,7 @@ class HeadClaim(OverTexts, PagedResult):
     def _more_than(self) -> str:
         others, stronger = len(self.sets) - 1, int(self.as_strong.sum()) - 1
         larger = int((self.harm.mean(dim=-1) > self.harm[0].mean())[~self.as_strong].sum())
-        beaten = f"all {others} other sets" if not stronger else f"{others - stronger} of {others} other sets"
+        beaten = f"all {others} {self._things}" if not stronger else f"{others - stronger} of {others} {self._things}"
         how = "more than" if not larger else "more consistently than"
         size = f"; {_sets(larger)} of these {_have(larger)} a larger effect" if larger else ""
         return f"{how} {beaten} {self._where} ({self._p_value(self.p)}{size})"
@@ -459,30 +478,34 @@ class HeadClaim(OverTexts, PagedResult):
         shared = bool(self._sharing[which].all()) and stronger and len(self.heads) > 1
         all_share = f", {'which shares' if stronger == 1 else 'all of which share'} a head with it" if shared else ""
         hurt = "hurts" if stronger == 1 else "hurt"
-        count = f"{stronger} of {others} other sets {self._where}"
+        count = f"{stronger} of {others} {self._things} {self._where}"
         return f"{count} {hurt} at least as much{all_share} ({self._p_value(self.p)})"
 
     @property
     def _where(self) -> str:
-        drawn = "" if len(self.sets) == self.possible else f", drawn from {self.possible - 1:,},"
-        if self.wider:
-            return f"of as many heads{drawn} in any layers, as there are fewer than {FEWEST} in these"
-        return f"in {'this layer' if len({layer for layer, _ in self.heads}) == 1 else 'these layers'}{drawn}".rstrip(
-            ","
-        )
+        one = len({layer for layer, _ in self.heads}) == 1
+        drawn = "" if len(self.sets) == self.possible else f"drawn from the {self.possible - 1:,} "
+        return f"{drawn}in {'any' if self.wider else 'this' if one else 'these'} layer{'' if one else 's'}"
+
+    @property
+    def _things(self) -> str:
+        return "other heads" if len(self.heads) == 1 else "other sets"
 
     def _p_value(self, p: float) -> str:
-        return f"p = {p:.2g}{', the least possible' if p == self.least_p else ''}"
+        least = ", the least possible" if p == self.least_p else ""
+        few = "these layers have" if len({layer for layer, _ in self.heads}) > 1 else "this layer has"
+        things = "heads" if len(self.heads) == 1 else "sets"
+        wider = f"; controls come from other layers too, as {few} fewer than {FEWEST} {things}" if self.wider else ""
+        return f"p = {p:.2g}{least}{wider}"
 
     @property
     def _about_each(self) -> str:
         """Whether every head of the set adds to it, in a sentence; empty for a single head."""
         if len(self.heads) == 1:
             return ""
-        means = TextMeans.of_values(self.added[0])
-        low, high = means.simultaneous()
-        idle = [head for head, end in zip(self.heads, low.tolist(), strict=True) if not end > 0]
-        if idle:
+        means = self._adds
+        low, high = means.interval()
+        if idle := self._idle:
             verb = "does" if len(idle) == 1 else "do"
             return f"{_listed([_named([head]) for head in idle])} {verb} not clearly add to this."
         least = int(means.mean.argmin())
@@ -492,7 +515,7 @@ class HeadClaim(OverTexts, PagedResult):
             f"({float(low[least]):.2g} to {float(high[least]):.2g})"
         )
         rarely = f"in {stronger or 'none'} of the {others} other sets does every head add as much"
-        return f"{told}; {rarely} ({self._p_value(self.p_each)})."
+        return f"{told}; {rarely} (p = {self.p_each:.2g})."
 
     def _about_other(self, other: OtherTask) -> str:
         what, unit = _QUANTITY.get(other.metric, (other.metric, ""))
@@ -502,7 +525,9 @@ class HeadClaim(OverTexts, PagedResult):
         if low > 0 or high < 0:
             ends = sorted((abs(low), abs(high)))
             moves = "falls" if effect < 0 else "rises"
-            return f"The {what} on {other.name} {moves} by {abs(effect):.2g}{_of(unit)} ({ends[0]:.2g} to {ends[1]:.2g})."
+            return (
+                f"The {what} on {other.name} {moves} by {abs(effect):.2g}{_of(unit)} ({ends[0]:.2g} to {ends[1]:.2g})."
+            )
         span = f", {low:+.2g} to {high:+.2g}" if low <= high else f" on {other.effect.shape[-1]} groups"
         return f"The {what} on {other.name} does not clearly change ({effect:+.2g}{_of(unit)}{span})."
 
@@ -530,7 +555,7 @@ class HeadClaim(OverTexts, PagedResult):
         means = self.restored
         low, high = map(float, means.interval())
         return with_minus_signs(
-            f"With no other head left, the set restores {float(means.mean):.2g} of what all heads together do "
+            f"With no other head left, the set restores {float(means.mean):.2g} times what all heads together do "
             f"({low:.2g} to {high:.2g})."
         )
 

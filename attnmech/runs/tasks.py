@@ -54,7 +54,8 @@ class Task:
     """
 
     name: str
-    cases: tuple[Case, ...]
+    cases: Sequence[Any]
+    """`Case`s, or the same as tuples: (prompt, answer, against, group), or (text, group)."""
     metric: MetricLike = ""
     """By default "logit_difference" where cases have answers against others, "accuracy" where they have answers alone,
     else "loss"."""
