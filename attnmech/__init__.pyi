@@ -14,6 +14,8 @@ from .errors import WeightsError as WeightsError
 from .interventions import Intervention as Intervention
 from .interventions import Values as Values
 from .methods.ablation import ablate_heads as ablate_heads
+from .methods.compare import Comparison as Comparison
+from .methods.compare import compare as compare
 from .methods.composition import Composition as Composition
 from .methods.composition import composition as composition
 from .methods.confirm_heads import HeadClaim as HeadClaim

@@ -110,16 +110,16 @@ def lookup(name: str, head: Head = (1, 3)) -> am.HookedModel:
 def cued(groups: int = 12, each: int = 4, seed: int = 0, metric: Any = "") -> am.Task:
     """Texts with one of two cues among fillers, which the cue's answer must follow; a group shares its fillers."""
     rng = Random(seed)
-    cases = []
+    cases: dict[Any, Any] = {}
     for group in range(groups):
         fillers = [rng.randrange(FIRST, LAST) for _ in range(rng.randint(4, 9))]
-        for number in range(each):
-            right = number % 2
+        while len(cases) < each * (group + 1):
+            right = len(cases) % 2
             text = list(fillers)
             text.insert(rng.randrange(len(text) + 1), CUES[right])
-            cases.append(((BOS, *text, ASK), ANSWERS[right], ANSWERS[1 - right], f"fillers {group}"))
-    unlike = {case[0]: case for case in cases}
-    return am.Task("cued answers", tuple(unlike.values()), metric)  # type: ignore[arg-type]
+            prompt = (BOS, *text, ASK)
+            cases[prompt] = (prompt, ANSWERS[right], ANSWERS[1 - right], f"fillers {group}")
+    return am.Task("cued answers", tuple(cases.values()), metric)
 
 
 # -- previous token, induction and duplicates, in GPT-2, whose positions are vectors ---------------------------------
@@ -177,7 +177,7 @@ def repeats(groups: int = 12, each: int = 4, seed: int = 0) -> am.Task:
             wrong = rng.choice([token for token in text if token not in (text[place], text[place + 1])])
             prompt = (0, *text, text[place])
             cases[prompt] = (prompt, text[place + 1], wrong, f"{length}, {place}, {group}")
-    return am.Task("repeated text", tuple(cases.values()))  # type: ignore[arg-type]
+    return am.Task("repeated text", tuple(cases.values()))
 
 
 def duplicate(head: Head = (3, 2)) -> am.HookedModel:
@@ -186,14 +186,13 @@ def duplicate(head: Head = (3, 2)) -> am.HookedModel:
     with torch.no_grad():
         weights = model.weights(head[0])
         for token in range(TOKENS):
-            weights.W_Q[head[1], TOKEN + token, token] = 8.0
-            weights.W_K[head[1], TOKEN + token, token] = 8.0
+            weights.W_Q[head[1], TOKEN + token, token] = 1.6
+            weights.W_K[head[1], TOKEN + token, token] = 1.6
         for place in range(POSITIONS):
             weights.W_V[head[1], POSITION + place, TOKENS] = -1.0 if place == DUPLICATE_LENGTH - 1 else 1.0
         weights.W_O[head[1], TOKENS, OUT + 10], weights.W_O[head[1], TOKENS, OUT + 11] = -1.0, 1.0
-        bias = model.weights(head[0]).b_O
-        assert bias is not None
-        bias[OUT + 10], bias[OUT + 11] = -4.0, 4.0
+        bias = model.base.get_parameter(f"h.{head[0]}.attn.c_proj.bias")
+        bias[OUT + 10], bias[OUT + 11] = -1.6, 1.6
     return with_decoys(model, [head], 0.002)
 
 
@@ -213,4 +212,4 @@ def duplicates(groups: int = 12, each: int = 4, seed: int = 0) -> am.Task:
                 text[rng.randrange(7)] = last
             prompt = (0, *text, last)
             cases[prompt] = (prompt, 10 + twice, 11 - twice, f"token {group}")
-    return am.Task("duplicates", tuple(cases.values()))  # type: ignore[arg-type]
+    return am.Task("duplicates", tuple(cases.values()))
