@@ -83,6 +83,7 @@ from .runs.corpus import Corpus as Corpus
 from .runs.effects import HeadEffects as HeadEffects
 from .runs.mean_qk import mean_qk as mean_qk
 from .runs.reference import mean_z as mean_z
+from .runs.set_effects import Discovery as Discovery
 from .runs.stream import Reducer as Reducer
 from .runs.stream import Run as Run
 from .runs.stream import Source as Source

@@ -188,11 +188,10 @@ def duplicate(head: Head = (3, 2)) -> am.HookedModel:
         for token in range(TOKENS):
             weights.W_Q[head[1], TOKEN + token, token] = 1.6
             weights.W_K[head[1], TOKEN + token, token] = 1.6
-        for place in range(POSITIONS):
-            weights.W_V[head[1], POSITION + place, TOKENS] = -1.0 if place == DUPLICATE_LENGTH - 1 else 1.0
+        weights.W_V[head[1], POSITION + DUPLICATE_LENGTH - 1, TOKENS] = -1.0
         weights.W_O[head[1], TOKENS, OUT + 10], weights.W_O[head[1], TOKENS, OUT + 11] = -1.0, 1.0
         bias = model.base.get_parameter(f"h.{head[0]}.attn.c_proj.bias")
-        bias[OUT + 10], bias[OUT + 11] = -1.6, 1.6
+        bias[OUT + 10], bias[OUT + 11] = -5.6, 5.6
     return with_decoys(model, [head], 0.002)
 
 

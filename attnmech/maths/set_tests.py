@@ -60,6 +60,15 @@ def at_least(strengths: Float[Tensor, " set"]) -> Tensor:
     return strengths >= first - SAME * first.abs()
 
 
+def least_p(values: Float[Tensor, "head group"]) -> float:
+    """The p-value of the claim that every head's mean is above 0: the largest of their one-sided t tests (Berger 1982).
+
+    >>> round(least_p(torch.tensor([[1.0, 1.2, 0.8, 1.1, 0.9], [0.3, -0.2, 0.4, 0.1, 0.2]]).double()), 4)
+    0.0976
+    """
+    return float(student_t.sf(studentised(values).numpy(), values.shape[-1] - 1).max())
+
+
 def added(
     together: Float[Tensor, "set group"],
     alone: Float[Tensor, "set head group"],

@@ -60,7 +60,7 @@ def compare(
         a: a model, or prompts.
         b: another of the same kind.
         inputs: the texts, for two models.
-        method: what is compared: a method whose results are by head and can be subtracted, such as
+        method: what is compared: a method with results by head that can be subtracted, such as
             `am.attention_focus`, `am.residual_updates`, `am.ablate_heads`, `am.head_importance`.
         model: the model, for two prompts.
         statistic: the column of the method's table that the map shows; by default the first.

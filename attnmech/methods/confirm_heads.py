@@ -24,7 +24,7 @@ from ..draw.text import with_minus_signs
 from ..errors import InputError
 from ..interventions import Head, Heads, Intervention, Values
 from ..maths.intervals import TextMeans
-from ..maths.set_tests import added, at_least, rank_p, strength, studentised
+from ..maths.set_tests import added, at_least, least_p, rank_p, strength, studentised
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import OverTexts, PagedResult, Provenance
@@ -91,7 +91,8 @@ def confirm_heads(
     `sets` are drawn by `seed` instead.
 
     A set is as strong as its strongest heads, so a head that does nothing can be in a strong set. `p_each` asks it of
-    every head: by what the head that adds least adds, ½ (effect alone + effect of the set − effect of the other heads).
+    every head: by what the head that adds least adds, ½ (effect alone + effect of the set − effect of the other heads);
+    it is never below the p of a t test that one of them adds nothing.
     The verdict is "confirmed" if the intervals of the effect and of what each head adds exclude 0 and p_each ≤ 0.05; it
     is "in part" if the set does more than others (p ≤ 0.05), but not every head is shown to add to that.
 
@@ -347,8 +348,13 @@ class HeadClaim(OverTexts, PagedResult):
 
     @property
     def p_each(self) -> float:
-        """The share of all sets in which every head adds at least as much; `p` for a single head."""
-        return float(self.as_needed.double().mean())
+        """That of every head: the share of all sets in which every head adds at least as much; `p` for a single head.
+
+        At least the p of a t test that some head of the tested set adds nothing: of two heads that act together, the
+        lesser adds more than the lesser of two that do not, even where neither has an effect.
+        """
+        share = float(self.as_needed.double().mean())
+        return share if len(self.heads) == 1 else max(share, least_p(self.added[0]))
 
     @property
     def verdict(self) -> str:

@@ -93,6 +93,8 @@ def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers:
         if layer_axis not in names or head_axis is None:
             continue
         at, of = names.index(layer_axis), names.index(head_axis)
+        if value.shape[of] == 1:
+            continue
         # An axis as long as the model has a row for every layer; a shorter one has those measured.
         every = value.shape[at] > max(order)
         numbers = range(value.shape[at]) if every or layers is None else layers
@@ -105,6 +107,6 @@ def _moved(value: Tensor, hint: Any, order: Mapping[int, Sequence[int]], layers:
 
 
 def _axes(hint: Any) -> list[str]:
-    """The names of a tensor's axes in its annotation; none where a head axis may be 1 long (#head)."""
+    """The names of a tensor's axes in its annotation."""
     told = next((each.dim_str for each in (hint, *get_args(hint)) if hasattr(each, "dim_str")), "")
-    return [] if "#head" in told else list(told.split())
+    return [name.removeprefix("#") for name in told.split()]
