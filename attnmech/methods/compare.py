@@ -49,8 +49,8 @@ def compare(
     (0.0, ())
 
     Two models with as many layers and heads, such as a model and its fine-tuned, quantised or earlier self, are
-    compared on `inputs`. Two prompts, or two lists of prompts, are compared on `model`; they must agree in their numbers of
-    tokens, text by text. Differences are paired text by text; with five texts or more they have t intervals.
+    compared on `inputs`. Two prompts, or two lists of prompts, are compared on `model`; text by text they must have as
+    many tokens. Differences are paired text by text; with five texts or more they have t intervals.
 
     Heads of two models are matched within each layer by their patterns: by the assignment with the least Jensen-Shannon
     divergence, in which a head stays in place unless another place is less than half as far. `matching` says which head
@@ -255,8 +255,8 @@ class Comparison(PagedResult):
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            f"Each cell is one head: {self.shown.replace('_', ' ')} of {self.b} less that of {self.a}, mean over texts; "
-            "pale where the interval of the paired differences includes 0."
+            f"Each cell is one head: {self.shown.replace('_', ' ')} of {self.b} less that of {self.a}, mean over "
+            "texts; pale where the interval of the paired differences includes 0."
         )
         caveat = "Intervals are for each head alone: among many heads, 5 % exclude 0 by chance."
         return [Section("Differences", reading, {"differences": self.plot()}, "found.plot()", caveat=caveat)]

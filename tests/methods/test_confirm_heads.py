@@ -293,9 +293,9 @@ def test_the_sentence_says_what_the_numbers_say() -> None:
     claim = claim_of("or_pair", "bloom", tuple(PAIR))
     low, high = map(float, claim.interval())
     assert claim.lead.startswith(
-        f"Removing L0H2 and L2H5 lowers the logit difference on cued answers by {-claim.effect:.2g} logits ({-high:.2g} to "
-        f"{-low:.2g} over 6 groups), more than all 63 other sets in these layers (p = 0.016, the least possible). Each of "
-        "them adds to this, L"
+        f"Removing L0H2 and L2H5 lowers the logit difference on cued answers by {-claim.effect:.2g} logits "
+        f"({-high:.2g} to {-low:.2g} over 6 groups), more than all 63 other sets in these layers (p = 0.016, the least "
+        "possible). Each of them adds to this, L"
     )
     assert "in none of the 63 other sets does every head add as much (p = 0.016)." in claim.lead
     idle = claim_of("lookup", "gpt2", ((0, 0),))
