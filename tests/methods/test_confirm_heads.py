@@ -418,10 +418,13 @@ CASE = ((1, 12, 7), 5, 6)
 BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: planted.cued(5).halves(), "has 5 groups of cases; a claim needs at least 6"),
     (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(4)), "a claim needs at least 6"),
-    (lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), discovery=planted.cued()), "is in both"),
+    (
+        lambda: am.confirm_heads(model_of("and_pair", "gpt2"), PAIR, planted.cued(), discovery=planted.cued()),
+        "the group 'fillers 0' is in both halves",
+    ),
     (lambda: require_apart(planted.cued(2), planted.cued(2, seed=5)), "is in both halves"),
     (
-        lambda: require_apart(am.Task("a", (am.Case((1, 12), 5, 6, "x"),)), am.Task("b", (am.Case((1, 12), 5, 6, "y"),))),
+        lambda: require_apart(am.Task("a", [am.Case((1, 12), 5, 6, "x")]), am.Task("b", [am.Case((1, 12), 5, 6, "y")])),
         "the prompt (1, 12) is in both halves",
     ),
     (lambda: am.Task("t", (am.Case((1, 12), 5, 6, "x"), am.Case((1, 12), 6, 5, "y"))), "in two groups, 'x' and 'y'"),
