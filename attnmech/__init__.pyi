@@ -15,8 +15,12 @@ from .interventions import Intervention as Intervention
 from .interventions import Values as Values
 from .methods.ablate_set import ablate_set as ablate_set
 from .methods.ablation import ablate_heads as ablate_heads
+from .methods.compare import Comparison as Comparison
+from .methods.compare import compare as compare
 from .methods.composition import Composition as Composition
 from .methods.composition import composition as composition
+from .methods.confirm_heads import HeadClaim as HeadClaim
+from .methods.confirm_heads import confirm_heads as confirm_heads
 from .methods.decomposition import ScoreDecomposition as ScoreDecomposition
 from .methods.decomposition import decompose_scores as decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition as SourceDecomposition
@@ -85,10 +89,13 @@ from .runs.corpus import Corpus as Corpus
 from .runs.effects import HeadEffects as HeadEffects
 from .runs.mean_qk import mean_qk as mean_qk
 from .runs.reference import mean_z as mean_z
+from .runs.set_effects import Discovery as Discovery
 from .runs.stream import Reducer as Reducer
 from .runs.stream import Run as Run
 from .runs.stream import Source as Source
 from .runs.stream import stream as stream
 from .runs.sweep_effects import SweepEffects as SweepEffects
+from .runs.tasks import Case as Case
+from .runs.tasks import Task as Task
 
 __version__: str

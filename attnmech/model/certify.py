@@ -276,7 +276,7 @@ class _Statements(EditChecks):
                 "logits = N(resid_post) W_U",
                 (),
                 None,
-                detail=f"{reason}; parts in an answer's logit are refused",
+                detail=f"{reason}; logit attribution is refused",
             )
         head = unembedding_of(self.model)
         bias = "" if head.bias is None else " + b"

@@ -1,0 +1,169 @@
+"""Differences by head between two models, and between two prompts: against subtraction by hand, and permuted heads."""
+
+from pathlib import Path
+from typing import Any
+
+import models
+import naive
+import planted
+import pytest
+import torch
+from torch import Tensor
+
+import attnmech as am
+
+NAMES = ["gpt2", "llama", "bert", "bloom"]
+
+
+def ids_of(name: str, count: int = 6) -> Tensor:
+    return models.token_ids(name, batch=count, length=7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_does_not_differ_from_itself(name: str) -> None:
+    model = models.hooked(name)
+    for match in (False, True):
+        found = am.compare(model, model, ids_of(name), am.attention_focus, match=match)
+        known = ~found.difference.isnan()
+        assert bool(known.any()) and bool((found.difference[known] == 0).all()) and found.moved == ()
+        assert found.divergence.diagonal(dim1=-2, dim2=-1).abs().max() < 1e-6
+        assert "is the same in every head" in found.lead
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_differences_are_those_of_the_results_paired(name: str) -> None:
+    one, other = models.hooked(name), am.load(models.fresh(name, seed=4))
+    ids = ids_of(name)
+    found = am.compare(one, other, ids, am.attention_focus, statistic="entropy")
+    mine, yours = (am.attention_focus(model, ids).to_frame() for model in (one, other))
+    for number, column in enumerate(found.statistics):
+        wanted = torch.tensor((yours[column] - mine[column]).to_numpy()).reshape(found.difference.shape[1:])
+        torch.testing.assert_close(found.difference[number], wanted, equal_nan=True, rtol=1e-9, atol=1e-12)
+    per_text = [
+        [am.attention_focus(model, row[None]).mean("entropy") for row in ids] for model in (one, other)
+    ]  # fmt: skip
+    place = found.statistics.index("entropy")
+    values = [float(b[1, 2] - a[1, 2]) for a, b in zip(*per_text, strict=True)]
+    low, high = naive.t_interval(values)
+    assert (float(found.low[place, 1, 2]), float(found.high[place, 1, 2])) == pytest.approx((low, high), rel=1e-4)
+
+
+def test_effects_of_ablations_are_compared() -> None:
+    one, other = models.hooked("gpt2"), am.load(models.fresh("gpt2", seed=4))
+    found = am.compare(one, other, ids_of("gpt2"), am.ablate_heads)
+    wanted = am.ablate_heads(other, ids_of("gpt2")).effect - am.ablate_heads(one, ids_of("gpt2")).effect
+    torch.testing.assert_close(found.difference[found.statistics.index("effect")], wanted)
+
+
+ORDER = {0: [3, 0, 4, 1, 2], 2: [1, 0, 2, 4, 3]}
+
+
+def permuted(model: am.HookedModel, seed: int = 0) -> am.HookedModel:
+    """The same weights with heads in another order: head h is the model's ORDER[layer][h]."""
+    found = am.load(models.fresh("gpt2", seed=seed))
+    with torch.no_grad():
+        for layer, order in ORDER.items():
+            old, new = model.weights(layer), found.weights(layer)
+            for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V"):
+                getattr(new, name).copy_(getattr(old, name)[order])
+    return found
+
+
+@pytest.mark.parametrize("method", [am.attention_focus, am.residual_updates, am.ablate_heads, am.head_importance])
+def test_a_permutation_of_heads_is_found_and_undone(method: Any) -> None:
+    model = models.hooked("gpt2")
+    other = permuted(model)
+    raw = am.compare(model, other, ids_of("gpt2"), method)
+    inverse = {layer: [order.index(head) for head in range(5)] for layer, order in ORDER.items()}
+    wanted = [inverse.get(layer, list(range(5))) for layer in range(3)]
+    assert raw.matching.tolist() == wanted and "are in another order" in raw.lead and "match=True undoes it" in raw.lead
+    assert float(raw.difference.nan_to_num().abs().max()) > 1e-3
+    undone = am.compare(model, other, ids_of("gpt2"), method, match=True)
+    assert float(undone.difference.nan_to_num().abs().max()) < 1e-4 and "which is undone here" in undone.lead
+    assert undone.to_frame().pattern_divergence.max() < 1e-5
+
+
+def test_results_of_some_layers_are_reordered_too() -> None:
+    model = models.hooked("gpt2")
+    undone = am.compare(model, permuted(model), ids_of("gpt2"), am.attention_focus, match=True, layers=[2])
+    assert float(undone.difference[:, 2].nan_to_num().abs().max()) < 1e-4 and bool(
+        undone.difference[:, :2].isnan().all()
+    )
+
+
+def test_aligned_prompts_are_compared_pair_by_pair() -> None:
+    model, ids = models.hooked("llama"), ids_of("llama")
+    changed = ids.clone()
+    changed[:, 4] = (ids[:, 4] + 7) % 40 + 3
+    found = am.compare(ids, changed, model=model, method=am.attention_focus, statistic="concentration")
+    place = found.statistics.index("concentration")
+    pairs = [
+        [float(am.attention_focus(model, row[None]).mean("concentration")[1, 3]) for row in side]
+        for side in (ids, changed)
+    ]
+    low, high = naive.t_interval([b - a for a, b in zip(*pairs, strict=True)])
+    assert (float(found.low[place, 1, 3]), float(found.high[place, 1, 3])) == pytest.approx((low, high), rel=1e-4)
+    # Nothing before the change can differ; the first row has no choice and does not count.
+    assert bool(found.by_position[..., 0].isnan().all())
+    assert float(found.by_position[..., 1:4].abs().max()) < 1e-6 and float(found.by_position[..., 4:].min()) > 1e-8
+    assert found.provenance.inputs.count("−") == 1 and found.moved == ()
+
+
+def test_patterns_differ_by_jensen_shannon() -> None:
+    one, other, ids = models.hooked("llama"), am.load(models.fresh("llama", seed=4)), ids_of("llama", 2)
+    found = am.compare(one, other, ids, am.attention_focus)
+    p, q = (model.run(ids, points=["pattern"])["pattern", 1].double() for model in (one, other))
+    total = 0.0
+    for text in range(2):
+        for row in range(1, 7):
+            a, b = p[text, 2, row], q[text, 5, row]
+            middle = (a + b) / 2
+            total += sum(
+                float(torch.xlogy(x, x / middle).nan_to_num().sum()) / 2 for x in (a, b)
+            )  # fmt: skip
+    assert float(found.divergence[1, 2, 5]) == pytest.approx(total / 12, rel=1e-4)
+
+
+def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
+    found = am.compare(
+        models.hooked("gpt2"), am.load(models.fresh("gpt2", seed=4)), ids_of("gpt2"), am.residual_updates
+    )
+    again = am.Comparison.load(found.save(tmp_path / "found"))
+    assert again.lead == found.lead and again.to_frame().equals(found.to_frame())
+    assert "Differences" in found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_input_is_told() -> None:
+    model, ids = models.hooked("gpt2"), ids_of("gpt2")
+    calls: list[tuple[Any, str]] = [
+        (lambda: am.compare(model, model, ids), "`method` must be what to compare"),
+        (lambda: am.compare(model, ids, method=am.attention_focus), "both be models, or both prompts"),
+        (lambda: am.compare(model, model, method=am.attention_focus), "compared on `inputs`"),
+        (
+            lambda: am.compare(model, models.hooked("llama"), ids, am.attention_focus),
+            "must have the same shape; got 3 layers",
+        ),
+        (lambda: am.compare(ids, ids[:, :5], model=model, method=am.attention_focus), "must be aligned"),
+        (
+            lambda: am.compare(ids, ids, model=model, method=am.attention_focus, match=True),
+            "leave `inputs` and `match`",
+        ),
+        (lambda: am.compare(model, model, ids, am.redundancy), "a result by head that can be subtracted"),
+        (lambda: am.compare(model, model, ids, am.attention_focus, statistic="x"), "`statistic` must be one of"),
+    ]
+    for call, told in calls:
+        with pytest.raises(am.InputError) as caught:
+            call()
+        assert told in str(caught.value), str(caught.value)
+
+
+def test_planted_heads_are_where_the_models_differ() -> None:
+    """A model without its answering head, against the model with it."""
+    prompts = [torch.tensor(case.prompt) for case in planted.cued().cases]
+    one, other = planted.lookup("gpt2"), planted.lookup("gpt2")
+    with torch.no_grad():
+        other.weights(1).W_O[3] = 0.0
+    found = am.compare(one, other, prompts, am.residual_updates)
+    place = found.statistics.index(found.shown)
+    assert int(found.difference[place].abs().nan_to_num().argmax()) == 1 * 8 + 3
