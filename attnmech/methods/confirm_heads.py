@@ -48,6 +48,7 @@ VERDICTS: Final = ("confirmed", "in part", "not confirmed")
 
 _QUANTITY: Final = {
     "logit_difference": ("logit difference", "logits"),
+    "log_probability": ("log probability of the answer", "nats"),
     "accuracy": ("accuracy", ""),
     "loss": ("loss", "nats"),
     "kl": ("divergence from the clean output", "nats"),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -27,20 +27,11 @@ from ..runs.ablations import Ablations, checked_seed, reread
 from ..runs.claims import interval_note, no_interval
 from ..runs.effects import unit_of
 from ..runs.journal import Entry, Journal, leave, owning_journal
-from ..runs.metrics import Metric, MetricLike
+from ..runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike
 from ..runs.options import SweepOptions, require_known
 from ..runs.progress import Steps
 from ..runs.progress import steps as bar_of
 from ..runs.sweep import Swept, identity_of_sweep, sweep
-
-HIGHER_IS_BETTER: Final = {
-    "loss": False,
-    "kl": False,
-    "logit_difference": True,
-    "log_probability": True,
-    "accuracy": True,
-    "mse": False,
-}
 
 
 @dataclass(frozen=True, repr=False)

@@ -28,6 +28,16 @@ METRICS: Final = {
 }
 """The metrics that have a name, with their definitions."""
 
+HIGHER_IS_BETTER: Final = {
+    "loss": False,
+    "kl": False,
+    "logit_difference": True,
+    "log_probability": True,
+    "accuracy": True,
+    "mse": False,
+}
+"""Which way each goes when a model does better."""
+
 OWN_METRICS: Final = {
     "accuracy": "share of places where the largest output is that of the class in `answers`",
     "mse": "mean squared difference of the output and `answers`",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -15,15 +15,7 @@ from ..batch import Batch
 from ..demo.tasks import told
 from ..errors import InputError, integer
 from ..maths.intervals import LEAST_TEXTS
-from .metrics import METRICS, MetricLike
-
-HIGHER_IS_BETTER: Final[Mapping[str, bool]] = {
-    "loss": False,
-    "kl": False,
-    "logit_difference": True,
-    "accuracy": True,
-}
-"""Which way each named metric goes when a model does better."""
+from .metrics import HIGHER_IS_BETTER, METRICS, MetricLike
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class Task:
     """`Case`s, or the same as tuples: (prompt, answer, against, group), or (text, group)."""
     metric: MetricLike = ""
     """By default "logit_difference" where cases have answers against others, "accuracy" where they have answers alone,
-    else "loss"."""
+    else "loss". "log_probability" takes answers of several tokens: ln p of all of them after the prompt."""
     higher_is_better: bool | None = None
     """Only for a metric of your own: whether it falls when a model does worse."""
 
@@ -80,6 +72,10 @@ class Task:
             answered = (cases[0].answer is not None) + (cases[0].against is not None)
             object.__setattr__(self, "metric", ("loss", "accuracy", "logit_difference")[answered])
         _ = self.higher
+        if self.metric == "log_probability" and (cases[0].answer is None or cases[0].against is not None):
+            raise InputError(
+                'metric="log_probability" scores an answer alone: give cases (prompt, answer, None, group).'
+            )
         _require_one_group_a_prompt(self.name, cases)
 
     @classmethod
@@ -113,8 +109,10 @@ class Task:
 
     @property
     def inputs(self) -> Any:
-        """The prompts, one after the other, as a sweep reads them."""
-        return [case.prompt if isinstance(case.prompt, str) else torch.tensor(case.prompt) for case in self.cases]
+        """The prompts as a sweep reads them; with their answers, if these are to be scored whole."""
+        answered = self.metric == "log_probability"
+        texts = [_with_answer(case) if answered else case.prompt for case in self.cases]
+        return [text if isinstance(text, str) else torch.tensor(text) for text in texts]
 
     @property
     def answers(self) -> Any:
@@ -240,6 +238,17 @@ def _require_one_group_a_prompt(name: str, cases: Sequence[Case]) -> None:
                 f"{name!r} has the prompt {shown(case.prompt)} in two groups, {group[case.prompt]!r} and "
                 f"{case.group!r}: it could be in both halves. Give it one group."
             )
+
+
+def _with_answer(case: Case) -> str | tuple[int, ...]:
+    """The prompt and its answer, as one text."""
+    if isinstance(case.prompt, str) and isinstance(case.answer, str):
+        return case.prompt + case.answer
+    if isinstance(case.prompt, tuple) and isinstance(case.answer, int):
+        return (*case.prompt, case.answer)
+    raise InputError(
+        f'with metric="log_probability", prompt and answer must both be text, or both ids; got {shown(case)}.'
+    )
 
 
 def _all(values: Sequence[Any]) -> Any:

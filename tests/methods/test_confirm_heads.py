@@ -464,12 +464,29 @@ def test_bad_input_is_told(number: int) -> None:
     assert told in str(caught.value), str(caught.value)
 
 
-def test_answers_of_several_tokens() -> None:
-    """Refused until the engine scores them."""
-    task = am.Task.of_demo("copying", templates=10, each=1)
-    long = replace(task, cases=tuple(replace(case, answer=" walrusses zz") for case in task.cases))
-    with pytest.raises(am.InputError, match="single tokens"):
-        am.confirm_heads(am.load(), [(1, 0)], long)
+def test_answers_of_several_tokens_are_scored_as_a_sum() -> None:
+    model, things = models.demo(), ("shells", "boats", "waves", "owls", "lamps", "drums")
+    cases = [
+        am.Case(f"Anna sang of {one} and {other}, of {one}", f" and {other}.", group=one)
+        for one in things
+        for other in things[:3]
+        if one != other
+    ]
+    task = am.Task("the refrain", cases, "log_probability")
+    claim = am.confirm_heads(model, [(2, 6)], task, discovery=None)
+    confirming = task.halves()[1]
+    tokenizer = model.tokenizer
+    for case, before in zip(confirming.cases, claim.before.tolist(), strict=True):
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(case.prompt + case.answer)["input_ids"]]])
+        ids = ids[:, 1:] if int(ids[0, 1]) == tokenizer.bos_token_id else ids
+        with torch.no_grad():
+            found = model.plain(ids).logits[0].double().log_softmax(dim=-1)
+        assert before == pytest.approx(sum(float(found[place - 1, ids[0, place]]) for place in (-3, -2, -1)), abs=1e-4)
+    assert "log probability of the answer on the refrain" in claim.lead
+    with pytest.raises(am.InputError, match='metric="log_probability"'):
+        am.confirm_heads(model, [(2, 6)], replace(task, metric="accuracy"))
+    with pytest.raises(am.InputError, match="scores an answer alone"):
+        am.Task("compared", [("a", " b", " c", "x")], "log_probability")
 
 
 def test_padding_and_batches_do_not_matter() -> None:

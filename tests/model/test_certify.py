@@ -198,11 +198,11 @@ def test_padding_on_either_side_is_tried() -> None:
 
 def test_where_the_head_is_not_linear_the_certificate_says_so_and_holds() -> None:
     reasons = {
-        "bert": "its head transforms the stream with its own layer before the unembedding; logit attribution is refused",
-        "bert_headless": "it was loaded without a head; logit attribution is refused",
-        "opt_post": "its stream is projected before the unembedding; logit attribution is refused",
-        "t5": "the norm above its stacks is not among its points, and tied heads scale it; logit attribution is refused",
-        "vit": "its head reads one token of an image, and unembeds none; logit attribution is refused",
+        "bert": "its head transforms the stream with its own layer before the unembedding",
+        "bert_headless": "it was loaded without a head",
+        "opt_post": "its stream is projected before the unembedding",
+        "t5": "the norm above its stacks is not among its points, and tied heads scale it",
+        "vit": "its head reads one token of an image, and unembeds none",
     }
     for name, reason in reasons.items():
         certificate = models.hooked(name).certificate
