@@ -647,7 +647,8 @@ def test_the_page_has_a_table_of_the_rows_nearest_to_the_first_ordinary_token(tm
     for token, figure in ((1, drift.plot("nearest")), (6, drift.plot("nearest", token=6))):
         nearest = drift.nearest(0, token, 4)
         cells = figure.data[0].cells["values"]
-        assert list(cells[0]) == nearest.layer.tolist() and list(cells[1]) == nearest["rank"].tolist()
+        assert list(cells[0]) == nearest.layer.tolist()
+        assert list(cells[1]) == [f"{rank:,.0f}" for rank in nearest["rank"]]
         for place, column in enumerate(cells[2:], start=1):
             for said, name in zip(column, nearest[str(place)], strict=True):
                 bold = name == drift.tokens[0][token]
