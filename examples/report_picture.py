@@ -17,8 +17,8 @@ LAYER, HEAD, QUERY = 2, 6, 60
 with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
     page_file = am.report(am.load(), PARAGRAPH).save(Path(folder) / "report.html")
     browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-    page = browser.new_page(viewport={"width": 1280, "height": 1330})
+    page = browser.new_page(viewport={"width": 1280, "height": 1400})
     page.goto(f"{page_file.as_uri()}#layer={LAYER}&head={HEAD}&rank=0&query={QUERY}")
     page.wait_for_selector("html[data-whole]", state="attached")
-    page.wait_for_selector("#attention-map .main-svg >> nth=0")
+    page.wait_for_load_state("networkidle")
     page.screenshot(path=Path(__file__).with_name("report.png"))
