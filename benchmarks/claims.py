@@ -34,7 +34,7 @@ def effects() -> dict[Pair, Tensor]:
     heads = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
     sets: list[Pair] = [*((head,) for head in heads), *combinations(heads, 2)]
     swept = Measuring(Removal.of(model, "zero", None, 0, None), progress=True).swept(task, sets)
-    assert by_group(swept.before, task).shape == (GROUPS,)
+    assert by_group(swept.before, task.group_of).shape == (GROUPS,)
     harm = (swept.before - swept.after).unflatten(-1, (GROUPS, -1))
     return dict(zip(sets, harm, strict=True))
 

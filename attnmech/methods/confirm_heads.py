@@ -160,7 +160,7 @@ def confirm_heads(
             wider=shape.wider,
             groups=confirming.groups,
             discovery_groups=finding.groups,
-            case_groups=tuple(case.group for case in confirming.cases),
+            case_groups=confirming.group_of,
             others=tuple(_other(measuring, each, chosen) for each in further),
             **measured,
         )
@@ -219,7 +219,7 @@ def _general(
 
 def _other(measuring: Measuring, task: Task, heads: HeadSet) -> "OtherTask":
     swept = measuring.swept(task, [heads])
-    effect = by_group(swept.after[0] - swept.before, task)
+    effect = by_group(swept.after[0] - swept.before, task.group_of)
     return OtherTask(task.name, str(swept.provenance.options["metric"]), task.higher, effect)
 
 
@@ -292,14 +292,8 @@ class HeadClaim(OverTexts, PagedResult):
 
     # -- the set ---------------------------------------------------------------------------------------------
 
-    def by_group(self, values: Float[Tensor, "*place case"]) -> Float[Tensor, "*place group"]:
-        """The mean over the cases of each group."""
-        number = torch.tensor([self.groups.index(group) for group in self.case_groups])
-        sums = values.new_zeros(*values.shape[:-1], len(self.groups)).index_add(-1, number, values)
-        return sums / torch.bincount(number, minlength=len(self.groups))
-
     def _harm(self, after: Float[Tensor, "*place case"]) -> Float[Tensor, "*place group"]:
-        return self.by_group(self.before - after if self.higher_is_better else after - self.before)
+        return by_group(self.before - after if self.higher_is_better else after - self.before, self.case_groups)
 
     @cached_property
     def harm(self) -> Float[Tensor, "set group"]:
@@ -397,7 +391,7 @@ class HeadClaim(OverTexts, PagedResult):
     @property
     def restored(self) -> TextMeans:
         """What the set alone restores: (metric with only the set − with no head) / (with all heads − with no head)."""
-        alone, whole = (self.by_group(each - self.after_all) for each in (self.after_only, self.before))
+        alone, whole = (by_group(each - self.after_all, self.case_groups) for each in (self.after_only, self.before))
         return TextMeans.of_ratio(alone, whole)
 
     def to_frame(self) -> pd.DataFrame:
@@ -558,7 +552,7 @@ class HeadClaim(OverTexts, PagedResult):
     @property
     def about_restored(self) -> str:
         """What the set alone restores, in a sentence."""
-        low, high = map(float, TextMeans.of_values(self.by_group(self.before - self.after_all)).interval())
+        low, high = map(float, TextMeans.of_values(by_group(self.before - self.after_all, self.case_groups)).interval())
         if low <= 0 <= high:
             return "Removing every head does not clearly change the metric, so there is nothing for a set to restore."
         means = self.restored

@@ -34,6 +34,13 @@ def unit_of(metric: str) -> str:
 _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to what they are in another text"}
 
 
+def strongest_of(frame: pd.DataFrame, count: int) -> pd.DataFrame:
+    """The rows of effects that are largest, of either sign, clear ones first."""
+    count = whole_number("count", count, least=1)
+    keys = frame.assign(unclear=~frame["clear"], size=-frame["effect"].abs())
+    return frame.loc[keys.sort_values(["unclear", "size"]).index].head(count).reset_index(drop=True)
+
+
 @dataclass(frozen=True, repr=False)
 class Effects(OverTexts, TextResult):
     """How much a metric changes when something is done at one place of a layer: after minus before.
@@ -110,10 +117,7 @@ class Effects(OverTexts, TextResult):
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
         """The rows of `to_frame` with the largest effects of either sign, clear ones first."""
-        count = whole_number("count", count, least=1)
-        frame = self.to_frame()
-        keys = frame.assign(unclear=~frame["clear"], size=-frame["effect"].abs())
-        return frame.loc[keys.sort_values(["unclear", "size"]).index].head(count).reset_index(drop=True)
+        return strongest_of(self.to_frame(), count)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per head (or position) swept.

@@ -110,7 +110,7 @@ class Discovery:
         stack = self.model.output_stack
         heads = [(layer, head) for layer in stack.layers for head in range(stack.n_heads)]
         swept = self.measuring.swept(self.task, [(each,) for each in heads])
-        harm = by_group(harm_of(self.task, swept.before, swept.after), self.task)
+        harm = by_group(harm_of(self.task, swept.before, swept.after), self.task.group_of)
         found = torch.full((max(stack.layers) + 1, stack.n_heads, harm.shape[-1]), torch.nan, dtype=torch.float64)
         found[tuple(torch.tensor(heads).T)] = harm
         return found

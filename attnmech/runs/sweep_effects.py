@@ -10,14 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..arguments import whole_number
 from ..draw.intervals import interval_rows
 from ..draw.section import Section
 from ..draw.text import plotly_text, visible_token
 from ..fields import check_rows
 from ..results import OverTexts, Provenance, TextResult, subtracted
 from .claims import about_largest, interval_note
-from .effects import unit_of
+from .effects import strongest_of, unit_of
 from .sweep import Swept
 
 _LONGEST_NAME: Final = 44
@@ -104,10 +103,7 @@ class SweepEffects(OverTexts, TextResult):
 
     def strongest(self, count: int = 10) -> pd.DataFrame:
         """The rows of `to_frame` with the largest effects of either sign, clear ones first."""
-        count = whole_number("count", count, least=1)
-        frame = self.to_frame()
-        keys = frame.assign(unclear=~frame["clear"], size=-frame["effect"].abs())
-        return frame.loc[keys.sort_values(["unclear", "size"]).index].head(count).reset_index(drop=True)
+        return strongest_of(self.to_frame(), count)
 
     def plot(self) -> "go.Figure":
         """One row per entry: its effect, with the interval over texts; returned, not shown."""

@@ -105,7 +105,12 @@ class Task:
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups, in the order of their first cases."""
-        return tuple(dict.fromkeys(case.group for case in self.cases))
+        return tuple(dict.fromkeys(self.group_of))
+
+    @property
+    def group_of(self) -> tuple[str, ...]:
+        """The group of each case."""
+        return tuple(case.group for case in self.cases)
 
     @property
     def inputs(self) -> Any:
@@ -187,10 +192,14 @@ def require_apart(discovery: Task, confirmation: Task) -> None:
         )
 
 
-def by_group(values: Float[Tensor, "*place case"], task: Task) -> Float[Tensor, "*place group"]:
-    """The mean over the cases of each group."""
-    place = {group: number for number, group in enumerate(task.groups)}
-    number = torch.tensor([place[case.group] for case in task.cases])
+def by_group(values: Float[Tensor, "*place case"], group_of: Sequence[str]) -> Float[Tensor, "*place group"]:
+    """The mean over the cases of each group, in the order of the groups' first cases; `group_of` is that of each case.
+
+    >>> by_group(torch.tensor([1.0, 3.0, 5.0]), ["a", "b", "a"])
+    tensor([3., 3.])
+    """
+    place = {group: number for number, group in enumerate(dict.fromkeys(group_of))}
+    number = torch.tensor([place[group] for group in group_of])
     sums = values.new_zeros(*values.shape[:-1], len(place)).index_add(-1, number, values)
     return sums / torch.bincount(number, minlength=len(place))
 

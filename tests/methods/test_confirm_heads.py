@@ -396,7 +396,7 @@ def test_halves_depend_on_the_seed_and_keep_groups_whole() -> None:
         assert len(one.groups) == 6 and len(other.groups) == 7 and not {*one.groups} & {*other.groups}
         assert len(one.cases) + len(other.cases) == len(task.cases)
     values = torch.arange(len(task.cases)).double()
-    for group, mean in zip(task.groups, by_group(values, task).tolist(), strict=True):
+    for group, mean in zip(task.groups, by_group(values, task.group_of).tolist(), strict=True):
         numbers = [number for number, case in enumerate(task.cases) if case.group == group]
         assert mean == pytest.approx(sum(numbers) / len(numbers))
 
