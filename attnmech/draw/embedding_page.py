@@ -56,7 +56,8 @@ def embedding_page(view: EmbeddingView) -> str:
 def embedding_view(view: EmbeddingView) -> View:
     """The same as a view that shows itself in a notebook."""
     heads, tokens, texts = len(view.heads), len(view.labels), len(set(view.text.tolist()))
-    found = f"{heads} heads of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
+    counted = "1 head" if heads == 1 else f"{heads} heads"
+    found = f"{counted} of {view.model}, {tokens:,} tokens from {texts:,} {_unit(view)}{'' if texts == 1 else 's'}."
     return View("embedding", view.title, READING, _data(view), finding=found)
 
 
