@@ -1,10 +1,10 @@
 """What is summed of where heads look: statistics of rows by text, and what each key and distance receives."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arguments import whole_number
@@ -77,25 +77,38 @@ class FocusSums(Reducer):
                 block.visible, block.rows, block.real, block.batch.keys(block.stack).begins, self.last, aligned
             ),
         )
-        values = row_statistics(block.attention, block.rows, defined, self.last, tokens)
-        by_head = values.transpose(1, 2)
-        sums, counts = sums_by_text(by_head, defined.valid[:, None], classes)
-        state["sums"][:, :, layer] += sums
-        state["counts"][:, :, layer] += counts
+        values, valid = self._of_layer(state, layer, run)
+        found = row_statistics(block.attention, block.rows, defined, self.last, tokens)
+        values[..., rows], valid[..., rows] = found.transpose(1, 2), defined.valid[:, None]
         received = received_by_key(block.attention, classes)
         state["received"][layer][..., : received.shape[-1]] += received
         if aligned:
             far = received_by_distance(block.pattern[..., :tokens], classes, block.rows).double().sum(dim=0)
             state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
         if block.rows.stop == block.mask.queries:
-            found = block.mask.once("uniform", lambda: _uniform(block.mask, state["classes"]))
-            state["uniform"][layer], state["seen"][layer] = found
-        if "values" in state:
-            state["values"][:, layer, :, :, rows] = by_head
-            state["valid"][:, layer, 0, :, rows] = defined.valid
+            uniform = block.mask.once("uniform", lambda: _uniform(block.mask, state["classes"]))
+            state["uniform"][layer], state["seen"][layer] = uniform
+            sums = sums_by_text(values, valid, state["classes"])
+            state["sums"][:, :, layer], state["counts"][:, :, layer] = sums
+        if "top_key" in state:
             choice = defined.valid[STATISTICS.index("tied_top")]
             key = block.attention.top.key.masked_fill(~choice[:, None], -1)
             state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
+
+    def _of_layer(
+        self, state: State, layer: int, run: Run
+    ) -> tuple[Float[Tensor, "statistic head batch row"], Bool[Tensor, "statistic _ batch row"]]:
+        """Where the statistics of a layer's rows are put until its last block: they are summed at once."""
+        if "values" in state:
+            return state["values"][:, layer], state["valid"][:, layer]
+        key = self, "of layer"
+        if key not in run.between:
+            texts, _, rows = state["classes"].shape
+            precision = torch.promote_types(run.model.dtype, torch.float32)
+            values = torch.zeros(len(STATISTICS), run.n_heads, texts, rows, dtype=precision)
+            valid = torch.zeros(len(STATISTICS), 1, texts, rows, dtype=torch.bool)
+            run.between[key] = values.to(run.model.device), valid.to(run.model.device)
+        return cast(tuple[Tensor, Tensor], run.between[key])
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the batch's texts; the statistics stay separate per text."""
