@@ -19,7 +19,7 @@ _FAR_BELOW: Final = -1000.0
 """exp(-1000) is 0 in any precision, and 0 · (−∞) would be NaN."""
 _LN_2: Final = 0.693359375, math.log(2) - 0.693359375
 """In two parts: n times the first is exact."""
-_COMPILED: Final = {"nogil": True, "cache": True, "fastmath": {"reassoc", "contract", "nsz"}}
+_compiled: Final = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 """Sums may be rearranged; NaN and infinities keep their meaning."""
 
 
@@ -34,7 +34,7 @@ PRECISIONS: Final = {
 }
 
 
-@njit(**_COMPILED)
+@_compiled
 def softmax(start, stop, first_row, tokens, with_sink, precision, sinks, scores, pattern, key, measured):
     """The softmax of all rows of a slice of the heads, and what is measured of each, in the order of `MeasuredRows`."""
     unit, lowest, coefficients = precision
@@ -65,7 +65,7 @@ def softmax(start, stop, first_row, tokens, with_sink, precision, sinks, scores,
             measured[4, head, row] = of_sink / total
 
 
-@njit(**_COMPILED)
+@_compiled
 def _highest(bits):
     """The bits of the largest of a row of floats of either sign."""
     whole = bits.dtype.type
@@ -78,7 +78,7 @@ def _highest(bits):
     return whole(best ^ whole(whole(best >> sign) & magnitude))
 
 
-@njit(**_COMPILED)
+@_compiled
 def _exponentials(s, shift, p, powers, unit, lowest, coefficients):
     """e^(s − shift) = 2^n · Σ_k g^k / k!, |g| at most half of ln 2: the sums, and n in the exponent's bits."""
     whole, real = powers.dtype.type, p.dtype.type
@@ -97,13 +97,13 @@ def _exponentials(s, shift, p, powers, unit, lowest, coefficients):
         powers[j] = whole(n * unit)
 
 
-@njit(**_COMPILED)
+@_compiled
 def _add(bits, powers):
     for j in range(len(bits)):
         bits[j] += powers[j]
 
 
-@njit(**_COMPILED)
+@_compiled
 def _sums(p, s, shift):
     """Σ p and Σ p (s − shift)."""
     real = p.dtype.type
@@ -119,7 +119,7 @@ def _sums(p, s, shift):
     return total, weighted
 
 
-@njit(**_COMPILED)
+@_compiled
 def _far(p, places, here):
     """Σ p |here − place|."""
     far = 0.0
@@ -132,7 +132,7 @@ def _far(p, places, here):
     return far
 
 
-@njit(**_COMPILED)
+@_compiled
 def _normalise(p, bits, factor, maxima):
     """Multiplies a row, and finds the largest of every `_SEARCHED` keys."""
     whole = bits.dtype.type
@@ -146,7 +146,7 @@ def _normalise(p, bits, factor, maxima):
         maxima[part] = best
 
 
-@njit(**_COMPILED)
+@_compiled
 def _place(bits, maxima):
     """Where the largest is; the last place if all are NaN."""
     best = maxima.dtype.type(0)
@@ -160,7 +160,7 @@ def _place(bits, maxima):
     return place
 
 
-@njit(**_COMPILED)
+@_compiled
 def _second(bits, best):
     """The bits of the next to the largest: the same if there are several."""
     whole = bits.dtype.type
