@@ -39,6 +39,8 @@ def measured_softmax(
     """The softmax of the rows at some places, whose first `tokens` keys are tokens; the mass of the sink; the rest."""
     from .row_loops import PRECISIONS, softmax
 
+    loop: Callable[..., None] = softmax
+
     batch, heads, count, keys = scores.shape
     scores = scores.contiguous()
     pattern = torch.empty_like(scores)
@@ -54,7 +56,7 @@ def measured_softmax(
     )
     flat = [each.flatten(0, 1).numpy() for each in (scores, pattern, key)]
     into = measured.flatten(1, 2).numpy()
-    in_threads(batch * heads, count * keys, lambda start, stop: softmax(start, stop, *fixed, *flat, into))
+    in_threads(batch * heads, count * keys, lambda start, stop: loop(start, stop, *fixed, *flat, into))
     first, second, entropy, distance, at_sink = measured
     return pattern, None if sink is None else at_sink, MeasuredRows(key, first, second, entropy, distance)
 

@@ -6,7 +6,7 @@ sign are in the floats' order.
 """
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numba import njit
@@ -23,7 +23,7 @@ _compiled: Final = njit(nogil=True, cache=True, fastmath={"reassoc", "contract",
 """Sums may be rearranged; NaN and infinities keep their meaning."""
 
 
-def _precision(real, whole, mantissa, lowest, terms):
+def _precision(real: Any, whole: Any, mantissa: int, lowest: float, terms: int) -> tuple[Any, ...]:
     """The integers under a float, with one that is 1 in its exponent; below which d e^d counts as 0; 1/k!."""
     return np.array([1 << mantissa], whole), real(lowest), tuple(real(1 / math.factorial(k)) for k in range(terms))
 
