@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from .disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .replaced_attention import (
     BloomAttention,
@@ -147,6 +148,8 @@ final_norm norm; rotary rotate_halves
     stream_scale: float = 1.0
     """The factor by which embeddings are multiplied as they enter the stream (Granite)."""
     alibi: Alibi | None = None
+    relative: bool = False
+    """Whether queries and keys are multiplied with tables of relative positions (DeBERTa)."""
     rotary: Rotary | None = None
     unrotated: tuple[int, ...] = ()
     """The layers of a rotary model that do not rotate."""
@@ -466,6 +469,39 @@ def _roberta(config: Config) -> Architecture:
     return replace(_bert(config, "RoBERTa"), position_limit=limit)
 
 
+def _deberta_v2(config: Config, name: str = "DeBERTa-v2") -> Architecture:
+    reason = why_not(config)
+    if reason is not None:
+        _refuse(reason)
+    return Architecture(
+        name=name,
+        blocks="encoder.layer",
+        attention="attention.self",
+        qkv=DisentangledAttention.layout,
+        out="attention.output.dense",
+        mid_norm="attention.output.LayerNorm",
+        mlp_out="output.dense",
+        norm="post",
+        post_norm="output.LayerNorm",
+        embed_norm="embeddings.LayerNorm",
+        head_refused="its head transforms the stream with its own layer before the unembedding",
+        position_limit=config.max_position_embeddings if config.position_biased_input else None,
+        causal=False,
+        chained=getattr(config, "conv_kernel_size", 0) <= 0,
+        relative=bool(config.relative_attention),
+        replacement=DisentangledAttention,
+    )
+
+
+def _deberta(config: Config) -> Architecture:
+    return replace(
+        _deberta_v2(config, "DeBERTa"),
+        qkv=FirstDisentangledAttention.layout,
+        chained=True,
+        replacement=FirstDisentangledAttention,
+    )
+
+
 def _vit(config: Config) -> Architecture:
     return Architecture(
         name="ViT",
@@ -526,6 +562,8 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "bert": _bert,
     "bloom": _bloom,
     "codegen": _codegen,
+    "deberta": _deberta,
+    "deberta-v2": _deberta_v2,
     "falcon": _falcon,
     "gemma2": _gemma2,
     "gpt2": _gpt2,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..errors import InputError, UnsupportedModelError
+from ..maths.relative import Relative
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
@@ -45,10 +46,12 @@ def attend(
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
     weights: Callable[[Tensor, int], None] | None = None,
+    relative: Relative | None = None,
 ) -> Float[Tensor, "batch query head d_value"]:
     """Attention of one layer, block of rows by block of rows.
 
-    score_ij = scale · q_i·k_j + position_ij, soft-capped to c·tanh(score/c) where the model does so, where the
+    score_ij = scale · (q_i·k_j + q_i·K_p + k_j·Q_p) + position_ij, with tables of `relative` positions where the model
+    has them, soft-capped to c·tanh(score/c) where the model does so, where the
     mask lets i see j, else the lowest finite number; pattern_i = softmax_j(score_ij), with a sink as one more
     logit in the denominator; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of
     head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
@@ -64,7 +67,8 @@ def attend(
     changes = in_force.applied_in(site.stack, layer)
     batch = in_force.under_way.batch
     queries_batch, keys_batch = batch.queries(site.stack), batch.keys(site.stack)
-    of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
+    of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes, relative)
+    added = None if relative is None else relative.added_to(k)
     ledgers = None if changes is None else _terms_to_scale(changes, site, of_layer, mask)
     other_values = None if changes is None else changes.change_of_values(v, q.shape[1], keys_batch)
     whole = any(in_force.wants(site.point(name), layer) for name in ("scores", "pattern"))
@@ -78,6 +82,8 @@ def attend(
         queries = q[:, :, rows.start : rows.stop]
         place = None if position is None else _rows_of(position, rows)[..., :keys]
         scores = _scaled_products(queries, k[:, :, :keys], scale, place)
+        if added is not None:
+            scores = scores + scale * added(queries, slice(rows.start, rows.stop))[..., :keys]
         if changes is not None and ledgers is not None:
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
@@ -108,7 +114,7 @@ def attend(
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, in_force.under_way.batch, queries, k, v, scale, position, mask, softcap,
-                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values,
+                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values, relative,
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)

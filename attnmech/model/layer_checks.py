@@ -27,6 +27,7 @@ from .probe import (
     Probe,
     by_row,
 )
+from .relative_checks import relative_scores
 from .weights import Expanded, bias_of, matrix_of, select
 
 _ALONE: Final = 4
@@ -97,6 +98,19 @@ class LayerChecks(Probe):
             ),
             *([self._rotation, self._rotary_tables] if plan.rotary is not None else []),
             *([self._alibi] if plan.alibi is not None else []),
+            *(
+                []
+                if not plan.relative
+                else [
+                    checking(
+                        "relative positions",
+                        "scores = (q·k + q·K + k·Q) / √(d_head · n), K and Q from the weights, row by distance",
+                        ("q", "k", "scores"),
+                        relative_scores(self),
+                        self._product(self.model.d_model),
+                    )
+                ]
+            ),
             checking(
                 "ledger",
                 "scores = Σ terms of the score ledger",

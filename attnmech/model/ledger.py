@@ -13,7 +13,15 @@ from ..batch import Batch
 from ..errors import ExactnessError
 from ..maths.norms import FrozenNorm
 from ..maths.precision import least_rounding, product_rounding, steps_rounding
-from ..maths.scores import Rounded, ScoreParts, by_position, product_error, score_parts, score_rounding
+from ..maths.scores import (
+    Rounded,
+    ScoreParts,
+    by_position,
+    product_error,
+    relative_rounding,
+    score_parts,
+    score_rounding,
+)
 from ..results.mean_qk import MeanQK
 from .centring import Centre, centred
 from .observed import LayerAttention, RowBlock
@@ -63,6 +71,8 @@ def ledger_of_block(
         sink=widen(block.sink),
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
+    if block.relative is not None:
+        parts = replace(parts, relative=block.relative.to(wide))
     if block.notes.further_keys is not None:
         parts = parts.followed_by(block.notes.further_keys.to(wide), position, visible)
     return parts if rotation is None else replace(parts, wavelengths=rotation.wavelengths(stack.d_head))
@@ -150,14 +160,18 @@ class ScoreAudit:
         total = self.parts.total(rows)[..., :width] if total is None else total
         difference = total - scores
         position = None if self.parts.position is None else self.parts.term("position", rows)[..., :width]
+        query, key = self.query.at(lambda value: value[:, :, rows]), self.key.at(lambda value: value[:, :, :width])
         allowed = score_rounding(
-            self.query.at(lambda value: value[:, :, rows]),
-            self.key.at(lambda value: value[:, :, :width]),
+            query,
+            key,
             self.parts.scale,
             d_head=self.parts.query_from_input.shape[-1],
             score=scores,
             position=position,
         )
+        if self.parts.relative is not None:
+            further = relative_rounding(self.parts.relative, query, key, self.parts.scale, rows)
+            allowed = allowed + further[..., :width]
         self.residual = torch.maximum(self.residual, _largest(difference, keep))
         self.largest = torch.maximum(self.largest, _largest(scores, keep))
         # Empty sums must not differ at all.

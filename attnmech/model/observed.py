@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..maths.norms import FrozenNorm
+from ..maths.relative import Relative
 from ..maths.softmax import Attention
 from ..points import PointKey, full_name
 from .mask import MaskRule
@@ -84,6 +85,7 @@ class LayerAttention:
     softcap: float | None
     sink: Float[Tensor, " head"] | None
     notes: Notes
+    relative: Relative | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class RowBlock(Points):
     attention: Attention
     """The same rows after the softmax, with what follows from it: two highest, entropy."""
     values: Mapping[PointKey, Tensor]
+    relative: Relative | None = None
+    """Tables of relative positions that queries and keys are multiplied with (DeBERTa); None if there are none."""
 
     @property
     def pattern(self) -> Float[Tensor, "batch head row key"]:

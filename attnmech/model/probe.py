@@ -327,6 +327,12 @@ def long_batch(model: HookedModel) -> Batch | None:
     return model.encode(given)
 
 
+def text_of(model: HookedModel, length: int) -> Batch:
+    """One text of random tokens."""
+    generator = torch.Generator().manual_seed(SEED + 3)
+    return model.encode(torch.randint(0, model.n_vocab, (1, length), generator=generator))
+
+
 def _padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Two texts of random tokens with their mask, the first padded on the left, the second on the right."""
     ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)

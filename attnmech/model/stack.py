@@ -46,13 +46,15 @@ class Stack:
         self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
+        # First, since a replacement may hold the projections under names of its own.
+        for layer, block in self.blocks.items():
+            self._use_our_attention(layer, block)
         self._read_sizes()
         self._returns: dict[int, int | None] = {}
         if not architecture.within:
             for place, block in enumerate(found):
                 self._wire_part(place, block)
         for layer, block in self.blocks.items():
-            self._use_our_attention(layer, block)
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
