@@ -119,13 +119,26 @@ class Relative:
         """The same for some positions of a text, as queries and as keys."""
         return replace(self, query_at=self.query_at[here], key_at=self.key_at[here])
 
-    def to(self, dtype: torch.dtype) -> "Relative":
-        """A copy that does not change with the model, with the tables in another precision."""
+    def of_rows(self, rows: Int[Tensor, " row"]) -> "Relative":
+        """The same for some queries alone."""
+        return replace(self, query_at=self.query_at[rows])
+
+    def of_head(self, head: int) -> "Relative":
+        """The tables of one head, as those of a model with one."""
         keys, queries, alone = (
-            None if table is None else table.detach().to(dtype, copy=True)
-            for table in (self.keys, self.queries, self.alone)
+            None if table is None else table[head : head + 1] for table in (self.keys, self.queries, self.alone)
         )
         return replace(self, keys=keys, queries=queries, alone=alone)
+
+    def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> "Relative":
+        """A copy that does not change with the model, with the tables in another precision."""
+        tables = (
+            None if table is None else table.detach().to(device, dtype, copy=True)
+            for table in (self.keys, self.queries, self.alone)
+        )
+        keys, queries, alone = tables
+        place, query_at, key_at = (each.to(device) for each in (self.place, self.query_at, self.key_at))
+        return replace(self, keys=keys, queries=queries, alone=alone, place=place, query_at=query_at, key_at=key_at)
 
 
 def log_bucket(distance: int, buckets: int, largest: int) -> int:

@@ -398,12 +398,12 @@ def relative_rounding(
     The longest row of each table takes the place of each.
     """
     allowed: Tensor | None = None
-    for table, side, axis in ((relative.keys, query, -1), (relative.queries, key, -2)):
+    sides = query.at(lambda value: value[..., None]), key.at(lambda value: value[..., None, :])
+    for table, side in zip((relative.keys, relative.queries), sides, strict=True):
         if table is None:
             continue
         longest = torch.linalg.vector_norm(table.to(side.norm), dim=-1).amax(dim=-1)[:, None, None]
-        place = Rounded(longest, torch.zeros_like(longest))
-        error = product_error(side.at(lambda value, axis=axis: value.unsqueeze(axis)), place, scale, table.shape[-1])
+        error = product_error(side, Rounded(longest, torch.zeros_like(longest)), scale, table.shape[-1])
         allowed = error if allowed is None else allowed + error
     if relative.alone is not None:
         steps = steps_rounding(relative.alone.dtype) * abs(scale) * relative.by_distance(rows).abs()

@@ -61,10 +61,10 @@ def decompose_scores(
 ) -> "ScoreDecomposition":
     """Splits every attention score into query-key, bias and position terms that add up to it.
 
-    score_ij = query_key + key_bias + query_bias + constant + position + mask (equations in
-    `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the model's own position tensors;
-    none is a remainder. Their sum is compared with the scores that the model actually used, over every visible pair
-    of real tokens. If they differ by more than the rounding of that cell's sum explains
+    score_ij = query_key + key_bias + query_bias + constant + position + mask, and in DeBERTa content_to_position and
+    position_to_content (equations in `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the
+    model's own position tensors; none is a remainder. Their sum is compared with the scores that the model actually
+    used, over every visible pair of real tokens. If they differ by more than the rounding of that cell's sum explains
     (`attnmech.maths.scores.score_rounding`), `ExactnessError` is raised and nothing is returned. `CertificateError` is
     raised for a model whose certificate does not prove `attn_in` and `scores`.
 
@@ -265,8 +265,9 @@ class ScoreDecomposition(Result):
     def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
         """One score as a sum over the dimensions of a head: dimension, query, key, product, wavelength.
 
-        product = scale · q_d k_d, of query and key as they enter the score; their sum is the score without the model's
-        own position term and soft cap. `wavelength` is the number of tokens in a turn, infinite where there is none.
+        product = scale · q_d k_d, of query and key as they enter the score; their sum is the score without what the
+        model adds for positions, and without its soft cap. `wavelength` is the number of tokens in a turn, infinite
+        where there is none.
         """
         parts = self.parts[self._index(layer)]
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
@@ -531,7 +532,12 @@ def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
 
 def _notes(parts: ScoreParts) -> tuple[str, ...]:
     notes = []
-    if parts.position is None and parts.wavelengths is None:
+    if parts.relative is not None and parts.relative.names:
+        notes.append(
+            "Position enters these scores through products with the content: content_to_position (where a query looks) "
+            "and position_to_content (where a key is looked for), each with the biases of queries and keys."
+        )
+    elif parts.position is None and parts.wavelengths is None:
         notes.append("This model's scores have no position term: its position information is in the stream.")
     elif parts.position is None:
         notes.append(

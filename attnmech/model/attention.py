@@ -80,10 +80,7 @@ def attend(
         span = mask.span(rows)
         keys = k.shape[2] if whole else span.stop
         queries = q[:, :, rows.start : rows.stop]
-        place = None if position is None else _rows_of(position, rows)[..., :keys]
-        scores = _scaled_products(queries, k[:, :, :keys], scale, place)
-        if added is not None:
-            scores = scores + scale * added(queries, slice(rows.start, rows.stop))[..., :keys]
+        scores = _scores(queries, k[:, :, :keys], scale, position, added, rows)
         if changes is not None and ledgers is not None:
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
@@ -156,6 +153,21 @@ def _terms_to_scale(
                 "would miss them; ask for those at attn_in."
             )
     return changes.ledgers(of_layer, mask, in_force.under_way.batch)
+
+
+def _scores(
+    q: Float[Tensor, "batch head row d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    scale: float,
+    position: Float[Tensor, "#batch #head #query all_keys"] | None,
+    added: Callable[[Tensor, slice], Tensor] | None,
+    rows: range,
+) -> Float[Tensor, "batch head row key"]:
+    """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions."""
+    keys = k.shape[2]
+    place = None if position is None else _rows_of(position, rows)[..., :keys]
+    scores = _scaled_products(q, k, scale, place)
+    return scores if added is None else scores + scale * added(q, slice(rows.start, rows.stop))[..., :keys]
 
 
 def _scaled_products(

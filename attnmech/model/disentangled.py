@@ -4,7 +4,7 @@ Both project the rows of one embedding of relative positions in every layer, to 
 (c2p) and to queries for the keys (p2c). Scores are divided by √(d_head · n), n = 1 + the number of such products.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -135,7 +135,7 @@ class _Part(nn.Module):
     def __init__(self, fused: nn.Module, part: int, heads: int, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.fused, self.part, self.heads = fused, part, heads
-        self.register_parameter("bias", bias)
+        self.bias = bias
 
     @property
     def weight(self) -> Float[Tensor, "d_out d_in"]:

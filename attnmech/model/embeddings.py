@@ -37,15 +37,18 @@ def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool) ->
 
 def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce) -> tuple[str, ...]:
     """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels."""
-    weight = token_embedding(model)
+    weight, plans = token_embedding(model), list(plans)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
+    # Relative positions enter the scores, and not the stream.
+    relative = "rel_embeddings" if any(plan.relative for plan in plans) else None
 
     def visiting(label: str) -> Callable[..., Tensor]:
         return lambda module, args, output: in_force.visit(label, None, output)
 
     labels = []
     for name, module in model.base_model.named_modules():
-        if isinstance(module, nn.Embedding) and module.weight is not weight and not name.startswith(blocks):
+        further = isinstance(module, nn.Embedding) and module.weight is not weight and not name.startswith(blocks)
+        if further and name.split(".")[-1] != relative:
             label = "token-type embedding" if "type" in name else "position embedding"
             module.register_forward_hook(visiting(label))
             labels.append(label)

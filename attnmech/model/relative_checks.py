@@ -24,8 +24,9 @@ def relative_scores(probe: Probe) -> Iterator[Compared]:
     """
     for run, layer in probe.places():
         yield _compared(probe, run, layer)
-    if (run := _beyond_linear(probe)) is not None:
-        yield _compared(probe, run, probe.layers[0])
+    longer = _beyond_linear(probe)
+    if longer is not None:
+        yield _compared(probe, longer, probe.layers[0])
 
 
 def _compared(probe: Probe, run: Run, layer: int) -> Compared:
@@ -43,7 +44,7 @@ def _compared(probe: Probe, run: Run, layer: int) -> Compared:
         row = row[place[:, None] - place + length - 1]
         for kind in kinds:
             table = _table(encoder, attention, kind, probe.stack.n_heads).to(probe.wide)
-            content, at = (q, place[:, None]) if kind == "c2p" else (k, place)
+            content, at = (q, place[:, None].expand_as(row)) if kind == "c2p" else (k, place.expand_as(row))
             products = einsum(content, table, "b head i d, head p d -> b head i p")
             expected = expected + products[:, :, at, row]
             size = size + content.norm(dim=-1)[:, :, at] * table.norm(dim=-1)[:, row]
