@@ -156,6 +156,27 @@ def roberta(heads: int = 3, d_head: int = 7, layers: int = 2, kind: str = "Rober
     return getattr(transformers, f"{kind}ForMaskedLM")(config)
 
 
+def deberta(heads: int = 3, d_head: int = 7, layers: int = 2, **options: Any) -> Any:
+    config = transformers.DebertaConfig(
+        vocab_size=59, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=26, type_vocab_size=0,
+        **{"position_biased_input": False, "max_position_embeddings": 140, "relative_attention": True,
+           "max_relative_positions": 4, "pos_att_type": "c2p|p2c", **options},
+    )  # fmt: skip
+    return transformers.DebertaForMaskedLM(config)
+
+
+def deberta_v2(heads: int = 3, d_head: int = 7, layers: int = 2, **options: Any) -> Any:
+    config = transformers.DebertaV2Config(
+        vocab_size=59, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=26,
+        **{"position_biased_input": False, "max_position_embeddings": 140, "relative_attention": True,
+           "max_relative_positions": 6, "position_buckets": 4, "pos_att_type": "p2c|c2p", "share_att_key": True, "norm_rel_ebd": "layer_norm",
+           "type_vocab_size": 0, **options},
+    )  # fmt: skip
+    return transformers.DebertaV2ForMaskedLM(config)
+
+
 MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "bloom": bloom,
     "bloom5": lambda: bloom(heads=5, d_head=4),
@@ -203,6 +224,11 @@ NEW: Final[dict[str, Callable[[], Any]]] = {
     "gpt_oss_yarn": lambda: gpt_oss(YARN, layers=1),
     "roberta": roberta,
     "xlm_roberta": lambda: roberta(heads=2, d_head=9, kind="XLMRoberta"),
+    "deberta": deberta,
+    "deberta_v2": deberta_v2,
+    "deberta_v2_own_projections": lambda: deberta_v2(
+        heads=2, d_head=9, share_att_key=False, position_buckets=-1, norm_rel_ebd="none", type_vocab_size=2
+    ),
 }
 """Models of the families beyond those, for tests/families."""
 
