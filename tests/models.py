@@ -171,7 +171,8 @@ def deberta_v2(heads: int = 3, d_head: int = 7, layers: int = 2, **options: Any)
         vocab_size=59, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=26,
         **{"position_biased_input": False, "max_position_embeddings": 140, "relative_attention": True,
-           "max_relative_positions": 6, "position_buckets": 4, "pos_att_type": "p2c|c2p", "share_att_key": True, "norm_rel_ebd": "layer_norm",
+           "max_relative_positions": 6, "position_buckets": 4, "pos_att_type": "p2c|c2p", "share_att_key": True,
+           "norm_rel_ebd": "layer_norm",
            "type_vocab_size": 0, **options},
     )  # fmt: skip
     return transformers.DebertaV2ForMaskedLM(config)

@@ -53,7 +53,7 @@ def variance_shares(
     >>> import attnmech as am
     >>> found = am.variance_shares(am.load(), "Anna sang of shells.")
     >>> found.shares.shape                                                          # [term layer head]
-    torch.Size([6, 4, 8])
+    torch.Size([8, 4, 8])
 
     Args:
         model: the model.
