@@ -532,7 +532,11 @@ def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
 
 def _notes(parts: ScoreParts) -> tuple[str, ...]:
     notes = []
-    if parts.relative is not None and parts.relative.names:
+    if parts.relative is not None and parts.relative.by_input:
+        notes.append(
+            "content_to_position is what a distance is worth to the query, position what it is worth to every query."
+        )
+    elif parts.relative is not None and parts.relative.names:
         notes.append(
             "Position enters these scores through products with the content: content_to_position (where a query looks) "
             "and position_to_content (where a key is looked for), each with the biases of queries and keys."

@@ -26,6 +26,7 @@ from .replaced_attention import (
     MptAttention,
     codegen_layout,
 )
+from .two_stream import XLNetAttention, XLNetCore
 from .weights import Expanded, Fused, Layout, Separate, select
 
 Config: TypeAlias = Any
@@ -148,8 +149,8 @@ final_norm norm; rotary rotate_halves
     stream_scale: float = 1.0
     """The factor by which embeddings are multiplied as they enter the stream (Granite)."""
     alibi: Alibi | None = None
-    relative: bool = False
-    """Whether queries and keys are multiplied with tables of relative positions (DeBERTa)."""
+    relative: Literal["", "DeBERTa", "XLNet"] = ""
+    """Whose tables of relative positions queries and keys are multiplied with; empty if there are none."""
     rotary: Rotary | None = None
     unrotated: tuple[int, ...] = ()
     """The layers of a rotary model that do not rotate."""
@@ -165,6 +166,8 @@ final_norm norm; rotary rotate_halves
     mask: str = ""
     """Of attention code of a user's own, without a call of `scaled_dot_product_attention`: the argument that is its
     mask."""
+    replaced: str = ""
+    """The module that `replacement` replaces, if that is not the attention."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
     reads: Literal["tokens", "pixels", "tensors"] = "tokens"
@@ -488,7 +491,7 @@ def _deberta_v2(config: Config, name: str = "DeBERTa-v2") -> Architecture:
         position_limit=config.max_position_embeddings if config.position_biased_input else None,
         causal=False,
         chained=getattr(config, "conv_kernel_size", 0) <= 0,
-        relative=bool(config.relative_attention),
+        relative="DeBERTa" if config.relative_attention else "",
         replacement=DisentangledAttention,
     )
 
@@ -499,6 +502,30 @@ def _deberta(config: Config) -> Architecture:
         qkv=FirstDisentangledAttention.layout,
         chained=True,
         replacement=FirstDisentangledAttention,
+    )
+
+
+def _xlnet(config: Config) -> Architecture:
+    if config.bi_data:
+        _refuse("bi_data=True (half of its texts count distances backwards)")
+    if config.attn_type != "bi":
+        _refuse(f"attn_type={config.attn_type!r} (transformers does not run it on texts with padding)")
+    return Architecture(
+        name="XLNet",
+        blocks="layer",
+        attention="rel_attn.core",
+        qkv=XLNetCore.layout,
+        out="rel_attn.core.out",
+        mid_norm="rel_attn.layer_norm",
+        mlp_out="ff.layer_2",
+        norm="post",
+        post_norm="ff.layer_norm",
+        head_refused="no norm stands between its last block and its unembedding",
+        batch_first=False,
+        causal=False,
+        relative="XLNet",
+        replaced="rel_attn",
+        replacement=XLNetAttention,
     )
 
 
@@ -584,6 +611,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "t5": _t5,
     "vit": _vit,
     "xlm-roberta": _roberta,
+    "xlnet": _xlnet,
 }
 """By transformers' `config.model_type`."""
 

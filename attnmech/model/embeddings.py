@@ -21,14 +21,18 @@ def token_embedding(model: PreTrainedModel) -> Tensor:
     return weight
 
 
-def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool) -> None:
+def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, batch_first: bool) -> None:
     """Wires the token embedding to `in_force`: gradients start there, and it is the point `embed` if `is_point`."""
     weight = token_embedding(model)
 
     def visiting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if in_force.under_way.gradients and not output.requires_grad:
             output = output.detach().requires_grad_()
-        return in_force.visit("embed", None, output) if is_point else output
+        if not is_point:
+            return output
+        by_token = output if batch_first else output.transpose(0, 1)
+        visited = in_force.visit("embed", None, by_token)
+        return visited if batch_first else visited.transpose(0, 1)
 
     for part in model.modules():
         if isinstance(part, nn.Embedding) and part.weight is weight:

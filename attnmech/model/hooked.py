@@ -116,7 +116,12 @@ class HookedModel:
         elif self.grid is not None:
             self.encoder = ImageEncoder(self.grid, self.device, self.dtype)
         else:
-            wire_tokens(self._model, self._in_force, is_point=self.points["embed"].absent is None)
+            wire_tokens(
+                self._model,
+                self._in_force,
+                is_point=self.points["embed"].absent is None,
+                batch_first=self.architecture.batch_first,
+            )
             self.further_embeddings = wire_further(self._model, plans, self._in_force)
             self.n_vocab = len(self.embedding)
             self.encoder = encoder_of(
@@ -536,6 +541,10 @@ class HookedModel:
     def plain_module(self, stack: Stack, layer: int, path: str) -> nn.Module:
         """A module of one block of `plain`, by its dotted path."""
         plan = stack.architecture
+        if plan.replaced and plan.replacement is not None and path.startswith(f"{plan.replaced}."):
+            # Under a name of ours, of the module that ours replaces.
+            made = plan.replacement(self.plain_module(stack, layer, plan.replaced))
+            return submodule(made, path.removeprefix(f"{plan.replaced}."))
         inner = f"{layer}.{plan.within}.{path}" if plan.within else f"{layer}.{path}"
         return submodule(submodule(self.plain.base_model, plan.blocks), inner)
 

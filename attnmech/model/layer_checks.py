@@ -104,7 +104,9 @@ class LayerChecks(Probe):
                 else [
                     checking(
                         "relative positions",
-                        "scores = (q·k + q·K + k·Q) / √(d_head · n), K and Q from the weights, row by distance",
+                        "scores = (q·k + q·K + k·Q) / √(d_head · n), K and Q from the weights, row by distance"
+                        if plan.relative == "DeBERTa"
+                        else "scores = ((q + u)·k + (q + v)·r) / √d_head, r the projected sinusoids of the distance",
                         ("q", "k", "scores"),
                         relative_scores(self),
                         self._product(self.model.d_model),
@@ -386,7 +388,9 @@ class LayerChecks(Probe):
     def _hidden(self) -> Iterator[Compared]:
         for run, layer in self.places():
             pattern, seen = self.at(run, "pattern", layer), self.block(run, layer).visible
-            hidden = ~seen | ~run.real_keys(self.stack.label)[:, None, None, :]
+            # Padding may see itself (XLNet).
+            padding = ~run.real_keys(self.stack.label)[:, None, None, :] & run.real(self.stack.label)[:, None, :, None]
+            hidden = ~seen | padding
             if self.plan.causal and not self.plan.within:
                 tokens = pattern.shape[-2]
                 later = torch.ones((tokens, tokens), dtype=torch.bool, device=pattern.device).triu(1)

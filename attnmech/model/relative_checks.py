@@ -1,4 +1,4 @@
-"""Are the scores of a DeBERTa what its config and its raw weights say? Each table and each distance made anew."""
+"""Are the scores of a DeBERTa, or an XLNet, what config and raw weights say? Each table and distance is made anew."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -31,6 +31,8 @@ def relative_scores(probe: Probe) -> Iterator[Compared]:
 
 def _compared(probe: Probe, run: Run, layer: int) -> Compared:
     q, k = (rearrange(probe.at(run, name, layer), "b position head d -> b head position d") for name in "qk")
+    if probe.plan.relative == "XLNet":
+        return _compared_sinusoids(probe, run, layer, q, k)
     attention = probe.model.plain_module(probe.stack, layer, probe.plan.attention)
     encoder, config = probe.model.plain.base_model.encoder, probe.model.config
     kinds = [kind for kind in config.pos_att_type or () if kind in ("c2p", "p2c")]
@@ -54,6 +56,32 @@ def _compared(probe: Probe, run: Run, layer: int) -> Compared:
     return probe.compared(run, layer, scores, scale * expected, rounding * scale * size, keep)
 
 
+def _compared_sinusoids(probe: Probe, run: Run, layer: int, q: Tensor, k: Tensor) -> Compared:
+    """XLNet: score = (q·k + (q − u + v)·r) / √d_head, of q with u, and r the projected sinusoids of the distance."""
+    weights: Any = probe.model.plain_module(probe.stack, layer, probe.plan.replaced)
+    u, v, r = (each.detach().to(probe.wide) for each in (weights.r_w_bias, weights.r_r_bias, weights.r))
+    length, d_model = q.shape[2], len(r)
+    distance = torch.arange(1.0 - length, length, device=q.device)
+    if probe.model.config.clamp_len > 0:
+        distance = distance.clamp(-probe.model.config.clamp_len, probe.model.config.clamp_len)
+    angle = distance[:, None] / 10_000 ** (torch.arange(0, d_model, 2, device=q.device) / d_model)
+    made = torch.cat((angle.sin(), angle.cos()), dim=-1).to(probe.wide)
+    table = einsum(made, r, "p d_model, d_model head d -> head p d")
+    place = torch.arange(length, device=q.device)
+    row = place[:, None] - place + length - 1
+    shifted = q + (v - u)[:, None]
+    products = einsum(shifted, table, "b head i d, head p d -> b head i p")[:, :, place[:, None].expand_as(row), row]
+    scale, scores = q.shape[-1] ** -0.5, probe.at(run, "scores", layer)
+    longest = made.norm(dim=-1)[row] * r.norm(dim=0).norm(dim=-1)[:, None, None]
+    size = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :]
+    size = size + (q.norm(dim=-1) + u.norm(dim=-1)[:, None] + v.norm(dim=-1)[:, None])[..., None] * longest
+    rounding = product_rounding(probe.model.dtype, probe.model.d_model) + steps_rounding(probe.model.dtype)
+    keep = probe.comparable(run, "scores", layer, scores)
+    # The sinusoids are float32 in every precision, or that of the model.
+    allowed = scale * max(rounding, probe.tables) * size
+    return probe.compared(run, layer, scores, scale * (q @ k.mT + products), allowed, keep)
+
+
 def _table(encoder: Any, attention: nn.Module, kind: str, heads: int) -> Float[Tensor, "head place d_head"]:
     """The projected embedding of relative positions, by transformers' own modules."""
     names = {"c2p": ("pos_proj", "pos_key_proj", "key_proj"), "p2c": ("pos_q_proj", "pos_query_proj", "query_proj")}
@@ -68,6 +96,8 @@ def _table(encoder: Any, attention: nn.Module, kind: str, heads: int) -> Float[T
 def _beyond_linear(probe: Probe) -> Run | None:
     """The first layer on one text in which distances share a row; None if the probe's texts do, or none can be."""
     config, model = probe.model.config, probe.model
+    if probe.plan.relative == "XLNet":
+        return None
     length = reach_of(config) + _BEYOND
     limit = probe.plan.position_limit
     if not probe.plan.relative or any(run.batch.ids.shape[1] >= length for run in probe.passes.runs):

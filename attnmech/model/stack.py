@@ -136,10 +136,10 @@ class Stack:
 
     def _use_our_attention(self, layer: int, block: nn.Module) -> None:
         plan = self.architecture
-        attention = submodule(block, plan.attention)
         if plan.replacement is not None:
-            attention = plan.replacement(attention)
-            block.set_submodule(plan.attention, attention)
+            path = plan.replaced or plan.attention
+            block.set_submodule(path, plan.replacement(submodule(block, path)))
+        attention = submodule(block, plan.attention)
         site = Site(self._in_force, layer, self.label, plan.n_kv_heads, plan.gate is not None)
         attention.attnmech_site = site  # type: ignore[assignment]
 
@@ -150,7 +150,7 @@ class Stack:
         def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
             part = in_force.under_way.part
             if part is not None and place in part.keep and part.runs(place):
-                part.kept[place] = _stream_of(args, kwargs).detach().clone()
+                part.kept[place] = self._turned(_stream_of(args, kwargs)).detach().clone()
 
         @wraps(forward)
         def through_or_past(*args: Any, **kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ class Stack:
                 self._returns.setdefault(place, None if isinstance(output, torch.Tensor) else len(output))
                 return output
             given = part.stream if place == part.start - 1 else None
-            stream = _stream_of(args, kwargs) if given is None else given
+            stream = _stream_of(args, kwargs) if given is None else self._turned(given)
             returns = self._returns[place]
             return stream if returns is None else (stream, *(None for _ in range(returns - 1)))
 
@@ -175,7 +175,7 @@ class Stack:
             def keep(module: nn.Module, args: Any, output: Any) -> None:
                 part = in_force.under_way.part
                 if part is not None and end in part.keep and place == part.stop - 1 and part.runs(place):
-                    part.kept[end] = first_tensor(output).detach().clone()
+                    part.kept[end] = self._turned(first_tensor(output)).detach().clone()
 
             return keep
 
@@ -242,6 +242,10 @@ class Stack:
             self._in_force.hold(before, self.label, layer, by_token)
         self._in_force.hold(after, self.label, layer, visited)
         return value if visited is by_token else self._as_given(visited, value)
+
+    def _turned(self, value: Tensor) -> Tensor:
+        """A stream with texts first from one with positions first, or back."""
+        return value if self.architecture.batch_first else value.transpose(0, 1)
 
     def _by_token(self, value: Tensor) -> Tensor:
         """`[batch position d_model]`, also in blocks that use one row per token (OPT), or have positions first."""
