@@ -105,6 +105,10 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
     """A copy of a transformers model with the columns of W_O that read one head set to 0."""
     plan, copied = stack.architecture, copy.deepcopy(raw)
+    if plan.replaced:  # XLNet: its matrix is no module's, and has an axis for heads
+        with torch.no_grad():
+            copied.base_model.get_submodule(f"{plan.blocks}.{layer}.{plan.replaced}").o[:, head] = 0
+        return copied
     path = ".".join(filter(None, (plan.blocks, str(layer), plan.within, plan.out)))
     out = copied.base_model.get_submodule(path)
     width = (out.weight.shape[0] if isinstance(out, Conv1D) else out.weight.shape[1]) // stack.n_heads

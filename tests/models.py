@@ -279,6 +279,13 @@ def lfm2() -> Any:
     return transformers.Lfm2ForCausalLM(config)
 
 
+def xlnet(heads: int = 4, d_head: int = 6, layers: int = 3, **options: Any) -> Any:
+    config = transformers.XLNetConfig(
+        vocab_size=53, d_model=heads * d_head, n_layer=layers, n_head=heads, d_inner=26, **options
+    )
+    return transformers.XLNetLMHeadModel(config)
+
+
 OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "t5": t5,
     "t5_encoder_alone": lambda: t5("T5EncoderModel"),
@@ -290,6 +297,7 @@ OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "lfm2": lfm2,
     "codegen": codegen,
     "gpt_neo": gpt_neo,
+    "xlnet": xlnet,
 }
 """Models of several stacks, of images, hybrids, and others with tests of their own."""
 
