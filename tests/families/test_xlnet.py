@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
+from attnmech.model.partial_pass import Blocks
 from attnmech.model.two_stream import XLNetCore
 
 F32, F64 = torch.float32, torch.float64
@@ -92,6 +93,18 @@ def test_a_head_without_z_and_a_hook_on_queries() -> None:
         attention.r_r_bias += attention.r_w_bias - attention.r_w_bias / 0.3
     with hooked.hooks({("q", 1): lambda q: 0.3 * q}), torch.no_grad():
         close(hooked.run(ids).logits, plain(ids).logits, 2e-5)
+
+
+def test_a_pass_from_any_block_is_the_rest_of_the_whole() -> None:
+    hooked, inputs = models.hooked("xlnet"), models.padded("xlnet")
+    batch, blocks, last = hooked.encode(inputs), Blocks(hooked), ("resid_post", 2)
+    whole = hooked.run(inputs, points=["resid_pre", last, "logits"])
+    for start in (1, 2):
+        stream = whole["resid_pre", start]
+        ran = blocks.run(batch, start=start, stream=stream, streams=[start, 3], captures=[last])
+        assert torch.equal(ran.values[last], whole[last]) and torch.equal(ran.streams[3], whole[last])
+        assert torch.equal(ran.streams[start], stream)
+    close(blocks.logits(batch, whole[last]), whole.logits, 1e-6)
 
 
 def test_writers_and_means_add_up() -> None:
