@@ -31,6 +31,10 @@ Config: TypeAlias = Any
 """A transformers config; which entries it has depends on the family."""
 
 
+KEY_STATES: Final = ("key_value_states", "encoder_hidden_states")
+"""The arguments of transformers' attention modules that keys and values are made of, in cross-attention."""
+
+
 @dataclass(frozen=True)
 class Alibi:
     """How a family adds ALiBi, for the closed form that the certificate checks.
@@ -137,6 +141,8 @@ final_norm norm; rotary rotate_halves
     """What norms add to their weight before they multiply by it (Gemma: 1)."""
     logit_scale: float = 1.0
     """The factor of the logits."""
+    logit_bias: str = ""
+    """The buffer beside the head that is added to its logits (Marian), by its name in the model with its head."""
     logit_softcap: float | None = None
     """c of soft-capped logits, c · tanh(logit / c)."""
     head_refused: str = ""
@@ -488,6 +494,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         name="T5",
         stack="encoder",
         blocks="encoder.block",
+        final_norm="encoder.final_layer_norm",
         attention="layer.0.SelfAttention",
         qkv=Separate("q", "k", "v"),
         out="layer.0.SelfAttention.o",
@@ -502,6 +509,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         encoder,
         stack="decoder",
         blocks="decoder.block",
+        final_norm="decoder.final_layer_norm",
         mlp_out="layer.2.DenseReluDense",
         interposed="cross",
         causal=True,
@@ -510,6 +518,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         encoder,
         stack="cross",
         blocks="decoder.block",
+        final_norm=None,
         within="layer.1",
         attention="EncDecAttention",
         out="EncDecAttention.o",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm
 from ..points import full_name
-from .architectures import Architecture, first_tensor, has_module, submodule
+from .architectures import KEY_STATES, Architecture, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
 from .norms import frozen_norm
@@ -260,7 +260,7 @@ class Stack:
             rotates = plan.rotary is not None and not plan.rotary.tables
             if rotates and (tables := tables_of(args, kwargs)) is not None:
                 in_force.note(rotary=tables)
-            for given, note in (("key_value_states", "key_input"), ("value_states", "value_input")):
+            for given, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
                 if kwargs.get(given) is not None:
                     in_force.note(**{note: kwargs[given]})
             args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
