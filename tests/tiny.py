@@ -31,7 +31,7 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "chosen": ("num_experts_per_tok", "num_selected_experts", "top_k_experts", "moe_topk", "moe_k",
                "num_experts_per_token"),
-    "head_dim": ("head_dim", "swa_head_dim"),
+    "head_dim": ("head_dim", "swa_head_dim", "d_kv"),
     "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
     "vocab": ("vocab_size", "vocab_size_per_layer_input", "entity_vocab_size"),
     "rope": ("qk_rope_head_dim", "rotary_dim"),

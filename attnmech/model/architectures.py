@@ -567,6 +567,10 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
     **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
+    "nllb-moe": "its experts take a limited number of tokens from a batch, so a text's output depends on other texts",
+    "pegasus_x": "its encoder attends to global tokens beside those of the text",
+    "prophetnet": "its decoder attends in several streams, one for each of the next tokens",
+    "t5gemma2": "its decoder attends to its own tokens and to the encoder's in one softmax (merged attention)",
 }
 """Families that are not supported, each with the reason."""
 

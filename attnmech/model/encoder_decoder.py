@@ -102,11 +102,6 @@ class _StacksReader(Reader):
         lengths = attended.q.shape[1], attended.k.shape[1]
         source, target = self._of_encoder.shape[1], self._of_decoder.shape[1]
         by_lengths = {(source, source): "encoder", (target, target): "decoder", (target, source): "cross"}
-        if lengths == (target, source + target):
-            raise UnreadableError(
-                "its decoder attends to its own tokens and to the encoder's in one softmax (merged attention), so that "
-                "no pattern is of one text"
-            )
         if lengths not in by_lengths:
             raise UnreadableError(
                 f"it attends from {lengths[0]} to {lengths[1]} positions, given texts of {source} and {target} tokens"
@@ -193,7 +188,8 @@ class _StacksReader(Reader):
         if same(last.made[0], self._crossed):
             return None
         for call in trace.calls:
-            if call.made and same(call.given, last.made[0]) and same(call.made[0], self._crossed):
+            between = bool(call.made) and same(call.given, last.made[0]) and same(call.made[0], self._crossed)
+            if between and self._kind_of(call) is not None:
                 return call.path
         raise UnreadableError(
             "its cross-attention reads neither what its encoder's last block returns nor a norm of it"

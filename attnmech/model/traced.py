@@ -46,8 +46,8 @@ class Attended:
 
     module: nn.Module
     q: Float[Tensor, "batch position head d_head"]
-    k: Float[Tensor, "batch position kv_head d_head"]
-    v: Float[Tensor, "batch position kv_head d_value"]
+    k: Float[Tensor, "batch key kv_head d_head"]
+    v: Float[Tensor, "batch key kv_head d_value"]
     z: Float[Tensor, "batch position head d_value"]
     mask: Any
     options: Mapping[str, Any]
