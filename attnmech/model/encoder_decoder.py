@@ -179,7 +179,24 @@ class _StacksReader(Reader):
         assert isinstance(blocks, nn.ModuleList)
         if len(blocks) > len(place.layers):
             raise UnreadableError(f"only some blocks of {place.blocks!r} attend")
-        return self._ends(trace, place.blocks, f"{place.blocks}.{len(blocks) - 1}")
+        found = self._ends(trace, place.blocks, f"{place.blocks}.{len(blocks) - 1}")
+        if found["embed_scale"] == found["stream_scale"] == 1:
+            found["embed_scale"] = self._scale_beside_positions(trace, f"{place.blocks}.0", found["embed_norm"])
+        return found
+
+    def _scale_beside_positions(self, trace: Trace, block: str, norm: str | None) -> float:
+        """The factor between a token's row and its part of the stream, to which positions are added (Marian).
+
+        What is added does not depend on the text, so differences between texts at one position show the factor.
+        """
+        entered = trace.call(block if norm is None else norm)
+        rows = self._rows.detach()[self._ids].double()
+        if entered is None or entered.given is None or entered.given.shape != rows.shape:
+            return 1.0
+        stream, rows = (value[1:] - value[:1] for value in (entered.given.double(), rows))
+        factor = self._factors.named(factor_of(stream, rows))
+        exact = self._factors.knows(factor) and distance(factor * rows, stream) <= _SAME
+        return factor if exact else 1.0
 
     def _norm_of_states(self, trace: Trace, encoder: _Place) -> str | None:
         """The norm between the encoder's last block and cross-attention; None if there is none."""

@@ -302,3 +302,58 @@ def test_two_embeddings_are_refused() -> None:
 def test_what_cannot_be_exact_is_refused_by_name(kind: str, reason: str) -> None:
     with pytest.raises(am.UnsupportedModelError, match=reason):
         am.load(tiny.model_of(kind))
+
+
+# -- methods -------------------------------------------------------------------------------------------------
+
+
+def test_what_heads_of_the_decoder_add_to_a_logit() -> None:
+    """Σ_h of the heads and the rest of the last stream is the logit; each head by hand from z and the raw weights."""
+    raw, model, given = models.fresh("mbart", F64), hooked("mbart", F64), inputs("mbart")
+    del given["attention_mask"]
+    answers = torch.tensor([5, 17, 30])
+    found = am.residual_updates(model, given, stack="decoder", answers=answers).logits
+    acts = model.run(given, points=["decoder.z", ("decoder.resid_post", 2), "logits"])
+    stream, norm = acts["decoder.resid_post", 2][:, -1], raw.model.decoder.layer_norm
+    scale = (stream.var(dim=-1, correction=0) + norm.eps).rsqrt()
+    for layer in range(3):
+        W_O = raw.model.decoder.layers[layer].self_attn.out_proj.weight.unflatten(1, (3, 6))
+        for head in range(3):
+            written = acts["decoder.z", layer][:, -1, head] @ W_O[:, head].T
+            part = (written - written.mean(dim=-1, keepdim=True)) * scale[:, None] * norm.weight
+            expected = (part * raw.lm_head.weight[answers]).sum(dim=-1)
+            torch.testing.assert_close(found[layer, head], expected.detach())
+    logits = norm(stream) @ raw.lm_head.weight.T + raw.final_logits_bias
+    torch.testing.assert_close(acts.logits[:, -1], logits.detach())
+
+
+@pytest.mark.parametrize("stack", ["decoder", "cross"])
+@pytest.mark.parametrize("name", READ)
+def test_a_sweep_over_heads_against_transformers(name: str, stack: str) -> None:
+    """The loss without one head, the other, and both, against that with their columns of W_O set to 0."""
+    model, given = hooked(name), inputs(name)
+    heads = [(1, 0), (2, 1)]
+    single = [am.Intervention.zero([head], stack=stack) for head in heads]
+    effects = am.sweep(model, given, [*single, single])
+    changed = models.fresh(name)
+    plan, d = model.stacks[stack].architecture, model.stacks[stack].d_head
+    expected = [_loss(changed, given)]
+    for layer, head in heads:
+        path = ".".join(part for part in (plan.blocks, str(layer), plan.within, plan.out) if part)
+        one = models.fresh(name)
+        for each in (one, changed):
+            with torch.no_grad():
+                each.base_model.get_submodule(path).weight[:, head * d : head * d + d] = 0
+        expected.append(_loss(one, given))
+    expected.append(_loss(changed, given))
+    torch.testing.assert_close(effects.before.float(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(effects.after.float(), torch.stack(expected[1:]), rtol=1e-5, atol=1e-5)
+
+
+def _loss(raw: Any, given: dict[str, Tensor]) -> Tensor:
+    """The mean cross-entropy of the decoder's next token, text by text."""
+    with torch.no_grad():
+        logits = raw(**given, use_cache=False).logits
+    ids = given["decoder_input_ids"]
+    losses = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    return losses.mean(dim=1)
