@@ -10,9 +10,9 @@ from models import randomised
 from transformers.models.auto import modeling_auto
 
 LISTS: Final = {
+    "sequence to sequence": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    "sequence to sequence": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 }
 """The auto classes whose types the census builds."""
 
@@ -145,7 +145,7 @@ def _as_given(made: Any, name: str) -> str:
 
 @cache
 def kinds() -> dict[str, str]:
-    """Every model type of the auto classes with the class that is built: causal first."""
+    """Every model type of the auto classes with the class that is built: encoder and decoder, if there are both, else the causal."""
     found: dict[str, str] = {}
     for names in LISTS.values():
         for kind, name in names.items():

@@ -189,7 +189,7 @@ def test_blocks_are_put_back(name: str, error: type[BaseException]) -> None:
     assert torch.equal(hooked.run(batch).logits, clean)
 
 
-@pytest.mark.parametrize("name", ["t5", "mt5", "t5_encoder_alone"])
+@pytest.mark.parametrize("name", ["t5", "mt5", "t5_encoder_alone", "bart"])
 def test_models_whose_blocks_hand_on_more_than_the_stream_are_refused(name: str) -> None:
     with pytest.raises(am.InputError, match="cannot begin in the middle: its blocks need more than the stream"):
         Blocks(models.hooked(name))
