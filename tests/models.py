@@ -255,21 +255,6 @@ def lfm2() -> Any:
     return transformers.Lfm2ForCausalLM(config)
 
 
-OTHERS: Final[dict[str, Callable[[], Any]]] = {
-    "t5": t5,
-    "t5_encoder_alone": lambda: t5("T5EncoderModel"),
-    "mt5": lambda: t5("MT5ForConditionalGeneration", "MT5Config"),
-    "vit": vit,
-    "vit_headless": lambda: vit("ViTModel"),
-    "jamba": jamba,
-    "bamba": bamba,
-    "lfm2": lfm2,
-    "codegen": codegen,
-    "gpt_neo": gpt_neo,
-}
-"""Models of several stacks, of images, hybrids, and others with tests of their own."""
-
-
 def seq2seq(family: str, d_model: int, heads: tuple[int, int], kind: str = "", **options: Any) -> Any:
     """BART and its relatives: two layers with `heads[0]` heads in the encoder, three with `heads[1]` in the decoder."""
     config = getattr(transformers, f"{family}Config")(
@@ -279,6 +264,22 @@ def seq2seq(family: str, d_model: int, heads: tuple[int, int], kind: str = "", *
            "forced_eos_token_id": None, **options},
     )  # fmt: skip
     return getattr(transformers, kind or f"{family}ForConditionalGeneration")(config)
+
+
+OTHERS: Final[dict[str, Callable[[], Any]]] = {
+    "t5": t5,
+    "t5_encoder_alone": lambda: t5("T5EncoderModel"),
+    "mt5": lambda: t5("MT5ForConditionalGeneration", "MT5Config"),
+    "mvp": lambda: seq2seq("Mvp", 28, (4, 7)),
+    "vit": vit,
+    "vit_headless": lambda: vit("ViTModel"),
+    "jamba": jamba,
+    "bamba": bamba,
+    "lfm2": lfm2,
+    "codegen": codegen,
+    "gpt_neo": gpt_neo,
+}
+"""Models of several stacks, of images, hybrids, and others with tests of their own."""
 
 
 CROSSED: Final[dict[str, Callable[[], Any]]] = {

@@ -31,7 +31,7 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "chosen": ("num_experts_per_tok", "num_selected_experts", "top_k_experts", "moe_topk", "moe_k",
                "num_experts_per_token"),
-    "head_dim": ("head_dim", "swa_head_dim", "d_kv"),
+    "head_dim": ("head_dim", "swa_head_dim"),
     "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
     "vocab": ("vocab_size", "vocab_size_per_layer_input", "entity_vocab_size"),
     "rope": ("qk_rope_head_dim", "rotary_dim"),
@@ -61,6 +61,8 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
     heads, twice = size["heads"], 2 * size["hidden"]
     one_group = {"n_group": 1, "topk_group": 1}
     latent = one_group | {"num_key_value_heads": heads}
+    # T5 does not divide scores by √d: with many dimensions, those of random weights saturate the softmax.
+    unscaled = {"d_kv": size["rope"]}
     mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
     return {
         "axk1": latent,
@@ -85,8 +87,12 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
         "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
         "minicpm3": {"num_key_value_heads": heads},
+        "mt5": unscaled,
         "nemotron": {"num_key_value_heads": size["kv"]},
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
+        "switch_transformers": unscaled,
+        "t5": unscaled,
+        "umt5": unscaled,
         "xmod": {"default_language": "en_XX"},
         "youtu": latent,
         "zaya": {"num_experts_per_tok": 1},
@@ -145,7 +151,7 @@ def _as_given(made: Any, name: str) -> str:
 
 @cache
 def kinds() -> dict[str, str]:
-    """Every model type of the auto classes with the class that is built: encoder and decoder, if there are both, else the causal."""
+    """Every model type of the auto classes with the class that is built, of the first list that has it."""
     found: dict[str, str] = {}
     for names in LISTS.values():
         for kind, name in names.items():

@@ -23,6 +23,7 @@ from .replaced_attention import (
     GPTJAttention,
     GPTNeoAttention,
     MptAttention,
+    MvpAttention,
     codegen_layout,
 )
 from .weights import Expanded, Fused, Layout, Separate, select
@@ -530,6 +531,61 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
     return encoder, decoder, cross
 
 
+def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
+    if config.use_prompt:
+        _refuse("use_prompt=True (keys and values that are no tokens')")
+    encoder = Architecture(
+        name="MVP",
+        stack="encoder",
+        blocks="encoder.layers",
+        attention="self_attn",
+        qkv=Separate("q_proj", "k_proj", "v_proj"),
+        out="self_attn.out_proj",
+        norm="post",
+        mid_norm="self_attn_layer_norm",
+        mlp_out="fc2",
+        post_norm="final_layer_norm",
+        embed_norm="encoder.layernorm_embedding",
+        embed_scale=config.d_model**0.5 if config.scale_embedding else 1.0,
+        head_refused="no norm stands between its last block and its unembedding",
+        replacement=MvpAttention,
+        position_limit=config.max_position_embeddings,
+        n_heads=config.encoder_attention_heads,
+        causal=False,
+        hands_on=True,
+    )
+    decoder = replace(
+        encoder,
+        stack="decoder",
+        blocks="decoder.layers",
+        interposed="cross",
+        interposed_norm="encoder_attn_layer_norm",
+        embed_norm="decoder.layernorm_embedding",
+        n_heads=config.decoder_attention_heads,
+        causal=True,
+    )
+    if not config.is_encoder_decoder:
+        return replace(decoder, stack="", interposed="", interposed_norm=None, hands_on=False)
+    cross = replace(
+        decoder,
+        stack="cross",
+        within="encoder_attn",
+        attention="",
+        out="out_proj",
+        attn_out="out_proj",
+        streams=False,
+        norm="pre",
+        mid_norm=None,
+        mlp_out=None,
+        post_norm=None,
+        embed_norm=None,
+        interposed="",
+        interposed_norm=None,
+        causal=False,
+    )
+    return encoder, decoder, cross
+
+
 ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Architecture, ...]]]] = {
     "bamba": _bamba,
     "bert": _bert,
@@ -551,6 +607,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "mt5": _t5,
+    "mvp": _mvp,
     "roberta": _roberta,
     "t5": _t5,
     "vit": _vit,
@@ -570,6 +627,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "nllb-moe": "its experts take a limited number of tokens from a batch, so a text's output depends on other texts",
     "pegasus_x": "its encoder attends to global tokens beside those of the text",
     "prophetnet": "its decoder attends in several streams, one for each of the next tokens",
+    "t5gemma": "a norm stands between its cross-attention and the stream, and encoder and decoder embed separately",
     "t5gemma2": "its decoder attends to its own tokens and to the encoder's in one softmax (merged attention)",
 }
 """Families that are not supported, each with the reason."""

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .architectures import Architecture
 from .block_structure import BlockReader, UnreadableError
+from .copies import cannot_run, copy_of
 from .crossed_blocks import CrossReader, DecoderReader
 from .structure import Reader, common_plan, family
 from .traced import Attended, Trace, distance, factor_of, same
@@ -61,6 +63,14 @@ class _StacksReader(Reader):
 
     def _inputs(self) -> dict[str, Tensor]:
         return {"input_ids": self._of_encoder, "decoder_input_ids": self._of_decoder}
+
+    def _require_that_it_runs(self) -> None:
+        """Raises `WeightsError` if transformers cannot run the stacks; a head may refuse these texts."""
+        try:
+            with torch.no_grad():
+                copy_of(self._original).base_model(**self._inputs(), use_cache=False)
+        except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
+            raise cannot_run(self._original, error) from error
 
     def architectures(self) -> tuple[Architecture, ...]:
         """The three, in the order in which the certificate names them."""

@@ -51,8 +51,8 @@ class Stack:
         if not architecture.within:
             for place, block in enumerate(found):
                 self._wire_part(place, block)
-        for layer, block in self.blocks.items():
-            self._use_our_attention(layer, block)
+        for layer in self.layers:
+            block = self._with_our_attention(layer, found[layer])
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
@@ -132,14 +132,17 @@ class Stack:
         _, self.d_value, self.d_model = first.W_O.shape
         self.d_latent = 0 if self.architecture.expanded is None else first.W_V.shape[1]
 
-    def _use_our_attention(self, layer: int, block: nn.Module) -> None:
+    def _with_our_attention(self, layer: int, whole: nn.Module) -> nn.Module:
+        """Puts our attention into a layer and returns its block; `whole` is the module of `blocks` that holds it."""
         plan = self.architecture
-        attention = submodule(block, plan.attention)
+        attention = submodule(self.blocks[layer], plan.attention)
         if plan.replacement is not None:
             attention = plan.replacement(attention)
-            block.set_submodule(plan.attention, attention)
+            whole.set_submodule(".".join(filter(None, (plan.within, plan.attention))), attention)
+            self.blocks[layer] = submodule(whole, plan.within)
         site = Site(self._in_force, layer, self.label, plan.n_kv_heads, plan.gate is not None)
         attention.attnmech_site = site  # type: ignore[assignment]
+        return self.blocks[layer]
 
     def _wire_part(self, place: int, block: nn.Module) -> None:
         """Lets a pass skip the block, or keep its incoming stream (`Part`)."""

@@ -14,10 +14,10 @@ from torch import Tensor
 import attnmech as am
 
 F32, F64 = torch.float32, torch.float64
-NAMES = ("t5", *models.CROSSED)
-READ = tuple(models.CROSSED)
+LIKE_BART = ("mvp", *models.CROSSED)
+NAMES = ("t5", *LIKE_BART)
 STACKS = ("encoder", "decoder", "cross")
-POST = ("bart", "marian")
+POST = ("bart", "marian", "mvp")
 
 
 @cache
@@ -98,7 +98,7 @@ def test_patterns_and_logits_are_those_of_transformers(name: str, stack: str) ->
 
 
 @pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", LIKE_BART)
 def test_terms_against_the_raw_weights(name: str, stack: str) -> None:
     """Σ of the terms with a bias is (x W_Q + b_Q)(y W_K + b_K)ᵀ / √d of what transformers gives its attention."""
     model = hooked(name, F64)
@@ -153,7 +153,7 @@ def test_zeroing_a_head_is_zeroing_its_columns_of_w_o(name: str, stack: str) -> 
     assert float((expected - before).abs().max()) > 1e-2
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", LIKE_BART)
 def test_gradient_at_cross_attention_against_finite_differences(name: str) -> None:
     model, given, step = hooked(name, F64), inputs(name), 1e-4
 
@@ -190,7 +190,7 @@ def test_generation_is_that_of_transformers(name: str) -> None:
     assert [step["cross.pattern", 2].shape[-2:] for step in said.steps] == [(n, 9) for n in range(1, 7)]
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", LIKE_BART)
 def test_the_decoder_starts_by_itself(name: str) -> None:
     acts = hooked(name).run(inputs(name)["input_ids"], points=["cross.pattern"])
     assert acts.batch.target is not None
@@ -283,6 +283,31 @@ def test_states_that_are_no_norm_of_the_stream_are_refused() -> None:
         am.load(raw)
 
 
+@pytest.mark.parametrize(("family", "d_model"), [("Bart", 24), ("Mvp", 28), ("MBart", 18)])
+def test_a_decoder_alone_has_one_stack(family: str, d_model: int) -> None:
+    model = am.load(models.randomised(models.seq2seq(family, d_model, (2, 2), f"{family}ForCausalLM")))
+    assert model.certificate.ok
+    assert list(model.stacks) == [""]
+    assert model.architecture.causal
+
+
+def test_a_model_without_its_head_has_three_stacks() -> None:
+    model = am.load(models.fresh("bart").model)
+    assert model.certificate.ok
+    assert list(model.stacks) == list(STACKS)
+
+
+def test_a_head_for_whole_texts_is_refused() -> None:
+    raw = models.randomised(models.seq2seq("Bart", 24, (3, 4), "BartForSequenceClassification"))
+    with pytest.raises(am.UnsupportedModelError, match="does not run on token ids alone"):
+        am.load(raw)
+
+
+def test_prompts_inside_attention_are_refused() -> None:
+    with pytest.raises(am.UnsupportedModelError, match="use_prompt=True"):
+        am.load(models.seq2seq("Mvp", 28, (4, 7), use_prompt=True))
+
+
 def test_two_embeddings_are_refused() -> None:
     raw = models.fresh("bart")
     raw.model.decoder.embed_tokens = copy.deepcopy(raw.model.decoder.embed_tokens)
@@ -293,6 +318,7 @@ def test_two_embeddings_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        ("t5gemma", "a norm stands between its cross-attention and the stream"),
         ("t5gemma2", "in one softmax"),
         ("nllb-moe", "depends on other texts"),
         ("prophetnet", "several streams"),
@@ -328,7 +354,7 @@ def test_what_heads_of_the_decoder_add_to_a_logit() -> None:
 
 
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", LIKE_BART)
 def test_a_sweep_over_heads_against_transformers(name: str, stack: str) -> None:
     """The loss without one head, the other, and both, against that with their columns of W_O set to 0."""
     model, given = hooked(name), inputs(name)
