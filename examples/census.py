@@ -51,6 +51,7 @@ built small with random weights and loaded. Made by `python examples/architectur
 
 **{summary}**
 
+- **Class**: encoder and decoder together, where a type has such a class; else the causal, else the masked one.
 - **How**: by attnmech's table of architectures, or read from a traced pass.
 - **certified**: no check of the certificate fails; the number is the ledger's residual in float32, max |Σ terms −
   score| relative to the largest score. The model was then compared with plain transformers, independently of that:

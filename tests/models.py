@@ -26,6 +26,9 @@ def randomised(model: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0)
             else:
                 norm = name.endswith("weight")
                 parameter.copy_(1 + 0.3 * noise if norm else 0.5 * noise)
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.copy_(torch.randn(buffer.shape, generator=generator))
     return model.to(dtype).eval()
 
 
@@ -286,10 +289,22 @@ def xlnet(heads: int = 4, d_head: int = 6, layers: int = 3, **options: Any) -> A
     return transformers.XLNetLMHeadModel(config)
 
 
+def seq2seq(family: str, d_model: int, heads: tuple[int, int], kind: str = "", **options: Any) -> Any:
+    """BART and its relatives: two layers with `heads[0]` heads in the encoder, three with `heads[1]` in the decoder."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=43, d_model=d_model, encoder_layers=2, decoder_layers=3, encoder_attention_heads=heads[0],
+        decoder_attention_heads=heads[1], encoder_ffn_dim=17, decoder_ffn_dim=19, max_position_embeddings=33,
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
+           "forced_eos_token_id": None, **options},
+    )  # fmt: skip
+    return getattr(transformers, kind or f"{family}ForConditionalGeneration")(config)
+
+
 OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "t5": t5,
     "t5_encoder_alone": lambda: t5("T5EncoderModel"),
     "mt5": lambda: t5("MT5ForConditionalGeneration", "MT5Config"),
+    "mvp": lambda: seq2seq("Mvp", 28, (4, 7)),
     "vit": vit,
     "vit_headless": lambda: vit("ViTModel"),
     "jamba": jamba,
@@ -301,13 +316,21 @@ OTHERS: Final[dict[str, Callable[[], Any]]] = {
 }
 """Models of several stacks, of images, hybrids, and others with tests of their own."""
 
+
+CROSSED: Final[dict[str, Callable[[], Any]]] = {
+    "bart": lambda: seq2seq("Bart", 24, (3, 4)),
+    "marian": lambda: seq2seq("Marian", 20, (5, 2), "MarianMTModel", scale_embedding=True, forced_eos_token_id=None),
+    "mbart": lambda: seq2seq("MBart", 18, (2, 3), scale_embedding=True),
+}
+"""Encoder-decoders whose three stacks are read: post-norm, post-norm with sinusoids, pre-norm."""
+
 SINGLE_ONLY: Final = ("gpt_oss", "gpt_oss_yarn", "jamba")
 """Models that transformers cannot run in float64."""
 
 
 def fresh(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     """A model of its own, for tests that change it."""
-    return randomised((MAKERS | NEW | OTHERS)[name](), dtype=dtype, seed=seed)
+    return randomised((MAKERS | NEW | OTHERS | CROSSED)[name](), dtype=dtype, seed=seed)
 
 
 @cache

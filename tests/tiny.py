@@ -10,9 +10,9 @@ from models import randomised
 from transformers.models.auto import modeling_auto
 
 LISTS: Final = {
+    "sequence to sequence": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    "sequence to sequence": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 }
 """The auto classes whose types the census builds."""
 
@@ -61,6 +61,8 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
     heads, twice = size["heads"], 2 * size["hidden"]
     one_group = {"n_group": 1, "topk_group": 1}
     latent = one_group | {"num_key_value_heads": heads}
+    # T5 does not divide scores by √d: with many dimensions, those of random weights saturate the softmax.
+    unscaled = {"d_kv": size["rope"]}
     mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
     return {
         "axk1": latent,
@@ -85,8 +87,12 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
         "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
         "minicpm3": {"num_key_value_heads": heads},
+        "mt5": unscaled,
         "nemotron": {"num_key_value_heads": size["kv"]},
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
+        "switch_transformers": unscaled,
+        "t5": unscaled,
+        "umt5": unscaled,
         "xmod": {"default_language": "en_XX"},
         "youtu": latent,
         "zaya": {"num_experts_per_tok": 1},
@@ -145,7 +151,7 @@ def _as_given(made: Any, name: str) -> str:
 
 @cache
 def kinds() -> dict[str, str]:
-    """Every model type of the auto classes with the class that is built: causal first."""
+    """Every model type of the auto classes with the class that is built, of the first list that has it."""
     found: dict[str, str] = {}
     for names in LISTS.values():
         for kind, name in names.items():

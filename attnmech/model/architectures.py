@@ -24,6 +24,7 @@ from .replaced_attention import (
     GPTJAttention,
     GPTNeoAttention,
     MptAttention,
+    MvpAttention,
     codegen_layout,
 )
 from .two_stream import XLNetAttention, XLNetCore
@@ -31,6 +32,10 @@ from .weights import Expanded, Fused, Layout, Separate, select
 
 Config: TypeAlias = Any
 """A transformers config; which entries it has depends on the family."""
+
+
+KEY_STATES: Final = ("key_value_states", "encoder_hidden_states")
+"""The arguments of transformers' attention modules that keys and values are made of, in cross-attention."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,8 @@ final_norm norm; rotary rotate_halves
     """What norms add to their weight before they multiply by it (Gemma: 1)."""
     logit_scale: float = 1.0
     """The factor of the logits."""
+    logit_bias: str = ""
+    """The buffer beside the head that is added to its logits (Marian), by its name in the model with its head."""
     logit_softcap: float | None = None
     """c of soft-capped logits, c · tanh(logit / c)."""
     head_refused: str = ""
@@ -551,6 +558,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         name="T5",
         stack="encoder",
         blocks="encoder.block",
+        final_norm="encoder.final_layer_norm",
         attention="layer.0.SelfAttention",
         qkv=Separate("q", "k", "v"),
         out="layer.0.SelfAttention.o",
@@ -565,6 +573,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         encoder,
         stack="decoder",
         blocks="decoder.block",
+        final_norm="decoder.final_layer_norm",
         mlp_out="layer.2.DenseReluDense",
         interposed="cross",
         causal=True,
@@ -573,6 +582,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         encoder,
         stack="cross",
         blocks="decoder.block",
+        final_norm=None,
         within="layer.1",
         attention="EncDecAttention",
         out="EncDecAttention.o",
@@ -580,6 +590,61 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         mid_norm=None,
         mlp_out=None,
         positioned=False,
+    )
+    return encoder, decoder, cross
+
+
+def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
+    if config.use_prompt:
+        _refuse("use_prompt=True (keys and values that are no tokens')")
+    encoder = Architecture(
+        name="MVP",
+        stack="encoder",
+        blocks="encoder.layers",
+        attention="self_attn",
+        qkv=Separate("q_proj", "k_proj", "v_proj"),
+        out="self_attn.out_proj",
+        norm="post",
+        mid_norm="self_attn_layer_norm",
+        mlp_out="fc2",
+        post_norm="final_layer_norm",
+        embed_norm="encoder.layernorm_embedding",
+        embed_scale=config.d_model**0.5 if config.scale_embedding else 1.0,
+        head_refused="no norm stands between its last block and its unembedding",
+        replacement=MvpAttention,
+        position_limit=config.max_position_embeddings,
+        n_heads=config.encoder_attention_heads,
+        causal=False,
+        hands_on=True,
+    )
+    decoder = replace(
+        encoder,
+        stack="decoder",
+        blocks="decoder.layers",
+        interposed="cross",
+        interposed_norm="encoder_attn_layer_norm",
+        embed_norm="decoder.layernorm_embedding",
+        n_heads=config.decoder_attention_heads,
+        causal=True,
+    )
+    if not config.is_encoder_decoder:
+        return replace(decoder, stack="", interposed="", interposed_norm=None, hands_on=False)
+    cross = replace(
+        decoder,
+        stack="cross",
+        within="encoder_attn",
+        attention="",
+        out="out_proj",
+        attn_out="out_proj",
+        streams=False,
+        norm="pre",
+        mid_norm=None,
+        mlp_out=None,
+        post_norm=None,
+        embed_norm=None,
+        interposed="",
+        interposed_norm=None,
+        causal=False,
     )
     return encoder, decoder, cross
 
@@ -607,6 +672,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "mt5": _t5,
+    "mvp": _mvp,
     "roberta": _roberta,
     "t5": _t5,
     "vit": _vit,
@@ -624,6 +690,11 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
     **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
+    "nllb-moe": "its experts take a limited number of tokens from a batch, so a text's output depends on other texts",
+    "pegasus_x": "its encoder attends to global tokens beside those of the text",
+    "prophetnet": "its decoder attends in several streams, one for each of the next tokens",
+    "t5gemma": "a norm stands between its cross-attention and the stream, and encoder and decoder embed separately",
+    "t5gemma2": "its decoder attends to its own tokens and to the encoder's in one softmax (merged attention)",
 }
 """Families that are not supported, each with the reason."""
 

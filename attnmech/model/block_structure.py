@@ -309,16 +309,26 @@ class BlockReader:
             return self._parallel(plan, written)
         norm, writer, factor = middle
         plan = replace(plan, mid_norm=norm.path, attn_scale=factor, attn_out="" if writer is out else writer.path)
+        return self._ending(plan, norm, later)
+
+    def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
+        """The end of a block, from the first module that reads what attention has written to."""
         given, normed = self._by_token(norm.given), self._by_token(norm.made[0] if norm.made else None)
         assert given is not None
-        if (added := self._added(given, self._ended, norm.order)) is not None:
+        return self._with_mlp(plan, given, normed, norm.order, later)
+
+    def _with_mlp(
+        self, plan: Architecture, given: _Stream, normed: _Stream | None, after: int, later: Sequence[Call]
+    ) -> Architecture:
+        """The MLP, which in pre-norm blocks adds to `given`, in post-norm blocks to `normed`."""
+        if (added := self._added(given, self._ended, after)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
         for last in reversed(later):
             entered, left = self._by_token(last.given), self._by_token(last.made[0] if last.made else None)
             if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
                 continue
-            added = self._added(normed, entered, norm.order, last.order)
-            if added is not None and plan.attn_norm is None and factor == added[1] == 1:
+            added = self._added(normed, entered, after, last.order)
+            if added is not None and plan.attn_norm is None and plan.attn_scale == added[1] == 1:
                 return replace(plan, norm="post", mlp_out=added[0].path, post_norm=last.path)
         _refuse("its block does not end in a sum of the stream and what its MLP writes")
 

@@ -40,9 +40,13 @@ def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, ba
 
 
 def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce) -> tuple[str, ...]:
-    """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels."""
+    """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels.
+
+    In a model with several stacks a label begins with that of the stack.
+    """
     weight, plans = token_embedding(model), list(plans)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
+    sides = {f"{plan.blocks.rpartition('.')[0]}.": f"{plan.stack} " for plan in reversed(plans) if plan.stack}
     # Relative positions enter the scores, and not the stream.
     relative = "rel_embeddings" if any(plan.relative for plan in plans) else None
 
@@ -53,7 +57,8 @@ def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force
     for name, module in model.base_model.named_modules():
         further = isinstance(module, nn.Embedding) and module.weight is not weight and not name.startswith(blocks)
         if further and name.split(".")[-1] != relative:
-            label = "token-type embedding" if "type" in name else "position embedding"
+            side = next((label for start, label in sides.items() if name.startswith(start)), "")
+            label = side + ("token-type embedding" if "type" in name else "position embedding")
             module.register_forward_hook(visiting(label))
             labels.append(label)
     return tuple(labels)

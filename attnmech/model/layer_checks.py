@@ -18,6 +18,7 @@ from ..maths.precision import (
     table_tolerance,
 )
 from ..points import PointKey, full_name
+from .architectures import submodule
 from .block import PostNormEnd
 from .certificate import Check
 from .ledger import ScoreAudit
@@ -151,6 +152,19 @@ class LayerChecks(Probe):
                 self._product(self.stack.n_heads * self.stack.d_value),
             ),
             *(self._of_stream(checking) if plan.streams else []),
+            *(self._of_crossing(checking) if self.stack.label == "cross" else []),
+        ]
+
+    def _of_crossing(self, checking: Callable[..., Callable[[], Check]]) -> list[Callable[[], Check]]:
+        """The statements about what cross-attention reads and where it writes."""
+        decoder = self.model.output_stack.architecture
+        reads_middle = not self.model.is_own and decoder.streams and decoder.mid_norm is not None
+        reads = ("queries", "attn_in = the middle norm of decoder.resid_mid", ("attn_in",))
+        states = ("states", "keys and values are made of the encoder's last stream, normed", ("k", "v"))
+        return [
+            *([checking(*reads, self._crossed_queries())] if reads_middle else []),
+            *([] if self.model.is_own else [checking(*states, self._crossed_states())]),
+            *([] if self.plan.streams or not self.plan.attn_out else [self._attn_out]),
         ]
 
     def _of_stream(self, checking: Callable[..., Callable[[], Check]]) -> list[Callable[[], Check]]:
@@ -245,6 +259,27 @@ class LayerChecks(Probe):
             stream = run.values[self.stack.point("resid_pre"), layer]
             expected = stream if norm is None else self.model.plain_module(self.stack, layer, norm)(stream)
             yield self.compared(run, layer, self.at(run, "attn_in", layer), expected, by_row(expected, self.local))
+
+    def _crossed_queries(self) -> Iterator[Compared]:
+        decoder = self.model.output_stack
+        norm = decoder.architecture.mid_norm
+        assert norm is not None
+        for run, layer in self.places():
+            middle = run.values[decoder.point("resid_mid"), layer]
+            expected = self.model.plain_module(decoder, layer, norm)(middle)
+            yield self.compared(run, layer, self.at(run, "attn_in", layer), expected, by_row(expected, self.local))
+
+    def _crossed_states(self) -> Iterator[Compared]:
+        encoder = self.model.stacks["encoder"]
+        norm = encoder.architecture.final_norm
+        for run, layer in self.places():
+            last = run.values[encoder.point("resid_post"), encoder.layers[-1]]
+            if norm is not None:
+                last = submodule(self.model.plain.base_model, norm)(last)
+            found = self.block(run, layer).notes.key_input
+            assert found is not None
+            keep = run.real_keys(self.stack.label)
+            yield self.compared(run, layer, found.to(self.wide), last, by_row(last, self.local), keep)
 
     def _projections(self) -> Iterator[Compared]:
         steps = steps_rounding(self.model.dtype)

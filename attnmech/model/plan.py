@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from ..errors import AttnmechError, UnsupportedModelError, WeightsError, first_line
 from .architectures import ARCHITECTURES, REFUSED, Architecture, Config, has_module
 from .block_structure import UnreadableError
+from .encoder_decoder import read_stacks
 from .structure import read_structure
 
 
@@ -29,7 +30,7 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
     if not _attends(model):
         raise UnsupportedModelError(f"{what} is a model without attention.")
     try:
-        return (read_structure(model),)
+        return read_stacks(model) if model.config.is_encoder_decoder else (read_structure(model),)
     except UnreadableError as error:
         raise UnsupportedModelError(
             f"{what} is not in attnmech's table, and its structure cannot be read: {error}. If you know how it is "

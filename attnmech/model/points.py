@@ -207,6 +207,8 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     absent: dict[str, str] = {}
     if not plan.streams:
         reason = "no module around its attention takes and returns a stream"
+        if plan.within:
+            reason = f"{reason}: it is part of the decoder's blocks (decoder.resid_mid enters it)"
         absent |= dict.fromkeys(("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"), reason)
         if plan.attn_out:
             absent.pop("attn_out")

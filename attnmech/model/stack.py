@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm
 from ..points import full_name
-from .architectures import Architecture, first_tensor, has_module, submodule
+from .architectures import KEY_STATES, Architecture, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
 from .norms import frozen_norm
@@ -47,8 +47,8 @@ class Stack:
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
         # First, since a replacement may hold the projections under names of its own.
-        for layer, block in self.blocks.items():
-            self._use_our_attention(layer, block)
+        for layer in self.layers:
+            self._use_our_attention(layer, found[layer])
         self._read_sizes()
         self._returns: dict[int, int | None] = {}
         if not architecture.within:
@@ -134,12 +134,15 @@ class Stack:
         _, self.d_value, self.d_model = first.W_O.shape
         self.d_latent = 0 if self.architecture.expanded is None else first.W_V.shape[1]
 
-    def _use_our_attention(self, layer: int, block: nn.Module) -> None:
+    def _use_our_attention(self, layer: int, whole: nn.Module) -> None:
+        """Puts our attention into a layer; `whole` is the module of `blocks` that holds its block."""
         plan = self.architecture
         if plan.replacement is not None:
             path = plan.replaced or plan.attention
-            block.set_submodule(path, plan.replacement(submodule(block, path)))
-        attention = submodule(block, plan.attention)
+            replaced = plan.replacement(submodule(self.blocks[layer], path))
+            whole.set_submodule(".".join(filter(None, (plan.within, path))), replaced)
+            self.blocks[layer] = submodule(whole, plan.within)
+        attention = submodule(self.blocks[layer], plan.attention)
         site = Site(self._in_force, layer, self.label, plan.n_kv_heads, plan.gate is not None)
         attention.attnmech_site = site  # type: ignore[assignment]
 
@@ -266,7 +269,7 @@ class Stack:
             rotates = plan.rotary is not None and not plan.rotary.tables
             if rotates and (tables := tables_of(args, kwargs)) is not None:
                 in_force.note(rotary=tables)
-            for given, note in (("key_value_states", "key_input"), ("value_states", "value_input")):
+            for given, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
                 if kwargs.get(given) is not None:
                     in_force.note(**{note: kwargs[given]})
             args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))

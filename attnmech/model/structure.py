@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -37,13 +37,13 @@ def read_structure(model: PreTrainedModel) -> Architecture:
 
     Raises `UnreadableError`, which says what was found and what is missing.
     """
-    return _Reader(model).architecture()
+    return Reader(model).architecture()
 
 
-class _Reader:
+class Reader:
+    """Reads a model with one stack; `encoder_decoder.py` reads one with three."""
+
     def __init__(self, original: PreTrainedModel) -> None:
-        if original.config.is_encoder_decoder:
-            raise UnreadableError("it is an encoder-decoder; of these, attnmech supports only T5")
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
@@ -55,6 +55,7 @@ class _Reader:
         # Norms and rotations are computed in float32 in float64 models, too.
         epsilon = max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
         self._factors = Factors(self._model.config.get_text_config(), epsilon)
+        self._ids = self._random_ids(_LENGTH)
 
     def architecture(self) -> Architecture:
         """What all layers have in common, and what stands around them."""
@@ -62,7 +63,7 @@ class _Reader:
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
         start = Architecture(
-            name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            name=family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}
@@ -84,7 +85,7 @@ class _Reader:
         if not plans:
             layer, why = next(iter(unread.items()))
             raise UnreadableError(f"layer {layer}: {why}") from why
-        common = _common(plans)
+        common = common_plan(plans)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
 
@@ -93,12 +94,8 @@ class _Reader:
     def _run(
         self, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None] = lambda trace, path: None
     ) -> Trace:
-        generator = torch.Generator().manual_seed(_SEED)
-        vocabulary = len(self._rows)
-        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, _LENGTH), generator=generator)
-        self._ids = ids.to(self._rows.device)
         try:
-            trace = trace_pass(self._model, self._ids, recorded, ended)
+            trace = trace_pass(self._model, self._inputs(), recorded, ended)
         except UnsupportedModelError:
             raise
         except Exception as error:  # whatever a model raises that cannot be run like this
@@ -110,11 +107,21 @@ class _Reader:
             raise UnreadableError("its attention does not go through transformers' attention interface")
         return trace
 
+    def _random_ids(self, length: int) -> Int[Tensor, "batch position"]:
+        generator = torch.Generator().manual_seed(_SEED)
+        vocabulary = len(self._rows)
+        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, length), generator=generator)
+        return ids.to(self._rows.device)
+
+    def _inputs(self) -> dict[str, Tensor]:
+        """What the model is given."""
+        return {"input_ids": self._ids}
+
     def _require_that_it_runs(self) -> None:
         """Raises `WeightsError` if transformers itself cannot run the model, whatever its attention."""
         try:
             with torch.no_grad():
-                copy_of(self._original)(input_ids=self._ids, use_cache=False)
+                copy_of(self._original)(**self._inputs(), use_cache=False)
         except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
             raise cannot_run(self._original, error) from error
 
@@ -186,6 +193,10 @@ class _Reader:
         logits, plain, bias = logits.double(), torch.cat(parts, dim=-1), bias_of(head)
         if bias is not None:
             plain = plain + bias.detach().double()
+        added = self._added_to_logits(len(weight))
+        if added:
+            bias = self._model.get_buffer(added)
+            plain = plain + bias.double()
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
         for cap in (None, *caps):
             # Where a cap has flattened the logits, they say nothing of their factor.
@@ -196,18 +207,30 @@ class _Reader:
             told = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
             known = scale == 1 or (bias is None and self._factors.knows(scale))
             if known and distance(told, logits) <= 64 * self._factors.epsilon:
-                return {"logit_scale": scale, "logit_softcap": cap}
+                return {"logit_scale": scale, "logit_softcap": cap, "logit_bias": added}
         return refused
+
+    def _added_to_logits(self, vocabulary: int) -> str:
+        """The buffer with one number per token that stands beside the head; empty if there is none."""
+        if self._model is self._base:
+            return ""
+        buffers = self._model.named_buffers(recurse=False)
+        return next((name for name, value in buffers if value.shape in ((vocabulary,), (1, vocabulary))), "")
 
     def _embed_scale(self, outside: Sequence[Call]) -> float:
         rows, call = self._rows.detach()[self._ids], self._embedding(outside)
-        if call is None or call.made[0].shape != rows.shape:
+        if call is None:
             return 1.0
         scale = self._factors.named(factor_of(call.made[0].double(), rows.double()))
         return scale if self._factors.knows(scale) else 1.0
 
     def _embedding(self, outside: Sequence[Call]) -> Call | None:
-        return next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
+        """The call that embeds the ids."""
+        shape = (*self._ids.shape, self._rows.shape[1])
+        for call in outside:
+            if getattr(call.module, "weight", None) is self._rows and call.made[0].shape == shape:
+                return call
+        return None
 
     def _embed_norm(self, block: Call | None, outside: Sequence[Call]) -> str | None:
         """The norm whose output enters the stream, if there is one."""
@@ -236,7 +259,7 @@ class _Reader:
         """How many positions a model has, if it looks them up in a table."""
         for call in outside:
             table, places = call.module, call.given
-            if isinstance(table, nn.Embedding) and table.weight is not self._rows and _are_positions(places):
+            if isinstance(table, nn.Embedding) and table.weight is not self._rows and self._are_positions(places):
                 assert places is not None
                 return table.num_embeddings - int(places.flatten()[0])
         for table in self._position_tables(list_path):
@@ -246,6 +269,12 @@ class _Reader:
             return min(limit, table.num_embeddings - skipped)
         return None
 
+    def _are_positions(self, ids: Tensor | None) -> bool:
+        """Whether ids count up by one in every text."""
+        if ids is None or ids.is_floating_point() or ids.shape[-1] != self._ids.shape[1]:
+            return False
+        return bool((ids.diff(dim=-1) == 1).all())
+
     def _position_tables(self, list_path: str) -> Iterator[nn.Embedding]:
         for path, module in self._base.named_modules():
             a_table = isinstance(module, nn.Embedding) and module.weight is not self._rows
@@ -254,12 +283,12 @@ class _Reader:
                 yield module
 
 
-def _family(model: nn.Module) -> str:
+def family(model: nn.Module) -> str:
     """The name of a model's class, without what it is for: "Llama" of LlamaForCausalLM."""
     return re.sub(r"(For[A-Z]\w*|LMHead\w*|Model)$", "", type(model).__name__)
 
 
-def _common(plans: Mapping[int, Architecture]) -> Architecture:
+def common_plan(plans: Mapping[int, Architecture]) -> Architecture:
     """The plan of most layers, with the layers that do not rotate.
 
     Of layers that are read as something else, or not at all, it is left to the certificate whether they are alike.
@@ -271,10 +300,3 @@ def _common(plans: Mapping[int, Architecture]) -> Architecture:
     norms = Counter(plan.attn_norm for plan in plans.values() if plan.attn_norm is not None)
     attn_norm = norms.most_common(1)[0][0] if norms else None
     return replace(common, unrotated=still, attn_norm=attn_norm)
-
-
-def _are_positions(ids: Tensor | None) -> bool:
-    """Whether ids count up by one in every text."""
-    if ids is None or ids.is_floating_point() or ids.shape[-1] != _LENGTH:
-        return False
-    return bool((ids.diff(dim=-1) == 1).all())

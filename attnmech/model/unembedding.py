@@ -113,6 +113,9 @@ def unembedding_of(model: HookedModel) -> Unembedding:
     head: nn.Module = model.plain.get_output_embeddings()  # type: ignore[no-untyped-call]
     precision = torch.promote_types(model.dtype, torch.float32)
     beta, bias = bias_of(norm), bias_of(head)
+    if plan.logit_bias:
+        added = model.plain.get_buffer(plan.logit_bias).flatten()
+        bias = added if bias is None else bias + added
     return Unembedding(
         weight_of(norm, model.unembedding).detach().to(precision) + plan.norm_offset,
         None if beta is None else beta.detach().to(precision),
