@@ -87,6 +87,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "minicpm3": {"num_key_value_heads": heads},
         "nemotron": {"num_key_value_heads": size["kv"]},
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
+        "xglm": {"attention_heads": heads},
         "xmod": {"default_language": "en_XX"},
         "youtu": latent,
         "zaya": {"num_experts_per_tok": 1},

@@ -10,7 +10,8 @@ did not come by, it is refused.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final, Protocol
 
 import torch
 from jaxtyping import Float
@@ -33,8 +34,16 @@ _ATTRIBUTES: Final = frozenset(("shape", "ndim", "dtype", "device", "is_cuda", "
 _IN_PLACE: Final = frozenset(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "pow", "and", "or"))
 _AS_IT_IS: Final = frozenset(("contiguous", "float", "double", "half", "bfloat16", "to", "type_as", "type", "clone"))
 
-Finish: TypeAlias = Callable[["Product", Tensor], Tensor]
-"""What becomes of a pattern and v: z."""
+
+
+class Taker(Protocol):
+    """What becomes of products."""
+
+    def take(self, made: "Product", values: Tensor) -> Tensor:
+        """z, of a pattern and v."""
+
+    def give_up(self, step: str) -> None:
+        """Is told that a product had to be computed, by a step that is not one of attention's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +52,7 @@ class Product:
 
     left: Float[Tensor, "*batch query d_head"]
     right: Float[Tensor, "*batch d_head key"]
-    finish: Finish
+    taker: Taker
     factor: float = 1.0
     added: tuple[Tensor, ...] = ()
     rules: tuple[MaskRule, ...] = ()
@@ -126,7 +135,8 @@ class Postponed(Tensor):
             if _is_of_the_shape(func):
                 return func(*args, **kwargs)
             _require_that_it_makes_anew(func, kwargs)
-            args, kwargs = pytree.tree_map_only(Postponed, computed, (args, kwargs))
+            name = getattr(func, "__name__", "")
+            args, kwargs = pytree.tree_map_only(Postponed, partial(computed, step=name), (args, kwargs))
             return func(*args, **kwargs)
 
     def hidden_by(self, rule: MaskRule) -> Tensor:
@@ -140,9 +150,10 @@ class Postponed(Tensor):
             return Postponed.of(replace(made, rules=(*made.rules, rule)), self, shape)
 
 
-def computed(postponed: Postponed) -> Tensor:
-    """The value of what was postponed."""
+def computed(postponed: Postponed, step: str) -> Tensor:
+    """The value of what was postponed, for a step that is not one of attention's."""
     with torch._C.DisableTorchFunctionSubclass():
+        postponed._made.taker.give_up(step)
         made, shape, dtype = postponed._made, postponed.shape, postponed.dtype
         return made.value().reshape(shape).to(dtype)
 
@@ -314,7 +325,7 @@ def _weighted(name: str, pattern: Any, values: Any) -> Any:
         return None
     if not isinstance(values, Tensor) or values.ndim != pattern.ndim:
         return None
-    return pattern._made.finish(pattern._made, values)
+    return pattern._made.taker.take(pattern._made, values)
 
 
 _STEPS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -339,18 +350,18 @@ _STEPS: Final[Mapping[str, Callable[..., Any]]] = {
 class _Postponing(TorchFunctionMode):
     """Postpones the products of tensors by head."""
 
-    def __init__(self, finish: Finish) -> None:
+    def __init__(self, taker: Taker) -> None:
         super().__init__()
-        self._finish = finish
+        self._taker = taker
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _PRODUCTS and not kwargs and _are_by_head(*args):
-            return Postponed.of(Product(*args, self._finish), args[0], (*args[0].shape[:-1], args[1].shape[-1]))
+            return Postponed.of(Product(*args, self._taker), args[0], (*args[0].shape[:-1], args[1].shape[-1]))
         if name == "baddbmm" and len(args) == 3 and set(kwargs) <= {"beta", "alpha"} and _are_by_head(*args[1:]):
             start, left, right = args
-            made = Product(left, right, self._finish, float(kwargs.get("alpha", 1.0)))
+            made = Product(left, right, self._taker, float(kwargs.get("alpha", 1.0)))
             scores = Postponed.of(made, left, (*left.shape[:-1], right.shape[-1]))
             beta = float(kwargs.get("beta", 1.0))
             return _like(scores, added=(start if beta == 1 else beta * start,)) if beta and bool(start.any()) else scores
@@ -374,54 +385,95 @@ def through_attend(module: nn.Module) -> nn.Module:
 
 
 def through(attention: Callable[..., tuple[Tensor, None]], module: nn.Module) -> nn.Module:
-    """Has the module call a function with the signature of transformers' attention functions."""
+    """Has the module call a function with the signature of transformers' attention functions, once in each pass.
+
+    A pass raises `UnsupportedModelError` if the module attends in another way, or more than once.
+    """
     forward = module.forward
 
     def ours(*args: Any, **kwargs: Any) -> Any:
         texts = next(len(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-
-        def finish(made: Product, values: Tensor) -> Tensor:
-            made = made.of_texts(texts)
-            q, k = made.queries_and_keys()
-            rule, position = made.masked()
-            v = values if values.ndim == 4 else values.unflatten(0, (texts, -1))
-            z, _ = attention(module, q, k, v, rule, scaling=made.factor, position_bias=position)
-            by_head = z.transpose(1, 2)
-            return by_head if values.ndim == 4 else by_head.flatten(0, 1)
-
-        with _Postponing(finish):
-            return forward(*args, **kwargs)
+        handed = _Handed(attention, module, texts)
+        with _Postponing(handed):
+            made = forward(*args, **kwargs)
+        handed.require_one()
+        return made
 
     module.forward = ours
     return module
 
 
+class _Handed:
+    """Hands the products of one call of a module to an attention function."""
+
+    def __init__(self, attention: Callable[..., tuple[Tensor, None]], module: nn.Module, texts: int) -> None:
+        self._attention, self._module, self._texts = attention, module, texts
+        self._count, self._steps = 0, list[str]()
+
+    def take(self, made: Product, values: Tensor) -> Tensor:
+        self._count += 1
+        made = made.of_texts(self._texts)
+        q, k = made.queries_and_keys()
+        rule, position = made.masked()
+        v = values if values.ndim == 4 else values.unflatten(0, (self._texts, -1))
+        z, _ = self._attention(self._module, q, k, v, rule, scaling=made.factor, position_bias=position)
+        by_head = z.transpose(1, 2)
+        return by_head if values.ndim == 4 else by_head.flatten(0, 1)
+
+    def give_up(self, step: str) -> None:
+        self._steps.append(step)
+
+    def require_one(self) -> None:
+        """Raises `UnsupportedModelError` unless one pattern was multiplied by values."""
+        if self._count == 1:
+            return
+        name = type(self._module).__name__
+        if self._count:
+            raise UnsupportedModelError(f"{name} attends {self._count} times in one call.")
+        what = f"does {self._steps[0]!r} with the product of queries and keys" if self._steps else "does not attend"
+        raise UnsupportedModelError(
+            f"{name} {what} on these inputs, so it is not softmax(scale · q·k + what is added) v, which attnmech reads."
+        )
+
+
 @contextmanager
-def watching_for_products(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Lists the modules in which a softmax of products is multiplied by values, as a pass in the block shows them.
-
-    A module is named for all that happens in it below modules with parameters of their own.
-    """
-    under_way: list[nn.Module] = []
-    found: list[nn.Module] = []
-
-    def entering(module: nn.Module, args: Any) -> None:
-        under_way.append(module)
-
-    def leaving(module: nn.Module, args: Any, output: Any) -> None:
-        under_way.pop()
-
-    def finish(made: Product, values: Tensor) -> Tensor:
-        found.append(under_way[-1])
-        return made.value().reshape(*values.shape[:-2], *made.value().shape[-2:]) @ values
-
+def watching_for_products(model: nn.Module) -> Iterator["Watching"]:
+    """Lists the modules in which a softmax of products is multiplied by values, as a pass in the block shows them."""
+    watching = Watching()
     handles = []
     for module in model.modules():
         if next(module.parameters(), None) is not None:
-            handles += [module.register_forward_pre_hook(entering), module.register_forward_hook(leaving)]
+            handles += [
+                module.register_forward_pre_hook(watching.entering), module.register_forward_hook(watching.leaving)
+            ]  # fmt: skip
     try:
-        with _Postponing(finish):
-            yield found
+        with _Postponing(watching):
+            yield watching
     finally:
         for handle in handles:
             handle.remove()
+
+
+class Watching:
+    """What a pass does with products."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        """Those with parameters, each the innermost, that multiply a softmax of a product by values."""
+        self._under_way: list[nn.Module] = []
+
+    def entering(self, module: nn.Module, args: Any) -> None:
+        """At the beginning of a module's call."""
+        self._under_way.append(module)
+
+    def leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        """At its end."""
+        self._under_way.pop()
+
+    def take(self, made: Product, values: Tensor) -> Tensor:
+        self.modules.append(self._under_way[-1])
+        pattern = made.value()
+        return pattern.reshape(*values.shape[:-2], *pattern.shape[-2:]) @ values
+
+    def give_up(self, step: str) -> None:
+        pass

@@ -97,11 +97,11 @@ class _Reader:
         try:
             return self._run({})
         except UnreadableError:
-            with suppress(UnreadableError), watching_for_products(self._model) as found:
+            with suppress(UnreadableError), watching_for_products(self._model) as seen:
                 self._run({})
-            if not found:
+            if not seen.modules:
                 raise
-        for module in dict.fromkeys(found):
+        for module in dict.fromkeys(seen.modules):
             through(traced_attention, module)
         self._multiplies = True
         return self._run({})

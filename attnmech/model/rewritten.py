@@ -1,6 +1,7 @@
-"""Which models use one block as several layers (ALBERT)? They are unrolled: each use becomes a block of its own.
+"""Which models are rewritten before they are read, so that every layer is a block with plain projections?
 
-Hooks, edits and statistics then see plain layers, whose parameters are the same tensors.
+ALBERT uses one block as several layers: each use becomes a block of its own. GPT-NeoX-Japanese keeps the bias of its
+last W_O beside the projection: it becomes the projection's. Parameters stay the same tensors.
 """
 
 import copy
@@ -12,24 +13,25 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
+from ..maths.precision import pass_tolerance
 from .copies import copy_of
 
 _TEXTS: Final = (2, 7)
 _SEED: Final = 37
 
 
-def unrolled(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model that shares blocks between layers, with a block for each layer; any other model as it is.
+def rewritten(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model, rewritten where its family is one that is; any other model as it is.
 
-    All parameters are shared with the model, and between the layers that share them. Raises `UnsupportedModelError` if
-    the copy does not return to the last bit what the model does.
+    All parameters are shared with the model, and between layers that share them. Raises `UnsupportedModelError` if the
+    copy does not return what the model does.
     """
-    found = [(path, part) for path, part in model.named_modules() if type(part).__name__ in _UNROLLED]
+    found = [(path, part) for path, part in model.named_modules() if type(part).__name__ in _REWRITTEN]
     if not found:
         return model
     copied = copy_of(model)
     for path, part in found:
-        _UNROLLED[type(part).__name__](copied.get_submodule(path))
+        _REWRITTEN[type(part).__name__](copied.get_submodule(path))
     _require_the_same(model, copied)
     return copied
 
@@ -50,8 +52,16 @@ def _albert(encoder: Any) -> None:
     encoder.config.inner_group_num = 1
 
 
-_UNROLLED: Final[Mapping[str, Callable[[Any], None]]] = {"AlbertTransformer": _albert}
-"""By the class of the module that calls the shared blocks."""
+def _gpt_neox_japanese(attention: Any) -> None:
+    """What is added to attn_raw by the block becomes b_O."""
+    attention.dense.bias, attention.dense_bias = attention.dense_bias, None
+
+
+_REWRITTEN: Final[Mapping[str, Callable[[Any], None]]] = {
+    "AlbertTransformer": _albert,
+    "GPTNeoXJapaneseAttention": _gpt_neox_japanese,
+}
+"""By the class of the module that is rewritten."""
 
 
 def _use(block: nn.Module, seen: set[int]) -> nn.Module:
@@ -72,9 +82,9 @@ def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
     except Exception:  # a model that does not run at all is refused where it is run first
         return
     after = _last(copied.base_model(input_ids=ids))
-    if not torch.equal(before, after):
+    if not float((before - after).abs().amax()) <= pass_tolerance(before.dtype) * float(before.abs().amax()):
         raise UnsupportedModelError(
-            f"{type(model).__name__} uses blocks for several layers in an order that attnmech does not know: unrolled, "
+            f"{type(model).__name__} uses its blocks in a way that attnmech does not know: with a block for each layer, "
             "it returns something else."
         )
 
