@@ -65,7 +65,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
     return {
         "axk1": latent,
         "axk2": latent,
-        "bailing_hybrid": latent | {"num_group": 1},
+        "bailing_hybrid": latent | {"num_group": 1, "layer_types": ["linear_attention", "full_attention"] * 2},
         "bamba": mamba | {"attn_layer_indices": [1, 3]},
         "beam": one_group,
         "codegen": {"n_head": 4, "rotary_dim": 8},
@@ -82,6 +82,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "granitemoehybrid": mamba | {"layer_types": ["mamba", "attention"] * 2},
         "helium": {"head_dim": size["hidden"] // heads},
         "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+        "kimi_linear": latent | {"layer_types": ["linear_attention", "full_attention"] * 2},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
         "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
         "minicpm3": {"num_key_value_heads": heads},
