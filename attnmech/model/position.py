@@ -159,8 +159,9 @@ def _side_by_side(table: Float[Tensor, "*one position width"]) -> tuple[Tensor, 
     if table.ndim != 3 or table.shape[-1] % 2:
         return None
     sin, cos = table.chunk(2, dim=-1)
-    size = sin.square() + cos.square()
-    return (cos, sin) if bool(((size - 1).abs() <= 8 * torch.finfo(table.dtype).eps).all()) else None
+    size, eps = sin.square() + cos.square(), torch.finfo(table.dtype).eps
+    # A table may have been computed in float32, and cast.
+    return (cos, sin) if bool(((size - 1).abs() <= 8 * max(eps, torch.finfo(torch.float32).eps)).all()) else None
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ with which anything else is done is computed then and there: the module returns 
 did not come by, it is refused.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -36,12 +37,14 @@ _AS_IT_IS: Final = frozenset(("contiguous", "float", "double", "half", "bfloat16
 
 
 
-class Taker(Protocol):
+class Taker(ABC):
     """What becomes of products."""
 
+    @abstractmethod
     def take(self, made: "Product", values: Tensor) -> Tensor:
         """z, of a pattern and v."""
 
+    @abstractmethod
     def give_up(self, step: str) -> None:
         """Is told that a product had to be computed, by a step that is not one of attention's."""
 
@@ -242,7 +245,7 @@ def _scaled(scores: Postponed, number: float) -> Postponed | None:
     return _like(scores, factor=made.factor * number, added=tuple(number * term for term in made.added))
 
 
-def _plus(name: str, one: Any, other: Any, *_: Any, alpha: float = 1) -> Any:
+def _plus(name: str, one: Any, other: Any, *_: Any, alpha: float = 1.0) -> Any:
     scores, value = (one, other) if isinstance(one, Postponed) else (other, one)
     if scores._made.is_pattern or alpha != 1 or not isinstance(value, Tensor):
         return None
@@ -250,7 +253,7 @@ def _plus(name: str, one: Any, other: Any, *_: Any, alpha: float = 1) -> Any:
     return None if term is None else _like(scores, added=(*scores._made.added, term))
 
 
-def _minus(name: str, one: Any, other: Any, *_: Any, alpha: float = 1) -> Any:
+def _minus(name: str, one: Any, other: Any, *_: Any, alpha: float = 1.0) -> Any:
     plain = isinstance(one, Postponed) and isinstance(other, Tensor) and not isinstance(other, Postponed)
     return _plus(name, one, -other, alpha=alpha) if plain else None
 
@@ -395,7 +398,10 @@ def through(attention: Callable[..., tuple[Tensor, None]], module: nn.Module) ->
         texts = next(len(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
         handed = _Handed(attention, module, texts)
         with _Postponing(handed):
-            made = forward(*args, **kwargs)
+            try:
+                made = forward(*args, **kwargs)
+            finally:
+                handed.raise_its_error()
         handed.require_one()
         return made
 
@@ -403,15 +409,29 @@ def through(attention: Callable[..., tuple[Tensor, None]], module: nn.Module) ->
     return module
 
 
-class _Handed:
+class _Handed(Taker):
     """Hands the products of one call of a module to an attention function."""
 
     def __init__(self, attention: Callable[..., tuple[Tensor, None]], module: nn.Module, texts: int) -> None:
         self._attention, self._module, self._texts = attention, module, texts
         self._count, self._steps = 0, list[str]()
+        self._error: Exception | None = None
 
     def take(self, made: Product, values: Tensor) -> Tensor:
+        try:
+            z = self._attended(made, values)
+        except Exception as error:
+            self._error = error
+            raise
         self._count += 1
+        return z
+
+    def raise_its_error(self) -> None:
+        """Raises what was raised by the attention: operators take a TypeError for a reason to try the other operand."""
+        if self._error is not None:
+            raise self._error
+
+    def _attended(self, made: Product, values: Tensor) -> Tensor:
         made = made.of_texts(self._texts)
         q, k = made.queries_and_keys()
         rule, position = made.masked()
@@ -454,7 +474,7 @@ def watching_for_products(model: nn.Module) -> Iterator["Watching"]:
             handle.remove()
 
 
-class Watching:
+class Watching(Taker):
     """What a pass does with products."""
 
     def __init__(self) -> None:
