@@ -554,9 +554,7 @@ _SPARSE: Final = (
     "whose attention is sparse, or local and global with projections of its own; take a model with full attention"
 )
 _APPROXIMATED: Final = "its attention approximates the softmax ({}), so it has no pattern"
-_SELECTED: Final = (
-    "its attention sees the keys that an indexer selects in each layer; take a model with full attention"
-)
+_SELECTED: Final = "its attention sees the keys that an indexer selects in each layer; take a model with full attention"
 _IN_LISTS: Final = "its attentions, norms and MLPs are in separate lists, so no module is a block"
 
 REFUSED: Final[Mapping[str, str]] = {
@@ -571,7 +569,6 @@ REFUSED: Final[Mapping[str, str]] = {
     "doge": "its attention adds to the scores what it makes of its values, which is no term of the ledger",
     "fnet": "a model without attention: it mixes tokens by Fourier transforms",
     "funnel": "it pools positions between blocks, so that they are not tokens",
-    "hrm_text": "it runs two stacks of blocks in turns, several times in a pass",
     "ibert": "its projections are quantised layers, which return a scaling factor, too",
     "mra": _APPROXIMATED.format("blocks at several resolutions"),
     "nystromformer": _APPROXIMATED.format("by landmarks"),

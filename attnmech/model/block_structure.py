@@ -272,7 +272,9 @@ class BlockReader:
         width, places = rotary.width(tables[0].shape[-1]), torch.arange(self._length)
         closed = rotary_tables({"rope_theta": _USUAL_BASE}, width, places)
         assert closed is not None
-        apart = max(distance(table[0].double().cpu(), rotary.spread(one)) for table, one in zip(tables, closed, strict=True))
+        apart = max(
+            distance(table[0].double().cpu(), rotary.spread(one)) for table, one in zip(tables, closed, strict=True)
+        )
         return replace(rotary, theta=_USUAL_BASE) if apart <= _ROUNDINGS * self._factors.epsilon else rotary
 
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:

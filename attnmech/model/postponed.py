@@ -1,10 +1,10 @@
 """How does attention that multiplies queries, keys and values itself come to `attend`? Its products are postponed.
 
-Inside such a module, a product q kᵀ is not computed but noted, and what happens to it with it: factors, tensors that are
-added (masks, position biases), keys that are hidden, softmax. When the softmax is multiplied by v, all is known and
-goes to the function that transformers would call, `attention_of_site`, so that no [query key] scores exist. A product
-with which anything else is done is computed then and there: the module returns what it always did, and as its attention
-did not come by, it is refused.
+Inside such a module, a product q kᵀ is not computed but noted, with what happens to it: factors, tensors that are added
+(masks, position biases), keys that are hidden, softmax. When the softmax is multiplied by v, all is known and goes to
+the function that transformers would call, `attention_of_site`, so that no scores of all heads exist unless the model
+makes tensors of that shape besides (MPNet's position bias, the zeros that GPT-NeoX-Japanese starts from). If anything
+else is done with a product, it is computed as written, and the pass is refused, since its attention did not come by.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,6 @@ _OF_THE_SHAPE: Final = frozenset(
 _ATTRIBUTES: Final = frozenset(("shape", "ndim", "dtype", "device", "is_cuda", "layout", "requires_grad", "is_nested"))
 _IN_PLACE: Final = frozenset(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "pow", "and", "or"))
 _AS_IT_IS: Final = frozenset(("contiguous", "float", "double", "half", "bfloat16", "to", "type_as", "type", "clone"))
-
 
 
 class Taker(ABC):
@@ -70,7 +69,7 @@ class Product:
     def value(self) -> Tensor:
         """What was postponed, computed."""
         scores = self.factor * (self.left @ self.right)
-        scores = scores if self.by_head is None else scores.unflatten(0, self.by_head)
+        scores = scores if self.by_head is None else _unflattened(scores, self.by_head)
         for term in self.added:
             scores = scores + term
         for rule in self.rules:
@@ -92,7 +91,7 @@ class Product:
     def queries_and_keys(self) -> tuple[Tensor, Tensor]:
         """q and k `[batch head position d_head]`."""
         q, k = self.left, self.right.mT
-        return (q, k) if self.by_head is None else (q.unflatten(0, self.by_head), k.unflatten(0, self.by_head))
+        return (q, k) if self.by_head is None else (_unflattened(q, self.by_head), _unflattened(k, self.by_head))
 
     def masked(self) -> tuple[MaskRule, Tensor | None]:
         """Which keys are hidden, and what is added to the scores besides.
@@ -110,7 +109,7 @@ class Product:
         for nothing in self.zeroed:
             if bool((nothing & rule.visible(range(queries))).any()):
                 raise UnsupportedModelError(
-                    "its attention multiplies scores or weights by 0 where no key is hidden, which attnmech cannot split."
+                    "its attention multiplies scores or weights by 0 where no key is hidden; attnmech cannot split that."
                 )
         return rule, masked.position
 
@@ -215,7 +214,7 @@ def _by_four(scores: Postponed, value: Tensor) -> Tensor | None:
         return None
     by_head = scores._made.by_head
     if scores.ndim == 3 and by_head is not None:
-        return whole.unflatten(0, by_head) if whole.shape[0] > 1 else whole[None]
+        return _with_heads(whole, by_head)
     return whole
 
 
@@ -319,8 +318,13 @@ def _reshaped(name: str, value: Any, *shape: Any) -> Any:
     return Postponed.of(made, value, new)
 
 
-def _with_heads(term: Tensor, by_head: tuple[int, ...]) -> Tensor:
-    return term.unflatten(0, by_head[:2]) if term.shape[0] > 1 else term[None]
+def _with_heads(term: Tensor, by_head: tuple[int, int]) -> Tensor:
+    return _unflattened(term, by_head) if term.shape[0] > 1 else term[None]
+
+
+def _unflattened(value: Tensor, by_head: tuple[int, int]) -> Tensor:
+    """A tensor whose first axis has texts and heads, with one axis for each."""
+    return value.reshape(*by_head, *value.shape[1:])
 
 
 def _weighted(name: str, pattern: Any, values: Any) -> Any:
@@ -361,13 +365,17 @@ class _Postponing(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _PRODUCTS and not kwargs and _are_by_head(*args):
-            return Postponed.of(Product(*args, self._taker), args[0], (*args[0].shape[:-1], args[1].shape[-1]))
+            return Postponed.of(
+                Product(args[0], args[1], self._taker), args[0], (*args[0].shape[:-1], args[1].shape[-1])
+            )
         if name == "baddbmm" and len(args) == 3 and set(kwargs) <= {"beta", "alpha"} and _are_by_head(*args[1:]):
             start, left, right = args
             made = Product(left, right, self._taker, float(kwargs.get("alpha", 1.0)))
             scores = Postponed.of(made, left, (*left.shape[:-1], right.shape[-1]))
             beta = float(kwargs.get("beta", 1.0))
-            return _like(scores, added=(start if beta == 1 else beta * start,)) if beta and bool(start.any()) else scores
+            return (
+                _like(scores, added=(start if beta == 1 else beta * start,)) if beta and bool(start.any()) else scores
+            )
         return func(*args, **kwargs)
 
 
@@ -435,7 +443,7 @@ class _Handed(Taker):
         made = made.of_texts(self._texts)
         q, k = made.queries_and_keys()
         rule, position = made.masked()
-        v = values if values.ndim == 4 else values.unflatten(0, (self._texts, -1))
+        v = values if values.ndim == 4 else _unflattened(values, (self._texts, -1))
         z, _ = self._attention(self._module, q, k, v, rule, scaling=made.factor, position_bias=position)
         by_head = z.transpose(1, 2)
         return by_head if values.ndim == 4 else by_head.flatten(0, 1)

@@ -74,7 +74,8 @@ def _use(block: nn.Module, seen: set[int]) -> nn.Module:
 
 @torch.no_grad()
 def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
-    rows = model.get_input_embeddings().weight  # type: ignore[no-untyped-call]
+    rows = model.get_input_embeddings().weight
+    assert isinstance(rows, torch.Tensor)
     generator = torch.Generator().manual_seed(_SEED)
     ids = torch.randint(len(rows), _TEXTS, generator=generator).to(rows.device)
     try:
@@ -84,8 +85,8 @@ def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
     after = _last(copied.base_model(input_ids=ids))
     if not float((before - after).abs().amax()) <= pass_tolerance(before.dtype) * float(before.abs().amax()):
         raise UnsupportedModelError(
-            f"{type(model).__name__} uses its blocks in a way that attnmech does not know: with a block for each layer, "
-            "it returns something else."
+            f"{type(model).__name__} uses its blocks in a way that attnmech does not know: with one block per layer, it "
+            "returns something else."
         )
 
 

@@ -12,7 +12,6 @@ import torch
 import transformers
 from models import randomised
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 import attnmech as am
 from attnmech.model import rewritten
@@ -89,7 +88,7 @@ def shared_out(kind: str) -> list[tuple[Any, int]]:
 # -- against plain transformers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", (*KINDS, "albert_groups"))
+@pytest.mark.parametrize("kind", [*KINDS, "albert_groups"])
 def test_the_certificate_holds(kind: str) -> None:
     model = hooked(kind)
     assert model.certificate.ok, repr(model.certificate)
@@ -104,7 +103,7 @@ def test_the_certificate_holds(kind: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["", "right", "left"])
-@pytest.mark.parametrize("kind", (*KINDS, "albert_groups"))
+@pytest.mark.parametrize("kind", [*KINDS, "albert_groups"])
 def test_logits_are_those_of_plain_transformers(kind: str, side: str) -> None:
     real = inputs_of(side)["attention_mask"].bool()
     ours = hooked(kind).run(inputs_of(side)).logits
@@ -128,7 +127,7 @@ def test_in_float64(kind: str) -> None:
     assert float((split.residual / split.largest).max()) <= 1e-12
 
 
-@pytest.mark.parametrize("kind", (*KINDS, "albert_groups"))
+@pytest.mark.parametrize("kind", [*KINDS, "albert_groups"])
 def test_patterns_are_those_of_eager_transformers(kind: str) -> None:
     model, rows = hooked(kind), inputs_of("right")["attention_mask"].bool()[:, None, :, None]
     ours, theirs = model.run(inputs_of("right"), points=["pattern"]), attentions_of(kind, "right")
@@ -137,7 +136,7 @@ def test_patterns_are_those_of_eager_transformers(kind: str) -> None:
         close(ours["pattern", layer] * rows, each * rows, 5e-5)
 
 
-@pytest.mark.parametrize("kind", (*KINDS, "albert_groups"))
+@pytest.mark.parametrize("kind", [*KINDS, "albert_groups"])
 def test_the_terms_of_the_ledger_make_transformers_pattern(kind: str) -> None:
     split = am.decompose_scores(hooked(kind), inputs_of())
     for place, theirs in enumerate(attentions_of(kind)):
@@ -145,7 +144,7 @@ def test_the_terms_of_the_ledger_make_transformers_pattern(kind: str) -> None:
         close(total.softmax(dim=-1), theirs.to(total), 5e-5)
 
 
-@pytest.mark.parametrize("kind", (*KINDS, "albert_groups"))
+@pytest.mark.parametrize("kind", [*KINDS, "albert_groups"])
 def test_zeroing_a_head_is_zeroing_what_w_o_reads_of_it(kind: str) -> None:
     model = hooked(kind)
     stack, place = model.stacks[""], 1
@@ -229,6 +228,21 @@ def test_what_replaces_the_attention_is_on_the_copy_alone() -> None:
     am.load(model)
     assert not any("forward" in vars(module) for module in model.modules())
     assert torch.equal(output_of(model).logits, before)
+
+
+REFUSED = {
+    "convbert": "a convolution beside the attention", "cpmant": "prompt tokens of its own",
+    "doge": "makes of its values", "funnel": "pools positions", "ibert": "quantised", "mra": "approximates the softmax", "xlm": "in separate lists",
+    "nystromformer": "by landmarks", "squeezebert": "convolutions", "yoso": "by hashing", "axk2": "an indexer selects",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_exact_is_refused_by_name(kind: str) -> None:
+    model = tiny.model_of(kind)
+    with pytest.raises(am.UnsupportedModelError, match=REFUSED[kind]) as caught:
+        am.load(model)
+    assert str(caught.value).startswith(f"{type(model).__name__} (model_type {kind!r}) is not supported: ")
 
 
 # -- a wrong reading is found --------------------------------------------------------------------------------

@@ -86,7 +86,14 @@ def taken(way: Way) -> tuple[Tensor, dict[str, Any]]:
     given: dict[str, Any] = {}
 
     def attention(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: MaskRule, *, scaling: float, position_bias: Tensor | None
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: MaskRule,
+        *,
+        scaling: float,
+        position_bias: Tensor | None,
     ) -> tuple[Tensor, None]:
         given.update(scale=scaling, mask=mask, position=position_bias)
         scores = scaling * (q @ k.mT)
@@ -110,7 +117,9 @@ def test_every_way_of_writing_attention_is_read(way: Way) -> None:
     if times is None:
         assert given["position"] is None
     else:
-        torch.testing.assert_close(given["position"].expand(BATCH, -1, -1, -1), (times * BIAS).expand(BATCH, -1, -1, -1))
+        torch.testing.assert_close(
+            given["position"].expand(BATCH, -1, -1, -1), (times * BIAS).expand(BATCH, -1, -1, -1)
+        )
 
 
 def squared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
