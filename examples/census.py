@@ -111,12 +111,40 @@ def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
             copied.base_model.get_submodule(f"{plan.blocks}.{layer}.{plan.replaced}").o[:, head] = 0
         return copied
     path = ".".join(filter(None, (plan.blocks, str(layer), plan.within, plan.out)))
-    out = copied.base_model.get_submodule(path)
+    shared = _uses(copied, stack, layer)
+    out = copied.base_model.get_submodule(path) if shared is None else shared[0]
     width = (out.weight.shape[0] if isinstance(out, Conv1D) else out.weight.shape[1]) // stack.n_heads
     columns = slice(head * width, (head + 1) * width)
+    if shared is not None:
+        _zero_in_one_use(out, shared[1], columns)
+        return copied
     with torch.no_grad():
         (out.weight if isinstance(out, Conv1D) else out.weight.T)[columns] = 0
     return copied
+
+
+def _uses(raw: Any, stack: Stack, layer: int) -> tuple[Any, int] | None:
+    """A W_O that several layers share, and the number of its use in one of them; None if it belongs to one layer."""
+    weights = {each: stack.module(each, stack.architecture.out).weight for each in stack.layers}
+    alike = [each for each, weight in weights.items() if weight is weights[layer]]
+    if len(alike) == 1:
+        return None
+    found = next(part for part in raw.modules() if torch.equal(getattr(part, "weight", torch.ones(())), weights[layer]))
+    return found, alike.index(layer)
+
+
+def _zero_in_one_use(out: Any, number: int, columns: slice) -> None:
+    """Has one call of a module in each pass read zeros in some columns."""
+    calls = iter(range(1000))
+
+    def before(module: Any, args: Any) -> Any:
+        if next(calls) != number:
+            return None
+        given = args[0].clone()
+        given[..., columns] = 0
+        return (given, *args[1:])
+
+    out.register_forward_pre_hook(before)
 
 
 def faults(model: am.HookedModel, raw: Any, inputs: Mapping[str, Tensor]) -> Iterator[str]:

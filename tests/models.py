@@ -21,6 +21,8 @@ def randomised(model: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if not parameter.requires_grad:  # sines and cosines, which are no more learned than drawn
+                continue
             if parameter.ndim > 1:
                 parameter.copy_(noise if "emb" in name or "wte" in name else noise / parameter.shape[-1] ** 0.5)
             else:

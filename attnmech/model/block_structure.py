@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from .architectures import Architecture, Gate
 from .mask import MaskRule
-from .position import FORMS, Rotary, as_tables, tables_of
+from .position import FORMS, Rotary, as_tables, rotary_tables, tables_of
 from .traced import Attended, Call, columns_of, distance, same
 from .weights import Columns, Expanded, Latent, Separate, has_matrix
 
@@ -24,6 +24,8 @@ _ROUNDINGS: Final = 32
 """How many roundings of a value may stand between two computations of it."""
 _LEAST: Final = 1e-2
 """The least factor of what is added to the stream: with 0, any value would fit."""
+_USUAL_BASE: Final = 10_000.0
+"""θ of rotary angles (Su et al. 2021)."""
 _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
 """The functions that make gates, by their names in torch.nn.functional."""
 
@@ -44,6 +46,8 @@ class Factors:
             for name, value in config.to_dict().items()
             if isinstance(value, int | float) and not isinstance(value, bool) and value
         }
+        self.has_rotary = bool(getattr(config, "rope_parameters", None))
+        """Whether the config gives the base of rotary angles."""
         self._known, layers = [1.0], self.numbers.get("num_hidden_layers", 1.0)
         for value in self.numbers.values():
             self._known += [value, 1 / value]
@@ -257,8 +261,21 @@ class BlockReader:
                     found.append((apart, rotary, scale))
         apart, rotary_found, scale = min(found, key=lambda each: each[0])
         if apart <= _ROUNDINGS * self._factors.epsilon:
-            return rotary_found, scale
+            return self._with_base(rotary_found), scale
         _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
+
+    def _with_base(self, rotary: Rotary | None) -> Rotary | None:
+        """With the base of the angles, if the config does not give it and it is the usual one (RoFormer)."""
+        if rotary is None or self._factors.has_rotary:
+            return rotary
+        tables = next(tables for path, tables in self._tables() if path == rotary.tables)
+        width, places = rotary.width(tables[0].shape[-1]), torch.arange(self._length)
+        closed = rotary_tables({"rope_theta": _USUAL_BASE}, width, places)
+        assert closed is not None
+        apart = max(
+            distance(table[0].double().cpu(), rotary.spread(one)) for table, one in zip(tables, closed, strict=True)
+        )
+        return replace(rotary, theta=_USUAL_BASE) if apart <= _ROUNDINGS * self._factors.epsilon else rotary
 
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
         """Queries or keys before and after the place where they may be rotated, by head."""

@@ -30,6 +30,7 @@ from .own_structure import read_own
 from .plan import architectures_of, described, require_transformers, unwrapped
 from .probe import Passes
 from .quantised import require_unquantised
+from .rewritten import rewritten
 from .stored import READING, SHARDED, WHOLE, check_complete, check_stored, precision_of
 from .weights import check_finite, check_real
 
@@ -117,6 +118,7 @@ def load(
     check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
     if not plans:
+        original = rewritten(original)
         plans = architectures_of(original) if architecture is None else (described(original, architecture),)
     model = HookedModel(original, plans, tokenizer, name=name, source=code, is_demo=source is None, bos=bos, own=own)
     passes = Passes(model)

@@ -1,6 +1,6 @@
 """Which keys can each query see? A rule over positions, so that no [query key] mask is needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -37,6 +37,14 @@ class MaskRule:
     def to(self, *_: Any) -> "MaskRule":
         """Itself: a rule has no dtype to be cast to (MPT calls this)."""
         return self
+
+    def size(self) -> torch.Size:
+        """The shape of the tensor that it replaces, which some models check."""
+        return torch.Size((self.batch, 1, self.queries, self.keys))
+
+    def __radd__(self, scores: Any) -> Any:
+        """Scores that are postponed (`attnmech.model.postponed`), with this mask."""
+        return scores.hidden_by(self) if hasattr(scores, "hidden_by") else NotImplemented
 
     def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
         """True where the query of that row can see the key."""
@@ -105,6 +113,24 @@ def mask_rule(
         padding,
         torch.device(device),
     )
+
+
+def all_allow(rules: Sequence[MaskRule]) -> MaskRule:
+    """The rule by which a query sees the keys that every one of some rules lets it see."""
+    first, *others = rules
+    if not others:
+        return first
+
+    def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        found = torch.as_tensor(first.allows(text, head, query, key))
+        for other in others:
+            seen = other.allows(text, head, query - first.query_offset + other.query_offset, key)
+            found = found & torch.as_tensor(seen)
+            if other.padding is not None:
+                found = found & other.padding[text, key]
+        return found
+
+    return replace(first, allows=allows, _known={})
 
 
 def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:

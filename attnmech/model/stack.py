@@ -38,7 +38,7 @@ class Stack:
         self.blocks = {
             layer: submodule(block, architecture.within)
             for layer, block in enumerate(found)
-            if not architecture.hybrid or has_module(block, f"{architecture.attention}.{architecture.qkv.paths[0]}")
+            if not architecture.hybrid or _has_attention(block, architecture)
         }
         self.layers = tuple(self.blocks)
         """The layers with attention, as the model numbers them: some in a hybrid, else all."""
@@ -484,6 +484,11 @@ class Stack:
             return output
         total = visited.sum(dim=2)
         return total if weights.b_O is None else total + weights.b_O
+
+
+def _has_attention(block: nn.Module, plan: Architecture) -> bool:
+    """Whether a hybrid's block has the projections of its attention."""
+    return all(has_module(block, f"{plan.attention}.{path}") for path in plan.qkv.paths)
 
 
 def _times(factor: float, value: Tensor) -> Tensor:

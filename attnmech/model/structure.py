@@ -6,6 +6,7 @@ What is found here is a proposal: the certificate then proves it on every layer,
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ from .architectures import Architecture, submodule
 from .block_structure import BlockReader, Factors, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
 from .norms import NormKind, kind_of
-from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass
+from .postponed import through, through_attend, watching_for_products
+from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass, traced_attention
 from .weights import Separate, bias_of
 
 _TEXTS: Final = 8
@@ -47,6 +49,7 @@ class Reader:
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
+        self._multiplies = False
         self._paths = {id(module): path for path, module in self._base.named_modules()}
         rows = getattr(self._model.get_input_embeddings(), "weight", None)
         if not isinstance(rows, torch.Tensor):
@@ -59,12 +62,13 @@ class Reader:
 
     def architecture(self) -> Architecture:
         """What all layers have in common, and what stands around them."""
-        list_path, attention, layers = self._places(self._run({}))
+        list_path, attention, layers = self._places(self._first_pass())
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
         start = Architecture(
             name=family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
+            replacement=through_attend if self._multiplies else None,
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}
         plans: dict[int, Architecture] = {}
@@ -88,6 +92,20 @@ class Reader:
         common = common_plan(plans)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
+
+    def _first_pass(self) -> Trace:
+        """A pass by transformers' interface or, failing that, with the products of the model's own attention code."""
+        try:
+            return self._run({})
+        except UnreadableError:
+            with suppress(UnreadableError), watching_for_products(self._model) as seen:
+                self._run({})
+            if not seen.modules:
+                raise
+        for module in dict.fromkeys(seen.modules):
+            through(traced_attention, module)
+        self._multiplies = True
+        return self._run({})
 
     # -- the pass ------------------------------------------------------------------------------------------
 

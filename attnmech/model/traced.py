@@ -155,7 +155,7 @@ def _hooks(
     return entering, leaving
 
 
-def _attention(
+def traced_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """The attention function of a traced pass."""
@@ -170,7 +170,7 @@ def _attention(
     return z, None
 
 
-AttentionInterface.register(TRACED, _attention)
+AttentionInterface.register(TRACED, traced_attention)
 AttentionMaskInterface.register(TRACED, mask_rule)
 
 

@@ -54,13 +54,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "diffllama": (
         lambda: transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**TINY, num_key_value_heads=2)),
-        "structure cannot be read",
-    ),
-    "albert": (
-        lambda: transformers.AlbertForMaskedLM(
-            transformers.AlbertConfig(**TINY | {"num_hidden_layers": 3}, embedding_size=24, max_position_embeddings=32)
-        ),
-        "shared blocks",
+        "differential attention",
     ),
 }
 
