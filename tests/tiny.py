@@ -61,6 +61,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
     heads, twice = size["heads"], 2 * size["hidden"]
     one_group = {"n_group": 1, "topk_group": 1}
     latent = one_group | {"num_key_value_heads": heads}
+    sound = {"num_filters": 4, "depths": [1, 1], "downsampling_ratios": [2]}
     mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
     return {
         "axk1": latent,
@@ -68,6 +69,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "bailing_hybrid": latent | {"num_group": 1},
         "bamba": mamba | {"attn_layer_indices": [1, 3]},
         "beam": one_group,
+        "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5},
         "codegen": {"n_head": 4, "rotary_dim": 8},
         "deepseek_v2": latent | {"num_experts_per_tok": 2},
         "deepseek_v3": latent | {"n_routed_experts": 4, "first_k_dense_replace": 1},
@@ -77,6 +79,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "esm": {"vocab_size": size["vocab"], "mask_token_id": 5, "pad_token_id": 1},
         "glm4_moe_lite": latent,
         "glm_moe_dsa": latent,
+        "gemma3n_text": {"num_kv_shared_layers": 0},
         "gpt_neo": {"attention_types": [[["global", "local"], size["layers"] // 2]], "window_size": 5},
         "gptj": {"rotary_dim": 4},
         "granitemoehybrid": mamba | {"layer_types": ["mamba", "attention"] * 2},
@@ -84,11 +87,17 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
         "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
+        "mimo_v2_flash": one_group | {"layer_types": ["full_attention", "sliding_attention"] * 2},
         "minicpm3": {"num_key_value_heads": heads},
+        "mobilebert": {"true_hidden_size": size["hidden"], "use_bottleneck": False, "embedding_size": size["inner"]},
         "nemotron": {"num_key_value_heads": size["kv"]},
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
         "xmod": {"default_language": "en_XX"},
+        "vibevoice_asr": {"acoustic_tokenizer_encoder_config": sound, "semantic_tokenizer_encoder_config": sound},
         "youtu": latent,
+        "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_key_value_heads": heads},
+        "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_mem_blocks": 1, "mamba_ngroups": 2,
+                   "n_mamba_heads": heads, "num_key_value_heads": heads},
         "zaya": {"num_experts_per_tok": 1},
     }.get(kind, {})
 
@@ -96,7 +105,13 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
 def config_of(kind: str, sizes: Mapping[str, int] = ONE) -> Any:
     """A small config of a model type: its defaults, with every size that the recipe knows made small."""
     made = transformers.CONFIG_MAPPING[kind]
-    return made(**_options(made, sizes) | dict(_own(kind, sizes)))
+    return made(**_merged(_options(made, sizes), _own(kind, sizes)))
+
+
+def _merged(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with those of a type, also in the configs of its parts."""
+    both = {name for name in own if isinstance(own[name], dict) and isinstance(options.get(name), dict)}
+    return {**options, **own, **{name: _merged(options[name], own[name]) for name in both}}
 
 
 def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:

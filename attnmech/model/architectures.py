@@ -96,6 +96,12 @@ final_norm norm; rotary rotate_halves
     """The norm whose input is `resid_mid`; None if attention and MLP are added in one step."""
     mlp_out: str | None
     """The module whose output the MLP adds to the stream; None if the stack's blocks have no MLP."""
+    mlp_further: tuple[str, ...] = ()
+    """Modules that end before `mlp_out` does, and whose outputs are added to its output (Granite's shared MLP)."""
+    mixer: str = ""
+    """A module beside attention that writes into the stream in the same step (Falcon-H1's Mamba)."""
+    mixer_scale: float = 1.0
+    """The factor by which its output is multiplied before it is added."""
     stack: str = ""
     """The label of the stack, in a model with several: "encoder", "decoder" or "cross"."""
     within: str = ""

@@ -313,6 +313,9 @@ class BlockReader:
         assert given is not None
         if (added := self._added(given, self._ended, norm.order)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
+        if (both := self._added_together(given, norm.order)) is not None:
+            first, last, factor = both
+            return replace(plan, mlp_out=last.path, mlp_further=(first.path,), mlp_scale=factor)
         for last in reversed(later):
             entered, left = self._by_token(last.given), self._by_token(last.made[0] if last.made else None)
             if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
@@ -398,6 +401,22 @@ class BlockReader:
         alike = [(call, fit.factors[0]) for call, fit in found if fit.apart <= 2 * least]
         return min(alike, key=lambda each: (each[0].path.count("."), each[0].order))
 
+    def _added_together(self, start: _Stream, after: int) -> tuple[Call, Call, float] | None:
+        """Two modules, in the order in which they end, whose outputs times one factor make the block's end of `start`.
+
+        Neither is within another that writes into the stream.
+        """
+        calls = [(call, value) for call, value in self._writes(after) if self._outermost(call, after)]
+        for place, (first, one) in enumerate(calls):
+            for last, other in calls[place + 1 :]:
+                fit = self._fitted(self._ended, start, [one, other])
+                if fit is not None and fit.factors[0] == fit.factors[1]:
+                    return first, last, fit.factors[0]
+        return None
+
+    def _outermost(self, call: Call, after: int) -> bool:
+        return not any(call.path.startswith(f"{other.path}.") for other, _ in self._writes(after))
+
     def _parallel(self, plan: Architecture, written: Sequence[tuple[Call, _Stream]]) -> Architecture:
         """A block that adds attention and MLP in one step."""
         others = [
@@ -405,6 +424,10 @@ class BlockReader:
             if call.path != self._path and not call.path.startswith(f"{self._path}.")
         ]  # fmt: skip
         others.sort(key=lambda each: (each[0].path.count("."), each[0].order))
+        for writer, value in written:
+            if (fit := self._fitted(self._ended, self._stream, [value])) is not None:
+                attn_out = "" if writer.path == plan.out else writer.path
+                return replace(plan, attn_out=attn_out, attn_scale=fit.factors[0])
         for writer, value in written:
             for call, other in others:
                 fit = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])

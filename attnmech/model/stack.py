@@ -424,8 +424,29 @@ class Stack:
                 in_force.hold("out", self.label, layer, visited)
             return output if visited is added else _times(1 / plan.attn_scale, visited)
 
+        def at_further(module: nn.Module, args: Any, output: Any) -> Any:
+            """Keeps what is added to the MLP's output; `at_mlp_out` puts both back in one if the sum is edited."""
+            value = first_tensor(output)
+            before, by_token = in_force.under_way.notes.mlp_part, self._by_token(value)
+            in_force.note(mlp_part=by_token if before is None else before + by_token)
+            return _with_first(output, torch.zeros_like(value)) if moved() else None
+
+        def moved() -> bool:
+            return in_force.under_way.gradients or in_force.edits(self.point("mlp_out"), layer)
+
         def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
             value = first_tensor(output)
+            if plan.mlp_further:
+                further = in_force.under_way.notes.mlp_part
+                assert further is not None
+                total = self._by_token(value) + further
+                added = _times(plan.mlp_scale, total)
+                visited = in_force.visit(self.point("mlp_out"), layer, added)
+                in_force.hold("mlp", self.label, layer, visited)
+                if not moved():
+                    return None
+                whole = total if visited is added else _times(1 / plan.mlp_scale, visited)
+                return _with_first(output, self._as_given(whole, value))
             added = _times(plan.mlp_scale, self._by_token(value))
             visited = in_force.visit(self.point("mlp_out"), layer, added)
             in_force.hold("mlp", self.label, layer, visited)
@@ -458,6 +479,8 @@ class Stack:
             submodule(block, plan.out).register_forward_pre_hook(at_z)
         submodule(block, plan.out).register_forward_hook(at_attn_raw)
         submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        for path in plan.mlp_further:
+            submodule(block, path).register_forward_hook(at_further)
         if plan.mlp_out is not None:
             submodule(block, plan.mlp_out).register_forward_hook(at_mlp_out)
 
