@@ -79,6 +79,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "esm": {"vocab_size": size["vocab"], "mask_token_id": 5, "pad_token_id": 1},
         "glm4_moe_lite": latent,
         "glm_moe_dsa": latent,
+        "falcon_h1": {"mamba_d_ssm": twice} | mamba | {"mamba_expand": 2, "key_multiplier": 0.4, "attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.7},
         "gemma3n_text": {"num_kv_shared_layers": 0},
         "gpt_neo": {"attention_types": [[["global", "local"], size["layers"] // 2]], "window_size": 5},
         "gptj": {"rotary_dim": 4},

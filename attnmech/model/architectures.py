@@ -165,6 +165,8 @@ final_norm norm; rotary rotate_halves
     """The axes of what these norms are given, as einops writes them."""
     query_scale: float = 1.0
     """The factor by which the model multiplies q before calling its attention."""
+    key_scale: float = 1.0
+    """The same for k (Falcon-H1)."""
     mask: str = ""
     """Of attention code of a user's own, without a call of `scaled_dot_product_attention`: the argument that is its
     mask."""

@@ -126,6 +126,7 @@ class BlockReader:
             plan,
             n_heads=heads,
             query_scale=self._factors.named(q.factor / scale, d_head),
+            key_scale=self._factors.named(k.factor / scale, d_head),
             rotary=rotary,
             causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
             trusted="eager" if asked.get("softcap") or asked.get("s_aux") is not None else None,
@@ -305,6 +306,9 @@ class BlockReader:
         written = [(out, raw), *((call, made) for call, made in self._writes(out.order) if self._reads(call, raw))]
         later = [call for call in self._calls if call.order > out.order and call.path]
         middle = self._middle(written, later)
+        if middle is None and (beside := self._beside(written, later)) is not None:
+            *middle, mixer, factor = beside
+            plan = replace(plan, mixer=mixer.path, mixer_scale=factor)
         if middle is None:
             return self._parallel(plan, written)
         norm, writer, factor = middle
@@ -380,6 +384,26 @@ class BlockReader:
                 least = min(fit.apart for fit, _ in found)
                 fit, writer = next(each for each in found if each[0].apart <= 2 * least)
                 return call, writer, fit.factors[0]
+        return None
+
+    def _beside(
+        self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
+    ) -> tuple[Call, Call, float, Call, float] | None:
+        """As `_middle`, where another module writes into the stream in the same step; that module and its factor."""
+        mixers = [
+            (call, value) for call, value in self._writes(0)
+            if self._outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
+        ]  # fmt: skip
+        for call in later:
+            given = self._by_token(call.given)
+            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+                continue
+            for writer, value in written:
+                for mixer, other in mixers:
+                    before = mixer.order < call.order
+                    fit = self._fitted(given, self._stream, [value, other]) if before else None
+                    if fit is not None:
+                        return call, writer, fit.factors[0], mixer, fit.factors[1]
         return None
 
     def _added(

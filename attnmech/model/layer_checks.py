@@ -277,7 +277,7 @@ class LayerChecks(Probe):
             assert notes.rotary is not None
             cos, sin = (table[:, :, None].to(self.wide) for table in notes.rotary)
             for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
-                value = self.at(run, name, layer)
+                value = self.at(run, name, layer) * (self.plan.key_scale if name == "k" else 1.0)
                 after = self.plan.norm_after_rotary
                 expected = self._normed(value, None if after else norm)
                 expected = expected if layer in self.plan.unrotated else rotary(expected, cos, sin)
@@ -475,7 +475,8 @@ class LayerChecks(Probe):
         return self.by_layer("attn_out", statement, ("attn_raw", "attn_out"), found(), adding)
 
     def _stream(self) -> Check:
-        statement = "resid_pre + attn_out = resid_mid"
+        mixes = bool(self.plan.mixer)
+        statement = f"resid_pre + attn_out{' + mixer_out' if mixes else ''} = resid_mid"
         if self.plan.mid_norm is None:
             return Check(
                 "stream", statement, (), None, detail=self.model.points[self.stack.point("resid_mid")].absent or ""
@@ -484,11 +485,12 @@ class LayerChecks(Probe):
 
         def found() -> Iterator[Compared]:
             for run, layer in self.places():
-                before, added = self.at(run, "resid_pre", layer), self.at(run, "attn_out", layer)
-                allowed = adding * (before.abs() + added.abs())
-                yield self.compared(run, layer, self.at(run, "resid_mid", layer), before + added, allowed)
+                terms = torch.stack([self.at(run, point, layer) for point in summed])
+                allowed = adding * terms.abs().sum(dim=0)
+                yield self.compared(run, layer, self.at(run, "resid_mid", layer), terms.sum(dim=0), allowed)
 
-        return self.by_layer("stream", statement, ("resid_pre", "attn_out", "resid_mid"), found(), adding)
+        summed = ("resid_pre", "attn_out", *(["mixer_out"] if mixes else []))
+        return self.by_layer("stream", statement, (*summed, "resid_mid"), found(), adding)
 
     def _mlp_statement(self) -> tuple[str, tuple[str, ...]]:
         plan = self.plan

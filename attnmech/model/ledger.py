@@ -51,7 +51,7 @@ def ledger_of_block(
         widen(weights.b_Q),
         weights.W_K.detach().to(wide),
         widen(weights.b_K),
-        scale=block.scale * plan.query_scale,
+        scale=block.scale * plan.query_scale * plan.key_scale,
         position=None if position is None else position[..., :tokens],
         visible=visible[..., :tokens],
         rotate=rotation,

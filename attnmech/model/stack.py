@@ -65,7 +65,7 @@ class Stack:
         """The facts that the running certificate's identities depend on."""
         plan = self.architecture
         chained = plan.chained and not plan.within
-        return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained)
+        return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained, bool(plan.mixer))
 
     @property
     def label(self) -> str:
@@ -454,6 +454,15 @@ class Stack:
                 return None
             return _with_first(output, self._as_given(_times(1 / plan.mlp_scale, visited), value))
 
+        def at_mixer_out(module: nn.Module, args: Any, output: Any) -> Any:
+            value = first_tensor(output)
+            added = _times(plan.mixer_scale, self._by_token(value))
+            visited = in_force.visit(self.point("mixer_out"), layer, added)
+            in_force.hold("mixer", self.label, layer, visited)
+            if visited is added:
+                return None
+            return _with_first(output, self._as_given(_times(1 / plan.mixer_scale, visited), value))
+
         separate = plan.attn_out not in ("", plan.out)
 
         def at_gate(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -479,6 +488,8 @@ class Stack:
             submodule(block, plan.out).register_forward_pre_hook(at_z)
         submodule(block, plan.out).register_forward_hook(at_attn_raw)
         submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        if plan.mixer:
+            submodule(block, plan.mixer).register_forward_hook(at_mixer_out)
         for path in plan.mlp_further:
             submodule(block, path).register_forward_hook(at_further)
         if plan.mlp_out is not None:

@@ -56,7 +56,8 @@ def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKe
     below = [layer for layer in stack.layers if layer < max(layers)]
     written = [
         "z",
-        "mlp_out",
+        *(["mlp_out"] if plan.mlp_out is not None else []),
+        *(["mixer_out"] if plan.mixer else []),
         *(["attn_raw"] if plan.attn_out else []),
         *(["resid_mid"] if plan.norm == "post" else []),
     ]
@@ -124,6 +125,10 @@ class Writers:
     def _add_layer(self, layer: int, values: Mapping[PointKey, Tensor]) -> None:
         plan, stack = self._stack.architecture, self._stack
         self._add_attention(layer, values)
+        if plan.mixer:
+            self._steps.append(_Step(f"L{layer} mixer", partial(self._everywhere, values["mixer_out", layer])))
+        if plan.mlp_out is None:
+            return
         mlp_out = values["mlp_out", layer]
         mlp = _Step(f"L{layer} MLP", partial(self._everywhere, mlp_out))
         if plan.norm == "pre":
