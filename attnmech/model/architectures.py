@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from ..maths.norms import reciprocal_rms
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .replaced_attention import (
     BloomAttention,
@@ -63,6 +64,32 @@ class Gate:
         """The gate, from the projection's output."""
         chosen: Tensor = getattr(nn.functional, self.function)(select(output, self.columns))
         return rearrange(chosen, "... (head d_value) -> ... head d_value", head=heads)
+
+
+@dataclass(frozen=True)
+class NormGate:
+    """An RMSNorm of the pattern-weighted sum of v, all heads together (BitNet), as what it multiplies that sum by.
+
+    g = (weight + offset) / √(mean_d y² + ε), y the sum of all heads: the gate of each head depends on every head.
+    """
+
+    path: str
+    """The norm, below the attention module."""
+    offset: float = 0.0
+    """What it adds to its weight."""
+
+    def __str__(self) -> str:
+        return f"the norm {self.path}"
+
+    def of(
+        self, weight: Float[Tensor, " features"], epsilon: float, ungated: Float[Tensor, "*places head d_value"]
+    ) -> Float[Tensor, "*places head d_value"]:
+        """The gate, from the norm's weight and what it is given; in float32 at least, as these norms compute."""
+        heads = ungated.shape[-2]
+        y = rearrange(ungated, "... head d_value -> ... (head d_value)")
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
+        scale = (weight.to(y) + self.offset) * reciprocal_rms(y, epsilon)[..., None]
+        return rearrange(scale, "... (head d_value) -> ... head d_value", head=heads)
 
 
 @dataclass(frozen=True)
@@ -158,7 +185,7 @@ final_norm norm; rotary rotate_halves
     """The layers of a rotary model that do not rotate."""
     qk_norm: tuple[str, str] | None = None
     """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
-    gate: Gate | None = None
+    gate: Gate | NormGate | None = None
     norm_after_rotary: bool = False
     """Whether these norms come after the rotation."""
     qk_norm_axes: str = "batch position head d_head"

@@ -14,11 +14,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
-from .architectures import Architecture, Gate
+from .architectures import Architecture, Gate, NormGate
 from .mask import MaskRule
+from .norms import kind_of
 from .position import FORMS, Rotary, as_tables, tables_of
 from .traced import Attended, Call, columns_of, distance, same
-from .weights import Columns, Expanded, Latent, Separate, has_matrix
+from .weights import Columns, Expanded, Latent, Separate, bias_of, has_matrix
 
 _ROUNDINGS: Final = 32
 """How many roundings of a value may stand between two computations of it."""
@@ -341,13 +342,20 @@ class BlockReader:
             _refuse("no matrix reads z, so W_O was not found")
         return next((call for call in readers if self._reads(call, z)), readers[0])
 
-    def _gate(self, out: Call) -> Gate | None:
+    def _gate(self, out: Call) -> Gate | NormGate | None:
         """What z is multiplied by before W_O; None if W_O reads z itself."""
         z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
         given = self._by_token(out.given)
         assert given is not None
         if same(given, z):
             return None
+        for call in self._inside:
+            made = self._by_token(call.made[0] if call.made else None)
+            if self._reads(call, z) and same(made, given):
+                kind = kind_of(call.module, z)
+                if kind is None or kind.centred or bias_of(call.module) is not None:
+                    _refuse(f"{call.path!r} between z and W_O is no RMSNorm, so what a head writes is not its z times a matrix")
+                return NormGate(self._below(call), kind.offset)
         ratio = torch.where(z == 0, 0.0, given.double() / z.double()).flatten(0, 1)
         for call in self._inside:
             value = self._by_token(call.made[0] if call.made else None)

@@ -18,13 +18,16 @@ from ..maths.precision import (
     table_tolerance,
 )
 from ..points import PointKey, full_name
+from .architectures import Gate, NormGate
 from .block import PostNormEnd
 from .certificate import Check
 from .ledger import ScoreAudit
+from .norms import epsilon_of, weight_of
 from .position import rotary_tables
 from .probe import (
     Compared,
     Probe,
+    Run,
     by_row,
 )
 from .weights import Expanded, bias_of, matrix_of, select
@@ -116,7 +119,7 @@ class LayerChecks(Probe):
                 if plan.gate is None
                 else [
                     checking(
-                        "gate", f"gate = {plan.gate.function}(attn_in W + b)", ("gate", "z"), self._gates(), self.local
+                        "gate", self._gate_statement(plan.gate), ("gate", "z"), self._gates(), self._gate_limit
                     )
                 ]
             ),
@@ -384,10 +387,28 @@ class LayerChecks(Probe):
             allowed = torch.full_like(leaked, sum_rounding(self.model.dtype))
             yield self.compared(run, layer, leaked, torch.zeros_like(leaked), allowed, everywhere)
 
+    @property
+    def _gate_limit(self) -> float:
+        """How far a gate may be off: norms compute in float32, in a float64 model too."""
+        return max(self.local, step_tolerance(torch.float32)) if isinstance(self.plan.gate, NormGate) else self.local
+
+    def _gate_statement(self, gate: Gate | NormGate) -> str:
+        if isinstance(gate, NormGate):
+            return "gate = γ / √(mean (pattern v)² + ε), over all heads"
+        return f"gate = {gate.function}(attn_in W + b)"
+
     def _gates(self) -> Iterator[Compared]:
         gate = self.plan.gate
         assert gate is not None
         for run, layer in self.places():
+            if isinstance(gate, NormGate):
+                norm = self.model.plain_module(self.stack, layer, f"{self.plan.attention}.{gate.path}")
+                ungated = self._pattern_v(run, layer, self.at(run, "v", layer))
+                expected = gate.of(weight_of(norm, ungated), epsilon_of(norm), ungated)
+                yield self.compared(
+                    run, layer, self.at(run, "gate", layer), expected, by_row(expected, self._gate_limit)
+                )
+                continue
             projection = self.stack.module(layer, f"{self.plan.attention}.{gate.path}")
             made = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide)
             bias = bias_of(projection)
@@ -396,18 +417,26 @@ class LayerChecks(Probe):
 
     def _z(self) -> Iterator[Compared]:
         for run, layer in self.places():
-            pattern, values = self.at(run, "pattern", layer), self._by_head(self.at(run, "v", layer))
-            values = self._with_further(values, self.block(run, layer).notes.further_values)
-            expected, summed = (
-                einsum(pattern, each, "batch head query key, batch key head d -> batch query head d")
-                for each in (values, values.abs())
-            )
+            pattern, v = self.at(run, "pattern", layer), self.at(run, "v", layer)
+            expected, summed = (self._pattern_v(run, layer, v, size=size) for size in (False, True))
             if self.plan.gate is not None:
                 gate = self.at(run, "gate", layer)
                 expected, summed = expected * gate, summed * gate.abs()
             allowed = self._product(pattern.shape[-1]) * summed
+            if isinstance(self.plan.gate, NormGate):
+                # The norm computes in float32, in a float64 model too.
+                allowed = allowed + max(steps_rounding(each) for each in (self.model.dtype, torch.float32)) * summed
             everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
             yield self.compared(run, layer, self.at(run, "z", layer), expected, allowed, everywhere)
+
+    def _pattern_v(self, run: Run, layer: int, v: Tensor, *, size: bool = False) -> Tensor:
+        """Σ_j p_ij v_j of each head, or Σ_j p_ij |v_j|."""
+        values = self._with_further(self._by_head(v), self.block(run, layer).notes.further_values)
+        return einsum(
+            self.at(run, "pattern", layer),
+            values.abs() if size else values,
+            "batch head query key, batch key head d -> batch query head d",
+        )
 
     def _with_further(self, values: Tensor, further: Tensor | None) -> Tensor:
         """Values by position, and after them those that are no tokens'."""

@@ -216,7 +216,7 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     if plan.expanded is None:
         absent["latent"] = f"{plan.name} makes keys and values of attn_in, without a latent between them"
     if plan.gate is None:
-        absent["gate"] = f"{plan.name} has no gate between attention and W_O"
+        absent["gate"] = f"{plan.name} has no gate, and no norm, between attention and W_O"
     if not plan.mixer:
         absent["mixer_out"] = f"{plan.name} has no mixer beside attention"
     if plan.streams and plan.mlp_out is None:

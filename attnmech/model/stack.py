@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm
 from ..points import full_name
-from .architectures import Architecture, first_tensor, has_module, submodule
+from .architectures import Architecture, Gate, NormGate, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
-from .norms import frozen_norm
+from .norms import epsilon_of, frozen_norm, weight_of
 from .observed import Notes
 from .position import Rotation, as_tables, tables_of
 from .running import Column, Kind
@@ -466,9 +466,15 @@ class Stack:
         separate = plan.attn_out not in ("", plan.out)
 
         def at_gate(module: nn.Module, args: Any, output: Tensor) -> None:
-            assert plan.gate is not None
+            assert isinstance(plan.gate, Gate)
             if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
                 in_force.note(gate=plan.gate.of(self._by_token(output), plan.n_heads))
+
+        def at_norm_of_z(module: nn.Module, args: Any) -> None:
+            ungated = in_force.under_way.notes.ungated
+            assert isinstance(plan.gate, NormGate) and ungated is not None
+            if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
+                in_force.note(gate=plan.gate.of(weight_of(module, args[0]), epsilon_of(module), ungated))
 
         def at_z(module: nn.Module, args: Any) -> Any:
             given, notes, gate = args[0], in_force.under_way.notes, self.point("gate")
@@ -484,7 +490,11 @@ class Stack:
             return (z.reshape(given.shape), *args[1:])
 
         if plan.gate is not None:
-            submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_hook(at_gate)
+            source = submodule(block, f"{plan.attention}.{plan.gate.path}")
+            if isinstance(plan.gate, NormGate):
+                source.register_forward_pre_hook(at_norm_of_z)
+            else:
+                source.register_forward_hook(at_gate)
             submodule(block, plan.out).register_forward_pre_hook(at_z)
         submodule(block, plan.out).register_forward_hook(at_attn_raw)
         submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
