@@ -108,8 +108,8 @@ class Architecture:
 final_norm norm; rotary rotate_halves
 
     Paths are dotted. `blocks` and `embed_norm` start at the base model; `attention`, `out`, `attn_out`,
-    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv` and `qk_norm` at the
-    attention module.
+    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv`, `qk_norm` and
+    `v_norm` at the attention module.
     """
 
     name: str
@@ -137,6 +137,8 @@ final_norm norm; rotary rotate_halves
     """Whether only some of the blocks have attention; the others are skipped."""
     streams: bool = True
     """Whether the blocks take and return a residual stream; if not, each is an attention alone."""
+    no_stream: str = ""
+    """Why they do not, in a family whose blocks combine attention and stream in a way of their own."""
     chained: bool = True
     """Whether each block is given what the one before returns."""
     batch_first: bool = True
@@ -186,6 +188,9 @@ final_norm norm; rotary rotate_halves
     qk_norm: tuple[str, str] | None = None
     """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
     gate: Gate | NormGate | None = None
+    v_norm: str = ""
+    """A norm of each head's values, below the attention module; the point `v` is what it returns."""
+    v_norm_axes: str = "batch position head d_head"
     norm_after_rotary: bool = False
     """Whether these norms come after the rotation."""
     qk_norm_axes: str = "batch position head d_head"

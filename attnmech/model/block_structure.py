@@ -99,8 +99,12 @@ class BlockReader:
         self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
         stream, attn_in = self._by_token(block.given), self._by_token(self._own.given)
         ended = self._by_token(block.made[0] if block.made else None)
-        if stream is None or attn_in is None or ended is None or ended.shape != stream.shape:
-            _refuse("its block or its attention does not take and return a stream")
+        if attn_in is None:
+            _refuse("its attention is not given one tensor with a row for each token")
+        if not start.streams:
+            stream = ended = attn_in
+        if stream is None or ended is None or ended.shape != stream.shape:
+            _refuse("its block does not take and return a stream")
         self._stream, self._attn_in, self._ended = stream, attn_in, ended
         self._below_path = f"{self._path}." if self._path else ""
         self._inside = [call for call in calls if call.path != self._path and call.path.startswith(self._below_path)]
@@ -113,8 +117,8 @@ class BlockReader:
         heads, d_head = attended.q.shape[2:]
         v = self._source("v", attended.v)
         q, k = self._source("q", attended.q), self._source("k", attended.k, v)
-        if v.norm is not None:
-            _refuse("it has a norm of values")
+        if v.norm is not None and v.latent is not None:
+            _refuse("it has a norm of values that are expanded from a latent")
         if v.latent is None and (q.latent is not None or k.latent is not None):
             _refuse("its queries or keys are expanded from a latent, but not its values")
         if v.latent is not None and q.norm is not None:
@@ -139,6 +143,8 @@ class BlockReader:
                 qk_norm_axes=self._axes_of(q.norm),
                 norm_after_rotary=rotary is not None and self._norm_is_last(q),
             )
+        if v.norm is not None:
+            plan = replace(plan, v_norm=self._below(v.norm), v_norm_axes=self._axes_of(v.norm))
         return self._with_layout(plan, q, k, v)
 
     def _source(self, name: str, value: Tensor, values: _Source | None = None) -> _Source:
@@ -301,6 +307,8 @@ class BlockReader:
 
     def _around(self, plan: Architecture) -> Architecture:
         out = self._out()
+        if not plan.streams:
+            return replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._norm_before())
         plan = replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._attn_norm())
         raw = self._by_token(out.made[0])
         assert raw is not None
@@ -377,6 +385,15 @@ class BlockReader:
             if before and same(self._by_token(call.made[0]), self._attn_in):
                 return call.path
         _refuse("what its attention is given is neither the stream nor a norm of it")
+
+    def _norm_before(self) -> str | None:
+        """The norm that makes `attn_in`, of whatever."""
+        before = [call for call in self._calls if call.order < self._attended.order and call.made and call.path]
+        for call in before:
+            given = call.given is not None and call.given.is_floating_point() and kind_of(call.module, call.given)
+            if given and same(self._by_token(call.made[0]), self._attn_in):
+                return call.path
+        return None
 
     def _middle(
         self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]

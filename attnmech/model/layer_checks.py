@@ -246,7 +246,21 @@ class LayerChecks(Probe):
                 summed = norm_of(source)[..., None, None] * norm_of(W, 1) + bias.abs()
                 allowed = rounding * summed + steps * (product.abs() + bias.abs())
                 keep = self.comparable(run, name, layer, product)
+                if name == "v" and self.plan.v_norm:
+                    yield self._normed_values(run, layer, product + bias, keep)
+                    continue
                 yield self.compared(run, layer, self.at(run, name, layer), product + bias, allowed, keep)
+
+    def _normed_values(self, run: Run, layer: int, value: Tensor, keep: Tensor) -> Compared:
+        """v against the norm, without hooks, of each head's attn_in W_V + b_V."""
+        norm = self.model.plain_module(self.stack, layer, f"{self.plan.attention}.{self.plan.v_norm}")
+        by_head = "batch position head d_head"
+        given = rearrange(value.to(self.model.dtype), f"{by_head} -> {self.plan.v_norm_axes}")
+        made = norm.forward(given).to(self.wide)
+        expected = rearrange(made, f"{self.plan.v_norm_axes} -> {by_head}", head=self.stack.n_kv_heads)
+        # Norms compute in float32, in a float64 model too.
+        limit = max(self.local, step_tolerance(torch.float32))
+        return self.compared(run, layer, self.at(run, "v", layer), expected, by_row(expected, limit), keep)
 
     def _latents(self, layout: Expanded) -> Iterator[Compared]:
         for run, layer in self.places():

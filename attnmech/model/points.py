@@ -206,7 +206,7 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     """The points that every layer of a stack lacks, with the reason."""
     absent: dict[str, str] = {}
     if not plan.streams:
-        reason = "no module around its attention takes and returns a stream"
+        reason = plan.no_stream or "no module around its attention takes and returns a stream"
         absent |= dict.fromkeys(("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"), reason)
         if plan.attn_out:
             absent.pop("attn_out")

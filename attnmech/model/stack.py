@@ -307,20 +307,31 @@ class Stack:
 
             return at_projection
 
+        def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            if not in_force.wants(self.point("v"), layer):
+                return None
+            by_head = "batch position head d_head"
+            value = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
+            visited = in_force.visit(self.point("v"), layer, value)
+            return rearrange(visited, f"{by_head} -> {plan.v_norm_axes}").reshape(output.shape)
+
         attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
         self._wire_tables(attention)
+        if plan.v_norm:
+            submodule(attention, plan.v_norm).register_forward_hook(at_v_norm)
         if isinstance(layout, Expanded):
             self._wire_latents(layer, attention, layout)
             submodule(attention, layout.q).register_forward_hook(at_columns({"q": layout.columns[0]}))
             submodule(attention, layout.kv).register_forward_hook(at_columns({"v": layout.columns[2]}))
         elif isinstance(layout, Columns):
             for path in layout.paths:
-                submodule(attention, path).register_forward_hook(at_columns(layout.taken(path)))
+                taken = {name: own for name, own in layout.taken(path).items() if name != "v" or not plan.v_norm}
+                submodule(attention, path).register_forward_hook(at_columns(taken))
         elif len(layout.paths) == 1:
             submodule(attention, layout.paths[0]).register_forward_hook(at_all)
         else:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
-            for path, name, heads in zip(layout.paths, "qkv", counts, strict=True):
+            for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
 
     def _wire_latents(self, layer: int, attention: nn.Module, layout: Expanded) -> None:

@@ -18,6 +18,7 @@ from ..errors import UnsupportedModelError, first_line
 from .architectures import Architecture, submodule
 from .block_structure import BlockReader, Factors, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
+from .no_stream import NO_STREAM
 from .norms import NormKind, kind_of
 from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass
 from .weights import Separate, bias_of
@@ -61,8 +62,9 @@ class _Reader:
         list_path, attention, layers = self._places(self._run({}))
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
+        why = NO_STREAM.get(self._original.config.model_type, "")
         start = Architecture(
-            name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            streams=not why, no_stream=why, hands_on=bool(why), name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}
@@ -85,6 +87,10 @@ class _Reader:
             layer, why = next(iter(unread.items()))
             raise UnreadableError(f"layer {layer}: {why}") from why
         common = _common(plans)
+        if common.no_stream:
+            outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
+            found = {"position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside)}
+            return replace(common, head_refused=common.no_stream, **found)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
 

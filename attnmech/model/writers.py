@@ -28,6 +28,8 @@ def why_no_sum(model: HookedModel) -> str | None:
     """Why a model's stream is not a sum of captured points; None if it is."""
     if model.is_own:
         return f"{NO_TOKENS}, and what it makes of them enters the stream as one value"
+    if model.architecture.no_stream:
+        return model.architecture.no_stream
     if len(model.stacks) > 1:
         return "its stacks share one embedding, and attention to another stack writes into the decoder's stream"
     if model.grid is not None:
