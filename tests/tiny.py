@@ -62,6 +62,9 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
     one_group = {"n_group": 1, "topk_group": 1}
     latent = one_group | {"num_key_value_heads": heads}
     sound = {"num_filters": 4, "depths": [1, 1], "downsampling_ratios": [2]}
+    alike = {"global_head_dim": size["head_dim"]}
+    indexer = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64,
+               "indexer_compress_ratio": 4, "hc_lowrank": 12}
     mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
     return {
         "axk1": latent,
@@ -69,7 +72,13 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "bailing_hybrid": latent | {"num_group": 1},
         "bamba": mamba | {"attn_layer_indices": [1, 3]},
         "beam": one_group,
-        "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5},
+        "cohere_compass_text": {
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5,
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta}
+                for kind, theta in (("sliding_attention", 1e4), ("full_attention", 1e6))
+            },
+        },
         "codegen": {"n_head": 4, "rotary_dim": 8},
         "deepseek_v2": latent | {"num_experts_per_tok": 2},
         "deepseek_v3": latent | {"n_routed_experts": 4, "first_k_dense_replace": 1},
@@ -80,6 +89,10 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "glm4_moe_lite": latent,
         "glm_moe_dsa": latent,
         "falcon_h1": {"mamba_d_ssm": twice} | mamba | {"mamba_expand": 2, "key_multiplier": 0.4, "attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.7},
+        "gemma4": {"text_config": alike},
+        "gemma4_text": alike,
+        "gemma4_unified": {"text_config": alike},
+        "gemma4_unified_text": alike,
         "gemma3n_text": {"num_kv_shared_layers": 0},
         "gpt_neo": {"attention_types": [[["global", "local"], size["layers"] // 2]], "window_size": 5},
         "gptj": {"rotary_dim": 4},
@@ -90,13 +103,15 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
         "mimo_v2_flash": one_group | {"layer_types": ["full_attention", "sliding_attention"] * 2},
         "minicpm3": {"num_key_value_heads": heads},
-        "mobilebert": {"true_hidden_size": size["hidden"], "use_bottleneck": False, "embedding_size": size["inner"]},
+        "mobilebert": {"embedding_size": size["hidden"] - 8, "intra_bottleneck_size": 5 * heads},
         "nemotron": {"num_key_value_heads": size["kv"]},
+        "qwen4_exp": {"text_config": indexer},
+        "qwen4_exp_text": indexer,
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
         "xmod": {"default_language": "en_XX"},
         "vibevoice_asr": {"acoustic_tokenizer_encoder_config": sound, "semantic_tokenizer_encoder_config": sound},
         "youtu": latent,
-        "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_key_value_heads": heads},
+        "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": heads},
         "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_mem_blocks": 1, "mamba_ngroups": 2,
                    "n_mamba_heads": heads, "num_key_value_heads": heads},
         "zaya": {"num_experts_per_tok": 1},

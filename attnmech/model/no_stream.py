@@ -12,6 +12,10 @@ _ENDS: Final = "its blocks multiply the stream by a number of their own as they 
 _STREAMS: Final = "its blocks mix several streams (AltUp) and write into them through low-rank side paths"
 _ADAPTED: Final = "its blocks end in an adapter of the text's language, behind the sum of stream and MLP"
 _BOTTLENECK: Final = "its attention reads and writes a narrower stream of each block's own"
+_BESIDE: Final = (
+    "its attention reads the stream and the token embedding side by side, and an MLP and a Mamba layer stand between it "
+    "and the stream"
+)
 
 NO_STREAM: Final[Mapping[str, str]] = {
     "minimax": _NORMED,
@@ -23,5 +27,7 @@ NO_STREAM: Final[Mapping[str, str]] = {
     "gemma4_unified_text": _ENDS,
     "mobilebert": _BOTTLENECK,
     "xmod": _ADAPTED,
+    "zamba": _BESIDE,
+    "zamba2": _BESIDE,
 }
 """By transformers' `config.model_type`."""

@@ -122,14 +122,22 @@ class Stack:
             "kv_head": self.n_kv_heads,
             "d_head": self.d_value if point in ("v", "gate", "z") else self.d_head,
             "d_latent": self.d_latent,
-            "d_model": self.d_model,
+            "d_model": self.d_in if point == "attn_in" else self.d_model,
         }
 
     def _read_sizes(self) -> None:
         # Every layer's, so that one that is quantised or does not fit its config is named here.
-        first, *_ = (self.weights(layer) for layer in self.layers)
+        each = {layer: self.weights(layer) for layer in self.layers}
+        first = each[self.layers[0]]
+        for layer, weights in each.items():
+            if weights.W_Q.shape != first.W_Q.shape or weights.W_O.shape != first.W_O.shape:
+                raise UnsupportedModelError(
+                    "a model whose layers have heads of different sizes is not supported: d_head is "
+                    f"{first.W_Q.shape[-1]} in layer {self.layers[0]}, {weights.W_Q.shape[-1]} in layer {layer}."
+                )
         self.d_head = first.W_Q.shape[-1]
         _, self.d_value, self.d_model = first.W_O.shape
+        self.d_in = self.d_model if self.architecture.expanded is not None else first.W_Q.shape[1]
         self.d_latent = 0 if self.architecture.expanded is None else first.W_V.shape[1]
 
     def _use_our_attention(self, layer: int, block: nn.Module) -> None:
