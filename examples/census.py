@@ -108,6 +108,7 @@ def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
     path = ".".join(filter(None, (plan.blocks, str(layer), plan.within, plan.out)))
     out = copied.base_model.get_submodule(path)
     width = (out.weight.shape[0] if isinstance(out, Conv1D) else out.weight.shape[1]) // stack.n_heads
+    out.weight = torch.nn.Parameter(out.weight.detach().clone())  # other layers may share it (Zamba)
     columns = slice(head * width, (head + 1) * width)
     with torch.no_grad():
         (out.weight if isinstance(out, Conv1D) else out.weight.T)[columns] = 0
