@@ -465,7 +465,7 @@ def _streamed(
     if shown.architecture.streams:
         reducers["updates"] = ResidualUpdates.reducer()
     else:
-        notes.append("What heads write is left out: no module around the attention takes and returns a stream.")
+        notes.append(f"What heads write is left out: {model.points[shown.point('resid_pre')].absent}.")
     by_token = TokenPaths.reducers(model, batch, notes)
     reducers |= by_token
     found = dict(zip(reducers, stream(model, batch, list(reducers.values()), stack=shown.label or None), strict=True))
@@ -540,6 +540,8 @@ def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measu
     effects = Measured("What matters", ablate_heads(model, iter(texts)), "am.ablate_heads(model, texts)")
     if len(INTERVENTIONS) * work > MAX_WORK:
         notes.append("The test of null attention is left out, since it would take minutes: see attnmech null.")
+        return (effects,)
+    if not model.output_stack.architecture.streams:
         return (effects,)
     null = Measured("First token", null_attention(model, iter(texts)), "am.null_attention(model, texts)")
     return effects, null

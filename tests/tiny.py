@@ -63,8 +63,14 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
     latent = one_group | {"num_key_value_heads": heads}
     sound = {"num_filters": 4, "depths": [1, 1], "downsampling_ratios": [2]}
     alike = {"global_head_dim": size["head_dim"]}
-    indexer = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64,
-               "indexer_compress_ratio": 4, "hc_lowrank": 12}
+    indexer = {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+        "hc_lowrank": 12,
+    }
     mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
     return {
         "axk1": latent,
@@ -73,7 +79,8 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "bamba": mamba | {"attn_layer_indices": [1, 3]},
         "beam": one_group,
         "cohere_compass_text": {
-            "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 5,
             "rope_parameters": {
                 kind: {"rope_type": "default", "rope_theta": theta}
                 for kind, theta in (("sliding_attention", 1e4), ("full_attention", 1e6))
@@ -88,7 +95,9 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "esm": {"vocab_size": size["vocab"], "mask_token_id": 5, "pad_token_id": 1},
         "glm4_moe_lite": latent,
         "glm_moe_dsa": latent,
-        "falcon_h1": {"mamba_d_ssm": twice} | mamba | {"mamba_expand": 2, "key_multiplier": 0.4, "attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.7},
+        "falcon_h1": {"mamba_d_ssm": twice}
+        | mamba
+        | {"mamba_expand": 2, "key_multiplier": 0.4, "attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.7},
         "gemma4": {"text_config": alike},
         "gemma4_text": alike,
         "gemma4_unified": {"text_config": alike},
@@ -112,8 +121,13 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "vibevoice_asr": {"acoustic_tokenizer_encoder_config": sound, "semantic_tokenizer_encoder_config": sound},
         "youtu": latent,
         "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": heads},
-        "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_mem_blocks": 1, "mamba_ngroups": 2,
-                   "n_mamba_heads": heads, "num_key_value_heads": heads},
+        "zamba2": {
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "num_mem_blocks": 1,
+            "mamba_ngroups": 2,
+            "n_mamba_heads": heads,
+            "num_key_value_heads": heads,
+        },
         "zaya": {"num_experts_per_tok": 1},
     }.get(kind, {})
 

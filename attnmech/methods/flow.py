@@ -183,7 +183,9 @@ class FlowReducer(Reducer):
         if self.kind == "rollout":
             return
         if end.notes.gate is not None:
-            raise InputError(f"layer {end.layer} has a gate or a norm between attention and W_O, so f(x_j) depends on the query.")
+            raise InputError(
+                f"layer {end.layer} has a gate or a norm between attention and W_O, so f(x_j) depends on the query."
+            )
         pattern = state["by_head"][self._place(end.index)]
         precision = pattern.dtype
         scale = attention_scale(run.stack, end, precision)

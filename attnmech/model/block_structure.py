@@ -362,7 +362,7 @@ class BlockReader:
             if self._reads(call, z) and same(made, given):
                 kind = kind_of(call.module, z)
                 if kind is None or kind.centred or bias_of(call.module) is not None:
-                    _refuse(f"{call.path!r} between z and W_O is no RMSNorm, so what a head writes is not its z times a matrix")
+                    _refuse(f"{call.path!r}, between z and W_O, is neither a gate nor an RMSNorm")
                 return NormGate(self._below(call), kind.offset)
         ratio = torch.where(z == 0, 0.0, given.double() / z.double()).flatten(0, 1)
         for call in self._inside:

@@ -117,11 +117,7 @@ class LayerChecks(Probe):
             *(
                 []
                 if plan.gate is None
-                else [
-                    checking(
-                        "gate", self._gate_statement(plan.gate), ("gate", "z"), self._gates(), self._gate_limit
-                    )
-                ]
+                else [checking("gate", self._gate_statement(plan.gate), ("gate", "z"), self._gates(), self._gate_limit)]
             ),
             checking(
                 "z",

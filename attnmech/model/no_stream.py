@@ -7,14 +7,14 @@ the stream are absent, with the reason given here, and so is everything that is 
 from collections.abc import Mapping
 from typing import Final
 
-_NORMED: Final = "its blocks add attention and MLP to a normalised and scaled stream, not to the stream that enters them"
+_NORMED: Final = "its blocks add attention and MLP to a stream that they normalise and scale, not to what enters them"
 _ENDS: Final = "its blocks multiply the stream by a number of their own as they end, and may add an embedding by layer"
 _STREAMS: Final = "its blocks mix several streams (AltUp) and write into them through low-rank side paths"
 _ADAPTED: Final = "its blocks end in an adapter of the text's language, behind the sum of stream and MLP"
 _BOTTLENECK: Final = "its attention reads and writes a narrower stream of each block's own"
 _BESIDE: Final = (
-    "its attention reads the stream and the token embedding side by side, and an MLP and a Mamba layer stand between it "
-    "and the stream"
+    "its attention reads the stream and the token embedding side by side, and writes through an MLP and a matrix into "
+    "a Mamba layer"
 )
 
 NO_STREAM: Final[Mapping[str, str]] = {

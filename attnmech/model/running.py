@@ -7,7 +7,7 @@ and two sides that differ by e have products that differ by e·r, of the size of
 | identity | holds between |
 |---|---|
 | `heads` | attn_raw = Σ_h z_h W_O^h + b_O |
-| `block` | resid_post = resid_pre + attn_out (+ mixer_out) + mlp_out; in post-norm models resid_mid = resid_pre + attn_out |
+| `block` | resid_post = resid_pre + attn_out (+ mixer_out) + mlp_out; post-norm: resid_mid = resid_pre + attn_out |
 | `mlp` | post-norm models: input of the last norm = N(resid_mid) + mlp_out |
 | `chain` | resid_pre of a layer = resid_post of the one before |
 | `rows` | Σ_j pattern_ij = 1, with a sink's mass |

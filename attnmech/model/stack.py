@@ -56,6 +56,7 @@ class Stack:
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
+            self._wire_v_norm(layer, submodule(block, architecture.attention))
             self._wire_output(layer, block)
         if not architecture.within:
             self._wire_end(found)
@@ -65,7 +66,9 @@ class Stack:
         """The facts that the running certificate's identities depend on."""
         plan = self.architecture
         chained = plan.chained and not plan.within
-        return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained, bool(plan.mixer))
+        return Column(
+            plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained, bool(plan.mixer)
+        )
 
     @property
     def label(self) -> str:
@@ -91,6 +94,18 @@ class Stack:
             plan.n_heads,
             plan.n_kv_heads,
         )
+
+    def gamma_of_z(self, layer: int) -> Float[Tensor, "head d_value"] | None:
+        """The γ of a norm between attention and W_O (BitNet); None without one.
+
+        What a head writes of a key is then (γ ⊙ v_j) W_O, up to a factor for each query.
+        """
+        gate = self.architecture.gate
+        if not isinstance(gate, NormGate):
+            return None
+        gamma = self.module(layer, f"{self.architecture.attention}.{gate.path}").weight
+        assert isinstance(gamma, torch.Tensor)
+        return rearrange(gamma.detach() + gate.offset, "(head d_value) -> head d_value", head=self.n_heads)
 
     def input_shift(self, layer: int) -> Float[Tensor, " d_model"] | None:
         """The shift β of the norm whose output is `attn_in`; None if that norm has none (RMSNorm).
@@ -315,18 +330,8 @@ class Stack:
 
             return at_projection
 
-        def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            if not in_force.wants(self.point("v"), layer):
-                return None
-            by_head = "batch position head d_head"
-            value = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
-            visited = in_force.visit(self.point("v"), layer, value)
-            return rearrange(visited, f"{by_head} -> {plan.v_norm_axes}").reshape(output.shape)
-
         attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
         self._wire_tables(attention)
-        if plan.v_norm:
-            submodule(attention, plan.v_norm).register_forward_hook(at_v_norm)
         if isinstance(layout, Expanded):
             self._wire_latents(layer, attention, layout)
             submodule(attention, layout.q).register_forward_hook(at_columns({"q": layout.columns[0]}))
@@ -341,6 +346,22 @@ class Stack:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
             for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
+
+    def _wire_v_norm(self, layer: int, attention: nn.Module) -> None:
+        """Visits v where a norm returns it."""
+        in_force, plan = self._in_force, self.architecture
+        if not plan.v_norm:
+            return
+
+        def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            if not in_force.wants(self.point("v"), layer):
+                return None
+            by_head = "batch position head d_head"
+            value = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
+            visited = in_force.visit(self.point("v"), layer, value)
+            return rearrange(visited, f"{by_head} -> {plan.v_norm_axes}").reshape(output.shape)
+
+        submodule(attention, plan.v_norm).register_forward_hook(at_v_norm)
 
     def _wire_latents(self, layer: int, attention: nn.Module, layout: Expanded) -> None:
         """Visits the latent, and k, whose columns two projections make."""
@@ -443,46 +464,17 @@ class Stack:
                 in_force.hold("out", self.label, layer, visited)
             return output if visited is added else _times(1 / plan.attn_scale, visited)
 
-        def at_further(module: nn.Module, args: Any, output: Any) -> Any:
-            """Keeps what is added to the MLP's output; `at_mlp_out` puts both back in one if the sum is edited."""
-            value = first_tensor(output)
-            before, by_token = in_force.under_way.notes.mlp_part, self._by_token(value)
-            in_force.note(mlp_part=by_token if before is None else before + by_token)
-            return _with_first(output, torch.zeros_like(value)) if moved() else None
-
-        def moved() -> bool:
-            return in_force.under_way.gradients or in_force.edits(self.point("mlp_out"), layer)
-
-        def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
-            value = first_tensor(output)
-            if plan.mlp_further:
-                further = in_force.under_way.notes.mlp_part
-                assert further is not None
-                total = self._by_token(value) + further
-                added = _times(plan.mlp_scale, total)
-                visited = in_force.visit(self.point("mlp_out"), layer, added)
-                in_force.hold("mlp", self.label, layer, visited)
-                if not moved():
-                    return None
-                whole = total if visited is added else _times(1 / plan.mlp_scale, visited)
-                return _with_first(output, self._as_given(whole, value))
-            added = _times(plan.mlp_scale, self._by_token(value))
-            visited = in_force.visit(self.point("mlp_out"), layer, added)
-            in_force.hold("mlp", self.label, layer, visited)
-            if visited is added:
-                return None
-            return _with_first(output, self._as_given(_times(1 / plan.mlp_scale, visited), value))
-
-        def at_mixer_out(module: nn.Module, args: Any, output: Any) -> Any:
-            value = first_tensor(output)
-            added = _times(plan.mixer_scale, self._by_token(value))
-            visited = in_force.visit(self.point("mixer_out"), layer, added)
-            in_force.hold("mixer", self.label, layer, visited)
-            if visited is added:
-                return None
-            return _with_first(output, self._as_given(_times(1 / plan.mixer_scale, visited), value))
-
         separate = plan.attn_out not in ("", plan.out)
+        submodule(block, plan.out).register_forward_hook(at_attn_raw)
+        submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        self._wire_gate(layer, block)
+        self._wire_added(layer, block)
+
+    def _wire_gate(self, layer: int, block: nn.Module) -> None:
+        """Visits the gate, and z behind it."""
+        in_force, plan = self._in_force, self.architecture
+        if plan.gate is None:
+            return
 
         def at_gate(module: nn.Module, args: Any, output: Tensor) -> None:
             assert isinstance(plan.gate, Gate)
@@ -508,21 +500,57 @@ class Stack:
             in_force.hold_z(self.label, layer, z)
             return (z.reshape(given.shape), *args[1:])
 
-        if plan.gate is not None:
-            source = submodule(block, f"{plan.attention}.{plan.gate.path}")
-            if isinstance(plan.gate, NormGate):
-                source.register_forward_pre_hook(at_norm_of_z)
-            else:
-                source.register_forward_hook(at_gate)
-            submodule(block, plan.out).register_forward_pre_hook(at_z)
-        submodule(block, plan.out).register_forward_hook(at_attn_raw)
-        submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        source = submodule(block, f"{plan.attention}.{plan.gate.path}")
+        if isinstance(plan.gate, NormGate):
+            source.register_forward_pre_hook(at_norm_of_z)
+        else:
+            source.register_forward_hook(at_gate)
+        submodule(block, plan.out).register_forward_pre_hook(at_z)
+
+    def _wire_added(self, layer: int, block: nn.Module) -> None:
+        """Visits what the MLP, and a mixer beside attention, add to the stream."""
+        in_force, plan, point = self._in_force, self.architecture, self.point("mlp_out")
+
+        def at_written(name: str, kind: Kind, factor: float) -> Callable[..., Any]:
+            def at_module(module: nn.Module, args: Any, output: Any) -> Any:
+                value = first_tensor(output)
+                added = _times(factor, self._by_token(value))
+                visited = in_force.visit(self.point(name), layer, added)
+                in_force.hold(kind, self.label, layer, visited)
+                if visited is added:
+                    return None
+                return _with_first(output, self._as_given(_times(1 / factor, visited), value))
+
+            return at_module
+
+        def in_one() -> bool:
+            """Whether the last of several modules is to return what all of them add, and the others nothing."""
+            return in_force.under_way.gradients or in_force.edits(point, layer)
+
+        def at_further(module: nn.Module, args: Any, output: Any) -> Any:
+            value = first_tensor(output)
+            before, by_token = in_force.under_way.notes.mlp_part, self._by_token(value)
+            in_force.note(mlp_part=by_token if before is None else before + by_token)
+            return _with_first(output, torch.zeros_like(value)) if in_one() else None
+
+        def at_last(module: nn.Module, args: Any, output: Any) -> Any:
+            value, further = first_tensor(output), in_force.under_way.notes.mlp_part
+            assert further is not None
+            total = self._by_token(value) + further
+            visited = in_force.visit(point, layer, _times(plan.mlp_scale, total))
+            in_force.hold("mlp", self.label, layer, visited)
+            if not in_one():
+                return None
+            return _with_first(output, self._as_given(_times(1 / plan.mlp_scale, visited), value))
+
         if plan.mixer:
-            submodule(block, plan.mixer).register_forward_hook(at_mixer_out)
+            at_mixer = at_written("mixer_out", "mixer", plan.mixer_scale)
+            submodule(block, plan.mixer).register_forward_hook(at_mixer)
         for path in plan.mlp_further:
             submodule(block, path).register_forward_hook(at_further)
         if plan.mlp_out is not None:
-            submodule(block, plan.mlp_out).register_forward_hook(at_mlp_out)
+            at_mlp = at_last if plan.mlp_further else at_written("mlp_out", "mlp", plan.mlp_scale)
+            submodule(block, plan.mlp_out).register_forward_hook(at_mlp)
 
     def _through_results(self, layer: int, merged: Tensor, output: Tensor) -> Tensor:
         """Visits `result`; attn_raw is computed from it if it was edited or will be differentiated."""

@@ -64,7 +64,8 @@ class _Reader:
         assert isinstance(blocks, nn.ModuleList)
         why = NO_STREAM.get(self._original.config.model_type, "")
         start = Architecture(
-            streams=not why, no_stream=why, hands_on=bool(why), name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            streams=not why, no_stream=why, hands_on=bool(why),
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}
@@ -89,8 +90,8 @@ class _Reader:
         common = _common(plans)
         if common.no_stream:
             outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
-            found = {"position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside)}
-            return replace(common, head_refused=common.no_stream, **found)
+            limit, scale = self._position_limit(list_path, outside), self._embed_scale(outside)
+            return replace(common, head_refused=common.no_stream, position_limit=limit, embed_scale=scale)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
 
