@@ -598,6 +598,10 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
     **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
+    "recurrent_gemma": (
+        "whose recurrent layers read padding, so that what a text gives depends on the texts beside it; Gemma has "
+        "attention in every layer"
+    ),
 }
 """Families that are not supported, each with the reason."""
 

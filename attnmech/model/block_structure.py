@@ -126,12 +126,12 @@ class BlockReader:
         if (q.norm is None) != (k.norm is None):
             _refuse("it has a norm of queries or of keys, but not of both")
         rotary, scale = self._rotary(q, k)
-        asked = attended.options
+        asked, key_scale = attended.options, self._factors.named(k.factor / scale)
         plan = replace(
             plan,
             n_heads=heads,
             query_scale=self._factors.named(q.factor / scale, d_head),
-            key_scale=self._factors.named(k.factor / scale, d_head),
+            key_scale=key_scale if self._factors.knows(key_scale) else 1.0,
             rotary=rotary,
             causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
             trusted="eager" if asked.get("softcap") or asked.get("s_aux") is not None else None,
@@ -316,8 +316,8 @@ class BlockReader:
         later = [call for call in self._calls if call.order > out.order and call.path]
         middle = self._middle(written, later)
         if middle is None and (beside := self._beside(written, later)) is not None:
-            *middle, mixer, factor = beside
-            plan = replace(plan, mixer=mixer.path, mixer_scale=factor)
+            middle, mixer, mixer_scale = beside
+            plan = replace(plan, mixer=mixer.path, mixer_scale=mixer_scale)
         if middle is None:
             return self._parallel(plan, written)
         norm, writer, factor = middle
@@ -413,7 +413,7 @@ class BlockReader:
 
     def _beside(
         self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
-    ) -> tuple[Call, Call, float, Call, float] | None:
+    ) -> tuple[tuple[Call, Call, float], Call, float] | None:
         """As `_middle`, where another module writes into the stream in the same step; that module and its factor."""
         mixers = [
             (call, value) for call, value in self._writes(0)
@@ -428,7 +428,7 @@ class BlockReader:
                     before = mixer.order < call.order
                     fit = self._fitted(given, self._stream, [value, other]) if before else None
                     if fit is not None:
-                        return call, writer, fit.factors[0], mixer, fit.factors[1]
+                        return (call, writer, fit.factors[0]), mixer, fit.factors[1]
         return None
 
     def _added(

@@ -308,7 +308,7 @@ class LayerChecks(Probe):
         rotary = self.plan.rotary
         assert rotary is not None
         positions = torch.arange(self.passes.runs[-1].batch.ids.shape[1], device=self.model.device)
-        parameters = dict(getattr(self.model.config, "rope_parameters", None) or {})
+        parameters = dict(getattr(self.model.config.get_text_config(), "rope_parameters", None) or {})
         if rotary.theta is not None:
             parameters["rope_theta"] = rotary.theta
         expected = rotary_tables(parameters, round(self.stack.d_head * rotary.share), positions)

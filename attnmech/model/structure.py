@@ -62,10 +62,10 @@ class _Reader:
         list_path, attention, layers = self._places(self._run({}))
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
-        why = NO_STREAM.get(self._original.config.model_type, "")
+        no_stream = NO_STREAM.get(self._original.config.model_type, "")
         start = Architecture(
             name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
-            streams=not why, no_stream=why, hands_on=bool(why),
+            streams=not no_stream, no_stream=no_stream, hands_on=bool(no_stream),
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}

@@ -247,10 +247,10 @@ REFUSED = {
     "openai-gpt": "its attention does not go through transformers' attention interface",
     "xlnet": "its attention does not go through transformers' attention interface",
     "diffllama": "structure cannot be read",
-    "gemma4_text": "it has a norm of values",
-    "bitnet": "a norm of z?",
+    "jetmoe": "its q are not columns of one projection",
+    "longcat_flash": "layers.N.self_attn.0, layers.N.self_attn.1",
+    "neomme": "a norm of z?",
     "hrm_text": "its attention stands in more than one place",
-    "nemotron_h": "layer",
     "fnet": "is a model without attention",
 }
 
