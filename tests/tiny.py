@@ -71,7 +71,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "indexer_compress_ratio": 4,
         "hc_lowrank": 12,
     }
-    mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
+    mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads, "mamba_d_state": 14, "mamba_chunk_size": 16}
     return {
         "axk1": latent,
         "axk2": latent,
@@ -114,6 +114,13 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "minicpm3": {"num_key_value_heads": heads},
         "mobilebert": {"embedding_size": size["hidden"] - 8, "intra_bottleneck_size": 5 * heads},
         "nemotron": {"num_key_value_heads": size["kv"]},
+        "nemotron_h": {
+            "mamba_num_heads": heads,
+            "mamba_head_dim": twice // heads,
+            "n_groups": 2,
+            "ssm_state_size": 14,
+            "chunk_size": 16,
+        },
         "qwen4_exp": {"text_config": indexer},
         "qwen4_exp_text": indexer,
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
@@ -125,6 +132,8 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
             "layers_block_type": ["linear_attention", "hybrid"] * 2,
             "num_mem_blocks": 1,
             "mamba_ngroups": 2,
+            "mamba_d_state": 14,
+            "chunk_size": 16,
             "n_mamba_heads": heads,
             "num_key_value_heads": heads,
         },

@@ -414,7 +414,8 @@ class LayerChecks(Probe):
             if isinstance(gate, NormGate):
                 norm = self.model.plain_module(self.stack, layer, f"{self.plan.attention}.{gate.path}")
                 ungated = self._pattern_v(run, layer, self.at(run, "v", layer))
-                expected = gate.of(weight_of(norm, ungated), epsilon_of(norm), ungated)
+                weight = weight_of(norm, rearrange(ungated, "batch position head d -> batch position (head d)"))
+                expected = gate.of(weight, epsilon_of(norm), ungated)
                 yield self.compared(
                     run, layer, self.at(run, "gate", layer), expected, by_row(expected, self._gate_limit)
                 )
