@@ -36,6 +36,7 @@ from .model.certificate import Certificate
 from .model.certify import certify
 from .model.hooked import HookedModel, require_model
 from .model.inputs import Inputs
+from .model.other_layers import about_other_layers
 from .model.stack import Stack
 from .points import full_name
 from .results.mean_qk import MeanQK
@@ -414,6 +415,8 @@ def report(
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
+    if left_out := about_other_layers(shown):
+        notes.append(f"{left_out[0].upper()}{left_out[1:]}.")
     if model.is_demo:
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
     stack = shown.label or None

@@ -35,6 +35,8 @@ class Stack:
         self._in_force = in_force
         found = submodule(base, architecture.blocks)
         assert isinstance(found, nn.ModuleList)
+        self.places = found
+        """All blocks, also those without attention."""
         self.blocks = {
             layer: submodule(block, architecture.within)
             for layer, block in enumerate(found)

@@ -200,6 +200,7 @@ def test_what_needs_a_stream_is_refused_with_the_reason(kind: str, why: str, wha
 def test_a_report_of_a_family_without_a_plain_stream(tmp_path: Path) -> None:
     report = am.report(hooked("minimax"), IDS[:1])
     assert any("What heads write is left out: its blocks" in note for note in report.notes)
+    assert any("without heads: 1, 3 (LightningAttention)" in note for note in report.notes)
     report.save(tmp_path / "report.html")
 
 
@@ -227,3 +228,22 @@ def test_heads_of_different_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tiny, "_own", lambda kind, size: {"global_head_dim": 24})
     with pytest.raises(am.UnsupportedModelError, match="d_head is 16 in layer 0, 24 in layer 3"):
         am.load(tiny.model_of("gemma4_text"))
+
+
+# -- layers without attention --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("qwen3_next", "0-2 (GatedDeltaNet)"),
+        ("nemotron_h", "0 (Mamba2Mixer); 1 (MoE); 3 (MLP)"),
+        ("minimax", "1, 3 (LightningAttention)"),
+        ("zamba2", "0, 2 (MambaMixer)"),
+        ("falcon_h1", ""),
+    ],
+)
+def test_layers_without_attention_are_named(kind: str, named: str) -> None:
+    certificate = hooked(kind).certificate
+    said = f"layers without attention, and so without heads: {named}" if named else ""
+    assert certificate.left_out == said and said in repr(certificate)

@@ -255,7 +255,8 @@ FAULTS: dict[str, tuple[str, Break, str]] = {
         "granitemoeshared", given("shared_mlp", lambda x: x + 0.01 * x[:, :1]), "padding"),
     "1 % of the stream past two MLPs": ("granitemoeshared", made("", lambda y, x: y + 0.01 * x), "mlp"),
     "a factor of two MLPs in one layer": ("granitemoeshared", attribute("", "residual_multiplier", 1.1), "stream"),
-    "1 % of the stream past a block without an MLP": ("nemotron_h", made("", lambda y, x: y + 0.01 * x, (2,)), "no sum of"),
+    "1 % of the stream past a block without an MLP": (
+        "nemotron_h", made("", lambda y, x: y + 0.01 * x, (2,)), "no sum of"),
     "1 % of z past its norm": ("bitnet", made("self_attn.attn_sub_norm", lambda y, x: y + 0.01 * x), "z"),
     "1 % of z past its norm, all layers": (
         "bitnet", made("self_attn.attn_sub_norm", lambda y, x: y + 0.01 * x, (0, 1, 2, 3)), "z"),
