@@ -21,7 +21,7 @@ from ..points import PointKey, full_name
 from .architectures import Gate, NormGate
 from .block import PostNormEnd
 from .certificate import Check
-from .ledger import ScoreAudit
+from .ledger import ScoreAudit, rotated_in
 from .norms import epsilon_of, weight_of
 from .position import rotary_tables
 from .probe import (
@@ -277,12 +277,18 @@ class LayerChecks(Probe):
                 yield self.compared(run, layer, found.to(self.wide), expected, by_row(expected, limit))
 
     def _rotation(self) -> Check:
-        tolerance = steps_rounding(self.model.dtype)
-        return self.by_layer(
-            "rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary(tolerance), tolerance
-        )
+        tolerance = max(self._rotated_to(run, layer) for run, layer in self.places())
+        return self.by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary(), tolerance)
 
-    def _rotary(self, tolerance: float) -> Iterator[Compared]:
+    def _rotated_to(self, run: Run, layer: int) -> float:
+        """The rounding of a layer's rotation; some families rotate in float32 in a float64 model, too."""
+        rotation = self.stack.rotation(layer, self.block(run, layer).notes)
+        values = [run.values[self.stack.point(f"{name}_rot"), layer] for name in "qk"]
+        by_head = "batch position head d_head -> batch head position d_head"
+        used = {rotated_in(rearrange(value, by_head), rotation) for value in values}
+        return steps_rounding(torch.float32 if used == {torch.float32} else self.model.dtype)
+
+    def _rotary(self) -> Iterator[Compared]:
         rotary = self.plan.rotary
         assert rotary is not None
         for run, layer in self.places():
@@ -295,7 +301,7 @@ class LayerChecks(Probe):
                 expected = self._normed(value, None if after else norm)
                 expected = expected if layer in self.plan.unrotated else rotary(expected, cos, sin)
                 expected = self._normed(expected, norm if after else None)
-                allowed = tolerance * norm_of(expected)[..., None]
+                allowed = self._rotated_to(run, layer) * norm_of(expected)[..., None]
                 yield self.compared(run, layer, self.at(run, f"{name}_rot", layer), expected, allowed)
 
     def _normed(self, value: Tensor, norm: FrozenNorm | None) -> Tensor:

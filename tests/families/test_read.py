@@ -1,6 +1,7 @@
 """Families whose structure is read from a traced pass, against plain transformers and their raw weights."""
 
 import copy
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 import attnmech as am
 from attnmech.model.architectures import ARCHITECTURES
+from attnmech.model.load import UnprovenWarning
 
 KINDS = (
     "gemma", "gemma3", "gemma3_text", "llama4_text", "phi", "phi3", "phimoe", "mixtral", "ministral", "qwen2_moe",
@@ -131,6 +133,30 @@ def test_in_float64(kind: str) -> None:
     acts, split = acts_of(kind, dtype=F64), am.decompose_scores(hooked(kind, dtype=F64), inputs_of(kind))
     close(acts["logits"], output_of(kind, dtype=F64).logits, 1e-6)
     assert float((split.residual / split.largest).max()) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["cohere", "llama4_text", "modernbert"])
+def test_families_that_rotate_in_float32_are_certified_in_float64(kind: str) -> None:
+    """Their queries and keys are float32's, and so is what the ledger may be off by; a little more fails."""
+    model = hooked(kind, dtype=F64)
+    assert model.certificate.ok, repr(model.certificate)
+    split = am.decompose_scores(model, inputs_of(kind))
+    assert 1e-12 < float((split.residual / split.largest).max()) <= 1e-6
+
+
+def test_a_rotation_in_float32_excuses_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys 1 + 1e-5 times as large, in float32 as before: a hundred roundings."""
+    modeling = sys.modules["transformers.models.cohere.modeling_cohere"]
+    rotate = modeling.apply_rotary_pos_emb
+
+    def larger(q: Tensor, k: Tensor, *tables: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        q, k = rotate(q, k, *tables, **options)
+        return q, (k.float() * (1 + 1e-5)).to(k)
+
+    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", larger)
+    with pytest.warns(UnprovenWarning):
+        model = am.load(tiny.model_of("cohere", dtype=F64))
+    assert {"rotary", "ledger"} <= {check.name for check in model.certificate.failed}
 
 
 @pytest.mark.parametrize("kind", ["phi3", "glm4"])
