@@ -553,6 +553,8 @@ def _print_certificate(console: Console, model: "HookedModel", certificate: "Cer
         style = {"holds": "green", "differs": "yellow", "FAILS": "bold red"}.get(item.status, "dim")
         table.add_row(item.name, f"[{style}]{item.status}[/{style}]", _plain(item.statement), _plain(item.evidence))
     console.print(table)
+    if certificate.left_out:
+        console.print(_plain(certificate.left_out), highlight=False)
     differing = [hook for hook in certificate.lens if hook.verdict == "differs"]
     if differing:
         console.print(

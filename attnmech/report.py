@@ -36,6 +36,7 @@ from .model.certificate import Certificate
 from .model.certify import certify
 from .model.hooked import HookedModel, require_model
 from .model.inputs import Inputs
+from .model.other_layers import about_other_layers
 from .model.stack import Stack
 from .points import full_name
 from .results.mean_qk import MeanQK
@@ -414,6 +415,8 @@ def report(
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
         notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
+    if left_out := about_other_layers(shown):
+        notes.append(f"{left_out[0].upper()}{left_out[1:]}.")
     if model.is_demo:
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
     stack = shown.label or None
@@ -465,7 +468,7 @@ def _streamed(
     if shown.architecture.streams:
         reducers["updates"] = ResidualUpdates.reducer()
     else:
-        notes.append("What heads write is left out: no module around the attention takes and returns a stream.")
+        notes.append(f"What heads write is left out: {model.points[shown.point('resid_pre')].absent}.")
     by_token = TokenPaths.reducers(model, batch, notes)
     reducers |= by_token
     found = dict(zip(reducers, stream(model, batch, list(reducers.values()), stack=shown.label or None), strict=True))
@@ -540,6 +543,8 @@ def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measu
     effects = Measured("What matters", ablate_heads(model, iter(texts)), "am.ablate_heads(model, texts)")
     if len(INTERVENTIONS) * work > MAX_WORK:
         notes.append("The test of null attention is left out, since it would take minutes: see attnmech null.")
+        return (effects,)
+    if not model.output_stack.architecture.streams:
         return (effects,)
     null = Measured("First token", null_attention(model, iter(texts)), "am.null_attention(model, texts)")
     return effects, null

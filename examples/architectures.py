@@ -66,7 +66,7 @@ def missing(model: am.HookedModel, stack: str, notes: Notes) -> str:
     by_reason: dict[str, list[str]] = {}
     for full, point in model.points.items():
         label, name = split_stack(full)
-        if point.absent is not None and label in ("", stack) and name not in ("gate", "latent"):
+        if point.absent is not None and label in ("", stack) and name not in ("gate", "latent", "mixer_out"):
             # The same reason is one note, whichever family it is said of.
             reason = point.absent.replace(model.architecture.name, "the family", 1)
             by_reason.setdefault(reason, []).append(name)
@@ -111,7 +111,7 @@ def table(names: Sequence[str]) -> str:
         warnings.simplefilter("ignore", UserWarning)
         body = sorted(rows(names, notes), key=lambda row: row[0])
     lines = [HEADER, tuple(":-:" if title in TERMS else "---" for title in HEADER), *body]
-    points = ", ".join(f"`{point}`" for point in POINTS if point not in ("gate", "latent"))
+    points = ", ".join(f"`{point}`" for point in POINTS if point not in ("gate", "latent", "mixer_out"))
     drawn = "\n".join("| " + " | ".join(cell for cell in line) + " |" for line in lines)
     return f"{ABOUT.format(points=points)}\n{drawn}\n\n{notes}\n"
 

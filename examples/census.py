@@ -114,6 +114,7 @@ def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
     shared = _uses(copied, stack, layer)
     out = copied.base_model.get_submodule(path) if shared is None else shared[0]
     width = (out.weight.shape[0] if isinstance(out, Conv1D) else out.weight.shape[1]) // stack.n_heads
+    out.weight = torch.nn.Parameter(out.weight.detach().clone())  # other layers may share it (Zamba)
     columns = slice(head * width, (head + 1) * width)
     if shared is not None:
         _zero_in_one_use(out, shared[1], columns)

@@ -63,13 +63,31 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
     latent = one_group | {"num_key_value_heads": heads}
     # T5 does not divide scores by √d: with many dimensions, those of random weights saturate the softmax.
     unscaled = {"d_kv": size["rope"]}
-    mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
+    sound = {"num_filters": 4, "depths": [1, 1], "downsampling_ratios": [2]}
+    alike = {"global_head_dim": size["head_dim"]}
+    indexer = {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+        "hc_lowrank": 12,
+    }
+    mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads, "mamba_d_state": 14, "mamba_chunk_size": 16}
     return {
         "axk1": latent,
         "axk2": latent,
         "bailing_hybrid": latent | {"num_group": 1, "layer_types": ["linear_attention", "full_attention"] * 2},
         "bamba": mamba | {"attn_layer_indices": [1, 3]},
         "beam": one_group,
+        "cohere_compass_text": {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 5,
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta}
+                for kind, theta in (("sliding_attention", 1e4), ("full_attention", 1e6))
+            },
+        },
         "codegen": {"n_head": 4, "rotary_dim": 8},
         "deepseek_v2": latent | {"num_experts_per_tok": 2},
         "deepseek_v3": latent | {"n_routed_experts": 4, "first_k_dense_replace": 1},
@@ -79,6 +97,14 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "esm": {"vocab_size": size["vocab"], "mask_token_id": 5, "pad_token_id": 1},
         "glm4_moe_lite": latent,
         "glm_moe_dsa": latent,
+        "falcon_h1": {"mamba_d_ssm": twice}
+        | mamba
+        | {"mamba_expand": 2, "key_multiplier": 0.4, "attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.7},
+        "gemma4": {"text_config": alike},
+        "gemma4_text": alike,
+        "gemma4_unified": {"text_config": alike},
+        "gemma4_unified_text": alike,
+        "gemma3n_text": {"num_kv_shared_layers": 0},
         "gpt_neo": {"attention_types": [[["global", "local"], size["layers"] // 2]], "window_size": 5},
         "gptj": {"rotary_dim": 4},
         "granitemoehybrid": mamba | {"layer_types": ["mamba", "attention"] * 2},
@@ -87,16 +113,38 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "kimi_linear": latent | {"layer_types": ["linear_attention", "full_attention"] * 2},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
         "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
+        "mimo_v2_flash": one_group | {"layer_types": ["full_attention", "sliding_attention"] * 2},
         "minicpm3": {"num_key_value_heads": heads},
         "mt5": unscaled,
+        "mobilebert": {"embedding_size": size["hidden"] - 8, "intra_bottleneck_size": 5 * heads},
         "nemotron": {"num_key_value_heads": size["kv"]},
+        "nemotron_h": {
+            "mamba_num_heads": heads,
+            "mamba_head_dim": twice // heads,
+            "n_groups": 2,
+            "ssm_state_size": 14,
+            "chunk_size": 16,
+        },
+        "qwen4_exp": {"text_config": indexer},
+        "qwen4_exp_text": indexer,
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
         "switch_transformers": unscaled,
         "t5": unscaled,
         "umt5": unscaled,
         "xglm": {"attention_heads": heads},
         "xmod": {"default_language": "en_XX"},
+        "vibevoice_asr": {"acoustic_tokenizer_encoder_config": sound, "semantic_tokenizer_encoder_config": sound},
         "youtu": latent,
+        "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": heads},
+        "zamba2": {
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "num_mem_blocks": 1,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 14,
+            "chunk_size": 16,
+            "n_mamba_heads": heads,
+            "num_key_value_heads": heads,
+        },
         "zaya": {"num_experts_per_tok": 1},
     }.get(kind, {})
 
@@ -104,7 +152,13 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
 def config_of(kind: str, sizes: Mapping[str, int] = ONE) -> Any:
     """A small config of a model type: its defaults, with every size that the recipe knows made small."""
     made = transformers.CONFIG_MAPPING[kind]
-    return made(**_options(made, sizes) | dict(_own(kind, sizes)))
+    return made(**_merged(_options(made, sizes), _own(kind, sizes)))
+
+
+def _merged(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with those of a type, also in the configs of its parts."""
+    both = {name for name in own if isinstance(own[name], dict) and isinstance(options.get(name), dict)}
+    return {**options, **own, **{name: _merged(options[name], own[name]) for name in both}}
 
 
 def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:

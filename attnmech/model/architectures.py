@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from ..maths.norms import reciprocal_rms
 from .disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .replaced_attention import (
@@ -73,6 +74,32 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class NormGate:
+    """An RMSNorm of the pattern-weighted sum of v, all heads together (BitNet), as what it multiplies that sum by.
+
+    g = (weight + offset) / √(mean_d y² + ε), y the sum of all heads: the gate of each head depends on every head.
+    """
+
+    path: str
+    """The norm, below the attention module."""
+    offset: float = 0.0
+    """What it adds to its weight."""
+
+    def __str__(self) -> str:
+        return f"the norm {self.path}"
+
+    def of(
+        self, weight: Float[Tensor, " features"], epsilon: float, ungated: Float[Tensor, "*places head d_value"]
+    ) -> Float[Tensor, "*places head d_value"]:
+        """The gate, from the norm's weight and what it is given; in float32 at least, as these norms compute."""
+        heads = ungated.shape[-2]
+        y = rearrange(ungated, "... head d_value -> ... (head d_value)")
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
+        scale = (weight.to(y) + self.offset) * reciprocal_rms(y, epsilon)[..., None]
+        return rearrange(scale, "... (head d_value) -> ... head d_value", head=heads)
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Where a model keeps its parts, and how its blocks combine them.
 
@@ -88,8 +115,8 @@ class Architecture:
 final_norm norm; rotary rotate_halves
 
     Paths are dotted. `blocks` and `embed_norm` start at the base model; `attention`, `out`, `attn_out`,
-    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv` and `qk_norm` at the
-    attention module.
+    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv`, `qk_norm` and
+    `v_norm` at the attention module.
     """
 
     name: str
@@ -103,6 +130,12 @@ final_norm norm; rotary rotate_halves
     """The norm whose input is `resid_mid`; None if attention and MLP are added in one step."""
     mlp_out: str | None
     """The module whose output the MLP adds to the stream; None if the stack's blocks have no MLP."""
+    mlp_further: tuple[str, ...] = ()
+    """Modules that end before `mlp_out` does, and whose outputs are added to its output (Granite's shared MLP)."""
+    mixer: str = ""
+    """A module beside attention that writes into the stream in the same step (Falcon-H1's Mamba)."""
+    mixer_scale: float = 1.0
+    """The factor by which its output is multiplied before it is added."""
     stack: str = ""
     """The label of the stack, in a model with several: "encoder", "decoder" or "cross"."""
     within: str = ""
@@ -111,6 +144,8 @@ final_norm norm; rotary rotate_halves
     """Whether only some of the blocks have attention; the others are skipped."""
     streams: bool = True
     """Whether the blocks take and return a residual stream; if not, each is an attention alone."""
+    no_stream: str = ""
+    """Why they do not, in a family whose blocks combine attention and stream in a way of their own."""
     chained: bool = True
     """Whether each block is given what the one before returns."""
     batch_first: bool = True
@@ -163,13 +198,18 @@ final_norm norm; rotary rotate_halves
     """The layers of a rotary model that do not rotate."""
     qk_norm: tuple[str, str] | None = None
     """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
-    gate: Gate | None = None
+    gate: Gate | NormGate | None = None
+    v_norm: str = ""
+    """A norm of each head's values, below the attention module; the point `v` is what it returns."""
+    v_norm_axes: str = "batch position head d_head"
     norm_after_rotary: bool = False
     """Whether these norms come after the rotation."""
     qk_norm_axes: str = "batch position head d_head"
     """The axes of what these norms are given, as einops writes them."""
     query_scale: float = 1.0
     """The factor by which the model multiplies q before calling its attention."""
+    key_scale: float = 1.0
+    """The same for k (Falcon-H1)."""
     mask: str = ""
     """Of attention code of a user's own, without a call of `scaled_dot_product_attention`: the argument that is its
     mask."""
@@ -711,6 +751,10 @@ REFUSED: Final[Mapping[str, str]] = {
     "nystromformer": _APPROXIMATED.format("by landmarks"),
     "squeezebert": "its projections are grouped convolutions, not matrices",
     "yoso": _APPROXIMATED.format("by hashing"),
+    "recurrent_gemma": (
+        "whose recurrent layers read padding, so that what a text gives depends on the texts beside it; Gemma has "
+        "attention in every layer"
+    ),
 }
 """Families that are not supported, each with the reason."""
 

@@ -28,7 +28,7 @@ def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Te
 def captured_norms(stacks: Mapping[str, Stack], values: Mapping[PointKey, Tensor]) -> dict[PointKey, Tensor]:
     """‖f(x_j)‖ [batch head key] by pattern, of each layer whose pattern and v a run captured.
 
-    A gate between attention and W_O (Qwen3-Next) makes f depend on the query: then there is none.
+    A gate (Qwen3-Next) or a norm (BitNet) between attention and W_O makes f depend on the query: then there is none.
     """
     found: dict[PointKey, Tensor] = {}
     for name, layer in values:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from ..batch import Batch
 from ..errors import ExactnessError
 from ..maths.norms import FrozenNorm
-from ..maths.precision import least_rounding, product_rounding, steps_rounding
+from ..maths.precision import computed_in, least_rounding, product_rounding, steps_rounding
 from ..maths.scores import (
     Rounded,
     ScoreParts,
@@ -25,6 +25,7 @@ from ..maths.scores import (
 from ..results.mean_qk import MeanQK
 from .centring import Centre, centred
 from .observed import LayerAttention, RowBlock
+from .position import Rotation
 from .stack import Stack
 
 
@@ -59,7 +60,7 @@ def ledger_of_block(
         widen(weights.b_Q),
         weights.W_K.detach().to(wide),
         widen(weights.b_K),
-        scale=block.scale * plan.query_scale,
+        scale=block.scale * plan.query_scale * plan.key_scale,
         position=None if position is None else position[..., :tokens],
         visible=visible[..., :tokens],
         rotate=rotation,
@@ -136,6 +137,7 @@ class ScoreAudit:
         if centre is not None:
             self.parts = centred(self.parts, stacks[block.stack], block, block.batch, centre)
         self._stack, self._block, self._dtype = stacks[block.stack], block, attn_in.dtype
+        self._rotated = rotated_in(block.k, stacks[block.stack].rotation(block.layer, block.notes))
         query_input, key_input, _ = block.notes.inputs(attn_in)
         wide = self.parts.query_from_input.dtype
         by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (query_input, key_input))
@@ -204,7 +206,8 @@ class ScoreAudit:
             if norm is not None:
                 summed = summed * norm.multiplier.abs().amax(dim=-1)
             summed = repeat(summed, "batch position head -> batch (head shared) position", shared=shared)
-            steps = steps_rounding(self._dtype) * value.amax(dim=-1) + least_rounding(self._dtype)
+            rounded = max(steps_rounding(self._dtype), steps_rounding(self._rotated))
+            steps = rounded * value.amax(dim=-1) + least_rounding(self._dtype)
             found.append(Rounded(torch.linalg.vector_norm(value, dim=-1), rounding * summed + steps))
         return found[0], found[1]
 
@@ -256,6 +259,17 @@ def require_exact(
         "Does an active hook change the stream between its writers, or q, k or the scores? am.certify(model) says what "
         "else is wrong."
     )
+
+
+def rotated_in(value: Float[Tensor, "batch head position d_head"], rotation: Rotation | None) -> torch.dtype:
+    """The precision in which a model rotated its queries or keys, or to which it rounded them before.
+
+    Some families rotate in float32 in a float64 model, too (Llama 4), or give the rotation what is float32's (Cohere).
+    """
+    if rotation is None or value.dtype != torch.float64:
+        return value.dtype
+    found = {computed_in(value), computed_in(rotation.back(value))}
+    return torch.float32 if torch.float32 in found else value.dtype
 
 
 def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:

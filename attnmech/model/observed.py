@@ -47,6 +47,8 @@ class Notes:
     """What scores use as keys, `[batch kv_head position d_head]`, if the keys of a layer with latents were edited."""
     before_mlp: Tensor | None = None
     """The stream that the MLP adds to, in a post-norm decoder."""
+    mlp_part: Tensor | None = None
+    """What is added to the output of the last of several modules that are the MLP together."""
     attn_in: Tensor | None = None
     """The point `attn_in`; noted if a term of the scores is changed."""
 

@@ -86,4 +86,6 @@ def _with_heads(plan: Architecture, config: Config) -> Architecture:
 
 
 def _attends(model: nn.Module) -> bool:
-    return any("attention" in type(part).__name__.lower() for part in model.modules())
+    # MLA: multi-head latent attention (LongCat-Flash).
+    names = {type(part).__name__ for part in model.modules()}
+    return any("attention" in name.lower() or name.endswith("MLA") for name in names)

@@ -206,7 +206,7 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     """The points that every layer of a stack lacks, with the reason."""
     absent: dict[str, str] = {}
     if not plan.streams:
-        reason = "no module around its attention takes and returns a stream"
+        reason = plan.no_stream or "no module around its attention takes and returns a stream"
         if plan.within:
             reason = f"{reason}: it is part of the decoder's blocks (decoder.resid_mid enters it)"
         absent |= dict.fromkeys(("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"), reason)
@@ -218,11 +218,16 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     if plan.expanded is None:
         absent["latent"] = f"{plan.name} makes keys and values of attn_in, without a latent between them"
     if plan.gate is None:
-        absent["gate"] = f"{plan.name} has no gate between attention and W_O"
+        absent["gate"] = f"{plan.name} has no gate, and no norm, between attention and W_O"
+    if not plan.mixer:
+        absent["mixer_out"] = f"{plan.name} has no mixer beside attention"
     if plan.streams and plan.mlp_out is None:
-        reason = (
-            f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder continues from it"
-        )
+        reason = f"the blocks of {plan.name} with attention have no MLP; resid_post is resid_pre + attn_out"
+        if plan.stack:
+            reason = (
+                f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder continues "
+                "from it"
+            )
         absent |= {"resid_mid": reason, "mlp_out": reason}
     elif plan.streams and plan.mid_norm is None:
         absent["resid_mid"] = f"{plan.name} adds attention and MLP to the stream in one step"

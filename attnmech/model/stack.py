@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm
 from ..points import full_name
-from .architectures import KEY_STATES, Architecture, first_tensor, has_module, submodule
+from .architectures import KEY_STATES, Architecture, Gate, NormGate, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
-from .norms import frozen_norm
+from .norms import epsilon_of, frozen_norm, weight_of
 from .observed import Notes
 from .position import Rotation, as_tables, tables_of
 from .running import Column, Kind
@@ -35,6 +35,8 @@ class Stack:
         self._in_force = in_force
         found = submodule(base, architecture.blocks)
         assert isinstance(found, nn.ModuleList)
+        self.places = found
+        """All blocks, also those without attention."""
         self.blocks = {
             layer: submodule(block, architecture.within)
             for layer, block in enumerate(found)
@@ -58,6 +60,7 @@ class Stack:
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
+            self._wire_v_norm(layer, submodule(block, architecture.attention))
             self._wire_output(layer, block)
         if not architecture.within:
             self._wire_end(found)
@@ -67,7 +70,9 @@ class Stack:
         """The facts that the running certificate's identities depend on."""
         plan = self.architecture
         chained = plan.chained and not plan.within
-        return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained)
+        return Column(
+            plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained, bool(plan.mixer)
+        )
 
     @property
     def label(self) -> str:
@@ -93,6 +98,18 @@ class Stack:
             plan.n_heads,
             plan.n_kv_heads,
         )
+
+    def gamma_of_z(self, layer: int) -> Float[Tensor, "head d_value"] | None:
+        """The γ of a norm between attention and W_O (BitNet); None without one.
+
+        What a head writes of a key is then (γ ⊙ v_j) W_O, up to a factor for each query.
+        """
+        gate = self.architecture.gate
+        if not isinstance(gate, NormGate):
+            return None
+        gamma = self.module(layer, f"{self.architecture.attention}.{gate.path}").weight
+        assert isinstance(gamma, torch.Tensor)
+        return rearrange(gamma.detach() + gate.offset, "(head d_value) -> head d_value", head=self.n_heads)
 
     def input_shift(self, layer: int) -> Float[Tensor, " d_model"] | None:
         """The shift β of the norm whose output is `attn_in`; None if that norm has none (RMSNorm).
@@ -124,14 +141,22 @@ class Stack:
             "kv_head": self.n_kv_heads,
             "d_head": self.d_value if point in ("v", "gate", "z") else self.d_head,
             "d_latent": self.d_latent,
-            "d_model": self.d_model,
+            "d_model": self.d_in if point == "attn_in" else self.d_model,
         }
 
     def _read_sizes(self) -> None:
         # Every layer's, so that one that is quantised or does not fit its config is named here.
-        first, *_ = (self.weights(layer) for layer in self.layers)
+        each = {layer: self.weights(layer) for layer in self.layers}
+        first = each[self.layers[0]]
+        for layer, weights in each.items():
+            if weights.W_Q.shape != first.W_Q.shape or weights.W_O.shape != first.W_O.shape:
+                raise UnsupportedModelError(
+                    "a model whose layers have heads of different sizes is not supported: d_head is "
+                    f"{first.W_Q.shape[-1]} in layer {self.layers[0]}, {weights.W_Q.shape[-1]} in layer {layer}."
+                )
         self.d_head = first.W_Q.shape[-1]
         _, self.d_value, self.d_model = first.W_O.shape
+        self.d_in = self.d_model if self.architecture.expanded is not None else first.W_Q.shape[1]
         self.d_latent = 0 if self.architecture.expanded is None else first.W_V.shape[1]
 
     def _use_our_attention(self, layer: int, whole: nn.Module) -> None:
@@ -324,13 +349,30 @@ class Stack:
             submodule(attention, layout.kv).register_forward_hook(at_columns({"v": layout.columns[2]}))
         elif isinstance(layout, Columns):
             for path in layout.paths:
-                submodule(attention, path).register_forward_hook(at_columns(layout.taken(path)))
+                taken = {name: own for name, own in layout.taken(path).items() if name != "v" or not plan.v_norm}
+                submodule(attention, path).register_forward_hook(at_columns(taken))
         elif len(layout.paths) == 1:
             submodule(attention, layout.paths[0]).register_forward_hook(at_all)
         else:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
-            for path, name, heads in zip(layout.paths, "qkv", counts, strict=True):
+            for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
+
+    def _wire_v_norm(self, layer: int, attention: nn.Module) -> None:
+        """Visits v where a norm returns it."""
+        in_force, plan = self._in_force, self.architecture
+        if not plan.v_norm:
+            return
+
+        def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            if not in_force.wants(self.point("v"), layer):
+                return None
+            by_head = "batch position head d_head"
+            value = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
+            visited = in_force.visit(self.point("v"), layer, value)
+            return rearrange(visited, f"{by_head} -> {plan.v_norm_axes}").reshape(output.shape)
+
+        submodule(attention, plan.v_norm).register_forward_hook(at_v_norm)
 
     def _wire_latents(self, layer: int, attention: nn.Module, layout: Expanded) -> None:
         """Visits the latent, and k, whose columns two projections make."""
@@ -433,21 +475,28 @@ class Stack:
                 in_force.hold("out", self.label, layer, visited)
             return output if visited is added else _times(1 / plan.attn_scale, visited)
 
-        def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
-            value = first_tensor(output)
-            added = _times(plan.mlp_scale, self._by_token(value))
-            visited = in_force.visit(self.point("mlp_out"), layer, added)
-            in_force.hold("mlp", self.label, layer, visited)
-            if visited is added:
-                return None
-            return _with_first(output, self._as_given(_times(1 / plan.mlp_scale, visited), value))
-
         separate = plan.attn_out not in ("", plan.out)
+        submodule(block, plan.out).register_forward_hook(at_attn_raw)
+        submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        self._wire_gate(layer, block)
+        self._wire_added(layer, block)
+
+    def _wire_gate(self, layer: int, block: nn.Module) -> None:
+        """Visits the gate, and z behind it."""
+        in_force, plan = self._in_force, self.architecture
+        if plan.gate is None:
+            return
 
         def at_gate(module: nn.Module, args: Any, output: Tensor) -> None:
-            assert plan.gate is not None
+            assert isinstance(plan.gate, Gate)
             if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
                 in_force.note(gate=plan.gate.of(self._by_token(output), plan.n_heads))
+
+        def at_norm_of_z(module: nn.Module, args: Any) -> None:
+            ungated = in_force.under_way.notes.ungated
+            assert isinstance(plan.gate, NormGate) and ungated is not None
+            if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
+                in_force.note(gate=plan.gate.of(weight_of(module, args[0]), epsilon_of(module), ungated))
 
         def at_z(module: nn.Module, args: Any) -> Any:
             given, notes, gate = args[0], in_force.under_way.notes, self.point("gate")
@@ -462,13 +511,57 @@ class Stack:
             in_force.hold_z(self.label, layer, z)
             return (z.reshape(given.shape), *args[1:])
 
-        if plan.gate is not None:
-            submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_hook(at_gate)
-            submodule(block, plan.out).register_forward_pre_hook(at_z)
-        submodule(block, plan.out).register_forward_hook(at_attn_raw)
-        submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        source = submodule(block, f"{plan.attention}.{plan.gate.path}")
+        if isinstance(plan.gate, NormGate):
+            source.register_forward_pre_hook(at_norm_of_z)
+        else:
+            source.register_forward_hook(at_gate)
+        submodule(block, plan.out).register_forward_pre_hook(at_z)
+
+    def _wire_added(self, layer: int, block: nn.Module) -> None:
+        """Visits what the MLP, and a mixer beside attention, add to the stream."""
+        in_force, plan, point = self._in_force, self.architecture, self.point("mlp_out")
+
+        def at_written(name: str, kind: Kind, factor: float) -> Callable[..., Any]:
+            def at_module(module: nn.Module, args: Any, output: Any) -> Any:
+                value = first_tensor(output)
+                added = _times(factor, self._by_token(value))
+                visited = in_force.visit(self.point(name), layer, added)
+                in_force.hold(kind, self.label, layer, visited)
+                if visited is added:
+                    return None
+                return _with_first(output, self._as_given(_times(1 / factor, visited), value))
+
+            return at_module
+
+        def in_one() -> bool:
+            """Whether the last of several modules is to return what all of them add, and the others nothing."""
+            return in_force.under_way.gradients or in_force.edits(point, layer)
+
+        def at_further(module: nn.Module, args: Any, output: Any) -> Any:
+            value = first_tensor(output)
+            before, by_token = in_force.under_way.notes.mlp_part, self._by_token(value)
+            in_force.note(mlp_part=by_token if before is None else before + by_token)
+            return _with_first(output, torch.zeros_like(value)) if in_one() else None
+
+        def at_last(module: nn.Module, args: Any, output: Any) -> Any:
+            value, further = first_tensor(output), in_force.under_way.notes.mlp_part
+            assert further is not None
+            total = self._by_token(value) + further
+            visited = in_force.visit(point, layer, _times(plan.mlp_scale, total))
+            in_force.hold("mlp", self.label, layer, visited)
+            if not in_one():
+                return None
+            return _with_first(output, self._as_given(_times(1 / plan.mlp_scale, visited), value))
+
+        if plan.mixer:
+            at_mixer = at_written("mixer_out", "mixer", plan.mixer_scale)
+            submodule(block, plan.mixer).register_forward_hook(at_mixer)
+        for path in plan.mlp_further:
+            submodule(block, path).register_forward_hook(at_further)
         if plan.mlp_out is not None:
-            submodule(block, plan.mlp_out).register_forward_hook(at_mlp_out)
+            at_mlp = at_last if plan.mlp_further else at_written("mlp_out", "mlp", plan.mlp_scale)
+            submodule(block, plan.mlp_out).register_forward_hook(at_mlp)
 
     def _through_results(self, layer: int, merged: Tensor, output: Tensor) -> Tensor:
         """Visits `result`; attn_raw is computed from it if it was edited or will be differentiated."""

@@ -19,6 +19,7 @@ from ..errors import UnsupportedModelError, first_line
 from .architectures import Architecture, submodule
 from .block_structure import BlockReader, Factors, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
+from .no_stream import NO_STREAM
 from .norms import NormKind, kind_of
 from .postponed import through, through_attend, watching_for_products
 from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass, traced_attention
@@ -65,8 +66,10 @@ class Reader:
         list_path, attention, layers = self._places(self._first_pass())
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
+        no_stream = NO_STREAM.get(self._original.config.model_type, "")
         start = Architecture(
             name=family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            streams=not no_stream, no_stream=no_stream, hands_on=bool(no_stream),
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
             replacement=through_attend if self._multiplies else None,
         )  # fmt: skip
@@ -90,6 +93,10 @@ class Reader:
             layer, why = next(iter(unread.items()))
             raise UnreadableError(f"layer {layer}: {why}") from why
         common = common_plan(plans)
+        if common.no_stream:
+            outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
+            limit, scale = self._position_limit(list_path, outside), self._embed_scale(outside)
+            return replace(common, head_refused=common.no_stream, position_limit=limit, embed_scale=scale)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
 

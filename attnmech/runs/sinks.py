@@ -148,6 +148,8 @@ class SinkReducer(Reducer):
         x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
         writer = Writer(W_O, x)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
+        gamma = run.stack.gamma_of_z(end.layer)
+        written = writer.norm(values if gamma is None else values * gamma.to(values))
 
         key = state["top_key"][layer].long()
         stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
@@ -156,7 +158,7 @@ class SinkReducer(Reducer):
         at_sink = sink.expand_as(key).gather(-1, key.clamp(min=0))
         found = {
             "sink_mass": (sink_mass(received, sink, others), others.any(dim=-1)),
-            "value_ratio": (value_ratio(writer.norm(values), received, sink, others), others.any(dim=-1)),
+            "value_ratio": (value_ratio(written, received, sink, others), others.any(dim=-1)),
             "update_at_sink": _mean_where(update, looking & at_sink),
             "update_elsewhere": _mean_where(update, looking & ~at_sink),
         }

@@ -97,6 +97,8 @@ class UpdateSums(Reducer):
         key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
         reader = writer if key_stream is x else Writer(W_O, key_stream)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
+        if (gamma := run.stack.gamma_of_z(end.layer)) is not None:
+            values = values * gamma.to(values)
         target = _attended(reader, values, key_stream, key, scale.by_token)
         seen = real & (key >= 0)
         at_first = key == run.batch.keys(end.stack).begins[:, None, None]

@@ -322,7 +322,7 @@ def test_falcon_rounds_alibi_to_bfloat16_on_long_texts() -> None:
 def test_points_that_a_family_lacks_say_why(name: str) -> None:
     points = models.hooked(name).points
     absent = {point: about.absent for point, about in points.items() if about.absent is not None}
-    expected = {"gate", "latent"} | ({"resid_mid"} if name in WITH_ONE_STEP else set())
+    expected = {"gate", "latent", "mixer_out"} | ({"resid_mid"} if name in WITH_ONE_STEP else set())
     expected |= set() if name in ROTARY else {"q_rot", "k_rot"}
     assert set(absent) == expected
     if name in WITH_ONE_STEP:
