@@ -109,14 +109,16 @@ class _StacksReader(Reader):
         return places
 
     def _label_of(self, attended: Attended) -> str:
-        lengths = attended.q.shape[1], attended.k.shape[1]
-        source, target = self._of_encoder.shape[1], self._of_decoder.shape[1]
-        by_lengths = {(source, source): "encoder", (target, target): "decoder", (target, source): "cross"}
-        if lengths not in by_lengths:
+        target = self._of_decoder.shape[1]
+        queries, keys = attended.q.shape[1], attended.k.shape[1]
+        if queries == keys:
+            return "decoder" if keys == target else "encoder"
+        if queries != target:
             raise UnreadableError(
-                f"it attends from {lengths[0]} to {lengths[1]} positions, given texts of {source} and {target} tokens"
+                f"it attends from {queries} to {keys} positions, given texts of {self._of_encoder.shape[1]} and "
+                f"{target} tokens"
             )
-        return by_lengths[lengths]
+        return "cross"
 
     def _require_one_embedding(self, trace: Trace) -> None:
         for call in trace.calls:

@@ -197,6 +197,36 @@ def test_the_decoder_starts_by_itself(name: str) -> None:
     assert acts.batch.target.ids.tolist() == [[2], [2], [2]]
 
 
+KINDS = (
+    "blenderbot",
+    "blenderbot-small",
+    "m2m_100",
+    "pegasus",
+    "plbart",
+    "seamless_m4t",
+    "switch_transformers",
+    "umt5",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_families(kind: str) -> None:
+    """Certificate, logits of padded texts and patterns of all stacks against plain transformers."""
+    raw = tiny.model_of(kind)
+    raw.set_attn_implementation("eager")
+    model, given = am.load(raw), inputs(kind)
+    assert model.certificate.ok, repr(model.certificate)
+    assert list(model.stacks) == list(STACKS)
+    with torch.no_grad():
+        theirs = raw(**given, output_attentions=True, use_cache=False)
+    acts = model.run(given, points=[*(f"{stack}.pattern" for stack in STACKS), "logits"])
+    allowed = 1e-4 * float(theirs.logits.abs().max())
+    torch.testing.assert_close(acts.logits, theirs.logits, rtol=0, atol=allowed)
+    for stack in STACKS:
+        for layer, pattern in enumerate(getattr(theirs, f"{stack}_attentions")):
+            torch.testing.assert_close(acts[f"{stack}.pattern", layer], pattern, rtol=1e-5, atol=1e-5)
+
+
 # -- what was read, and what must not pass -------------------------------------------------------------------
 
 
