@@ -74,6 +74,7 @@ class _StacksReader(Reader):
 
     def architectures(self) -> tuple[Architecture, ...]:
         """The three, in the order in which the certificate names them."""
+        self._require_one_vocabulary()
         places = self._places_of_stacks(self._run({}))
         trace = self._run(self._every_module(), self._reading(places))
         self._require_one_embedding(trace)
@@ -119,6 +120,14 @@ class _StacksReader(Reader):
                 f"{target} tokens"
             )
         return "cross"
+
+    def _require_one_vocabulary(self) -> None:
+        """Raises `UnreadableError` if a table of the decoder has another number of tokens."""
+        tokens = getattr(self._model.config, "decoder_vocab_size", None) or len(self._rows)
+        if tokens != len(self._rows):
+            raise UnreadableError(
+                f"its encoder has {len(self._rows)} tokens and its decoder {tokens}; attnmech needs one vocabulary"
+            )
 
     def _require_one_embedding(self, trace: Trace) -> None:
         for call in trace.calls:

@@ -263,6 +263,34 @@ def test_states_without_the_encoder_s_norm_are_found() -> None:
     assert failed("mbart", "encoder", final_norm=None) == {"cross states"}
 
 
+@pytest.mark.parametrize(("place", "check"), [("states", "cross states"), ("stream", "cross queries")])
+@pytest.mark.parametrize("name", ["bart", "mbart"])
+def test_one_layer_that_reads_something_else_is_found(name: str, place: str, check: str) -> None:
+    """The structure is read from all layers together; what one of them is given must show in its own check."""
+    raw = models.fresh(name)
+
+    def change(module: Any, args: Any, kwargs: Any) -> Any:
+        if place == "states":
+            return args, {**kwargs, "key_value_states": 1.5 * kwargs["key_value_states"]}
+        if args:
+            return (1.5 * args[0], *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": 1.5 * kwargs["hidden_states"]}
+
+    raw.model.decoder.layers[1].encoder_attn.register_forward_pre_hook(change, with_kwargs=True)
+    with pytest.warns(UserWarning, match=check):
+        model = am.load(raw)
+    (failed_check,) = model.certificate.failed
+    assert failed_check.name == check
+    assert failed_check.detail.startswith("layer 1")
+
+
+def test_the_bias_of_logits_is_part_of_the_weights() -> None:
+    raw = models.fresh("marian")
+    before = am.load(raw).weights_hash
+    raw.final_logits_bias[0, 3] += 1
+    assert am.load(raw).weights_hash != before
+
+
 def test_a_wrong_norm_after_cross_attention_is_found() -> None:
     assert "decoder mlp" in failed("bart", "decoder", interposed_norm="self_attn_layer_norm")
 
@@ -343,6 +371,14 @@ def test_two_embeddings_are_refused() -> None:
     raw.model.decoder.embed_tokens = copy.deepcopy(raw.model.decoder.embed_tokens)
     with pytest.raises(am.UnsupportedModelError, match="embed tokens with different matrices"):
         am.load(raw)
+
+
+def test_two_vocabularies_are_refused() -> None:
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    for size, reason in ((40, "43 tokens and its decoder 40"), (43, "embed tokens with different matrices")):
+        raw = models.seq2seq("Marian", 20, (5, 2), "MarianMTModel", decoder_vocab_size=size, **apart)
+        with pytest.raises(am.UnsupportedModelError, match=reason):
+            am.load(models.randomised(raw))
 
 
 @pytest.mark.parametrize(
