@@ -74,6 +74,7 @@ class _StacksReader(Reader):
 
     def architectures(self) -> tuple[Architecture, ...]:
         """The three, in the order in which the certificate names them."""
+        self._require_one_vocabulary()
         places = self._places_of_stacks(self._run({}))
         trace = self._run(self._every_module(), self._reading(places))
         self._require_one_embedding(trace)
@@ -109,14 +110,24 @@ class _StacksReader(Reader):
         return places
 
     def _label_of(self, attended: Attended) -> str:
-        lengths = attended.q.shape[1], attended.k.shape[1]
-        source, target = self._of_encoder.shape[1], self._of_decoder.shape[1]
-        by_lengths = {(source, source): "encoder", (target, target): "decoder", (target, source): "cross"}
-        if lengths not in by_lengths:
+        target = self._of_decoder.shape[1]
+        queries, keys = attended.q.shape[1], attended.k.shape[1]
+        if queries == keys:
+            return "decoder" if keys == target else "encoder"
+        if queries != target:
             raise UnreadableError(
-                f"it attends from {lengths[0]} to {lengths[1]} positions, given texts of {source} and {target} tokens"
+                f"it attends from {queries} to {keys} positions, given texts of {self._of_encoder.shape[1]} and "
+                f"{target} tokens"
             )
-        return by_lengths[lengths]
+        return "cross"
+
+    def _require_one_vocabulary(self) -> None:
+        """Raises `UnreadableError` if a table of the decoder has another number of tokens."""
+        tokens = getattr(self._model.config, "decoder_vocab_size", None) or len(self._rows)
+        if tokens != len(self._rows):
+            raise UnreadableError(
+                f"its encoder has {len(self._rows)} tokens and its decoder {tokens}; attnmech needs one vocabulary"
+            )
 
     def _require_one_embedding(self, trace: Trace) -> None:
         for call in trace.calls:

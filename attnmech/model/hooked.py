@@ -255,7 +255,8 @@ class HookedModel:
         an encoder-decoder, every token comes from a whole pass, which hooks and interventions see; `options` are then
         do_sample, temperature, top_k, top_p and stop_at_eos, and `generator` (a torch.Generator) makes draws
         repeatable. `.steps` holds `points`, captured in each of these passes: `said.steps[2]["cross.pattern", 0]` is
-        what the third new token came from. An encoder-decoder's continuation is `said.target`.
+        what the third new token came from. An encoder-decoder's continuation is `said.target`; what a family forces as
+        first tokens (mBART's target language) is given as decoder_input_ids.
 
         Else `model.bridge.generate` is used, which is faster since it keeps keys and values, and has further options
         (repetition_penalty, ...). Its cache does not change any number: `run` on the result gives the logits that each

@@ -333,11 +333,13 @@ def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 def weights_hash(model: nn.Module) -> str:
     """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash.
 
-    And of the masks of pruned ones (`torch.nn.utils.prune`), which are part of what the model computes.
+    And of the masks of pruned ones (`torch.nn.utils.prune`) and what is added to logits (Marian's `final_logits_bias`),
+    which are part of what the model computes.
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     masks = {name: mask for name, mask in model.named_buffers() if name.removesuffix("_mask") + "_orig" in parameters}
-    return tensors_hash(parameters | masks)
+    added = {name: value for name, value in model.named_buffers() if name.endswith("logits_bias")}
+    return tensors_hash(parameters | masks | added)
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:

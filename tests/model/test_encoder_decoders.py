@@ -197,6 +197,36 @@ def test_the_decoder_starts_by_itself(name: str) -> None:
     assert acts.batch.target.ids.tolist() == [[2], [2], [2]]
 
 
+KINDS = (
+    "blenderbot",
+    "blenderbot-small",
+    "m2m_100",
+    "pegasus",
+    "plbart",
+    "seamless_m4t",
+    "switch_transformers",
+    "umt5",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_families(kind: str) -> None:
+    """Certificate, logits of padded texts and patterns of all stacks against plain transformers."""
+    raw = tiny.model_of(kind)
+    raw.set_attn_implementation("eager")
+    model, given = am.load(raw), inputs(kind)
+    assert model.certificate.ok, repr(model.certificate)
+    assert list(model.stacks) == list(STACKS)
+    with torch.no_grad():
+        theirs = raw(**given, output_attentions=True, use_cache=False)
+    acts = model.run(given, points=[*(f"{stack}.pattern" for stack in STACKS), "logits"])
+    allowed = 1e-4 * float(theirs.logits.abs().max())
+    torch.testing.assert_close(acts.logits, theirs.logits, rtol=0, atol=allowed)
+    for stack in STACKS:
+        for layer, pattern in enumerate(getattr(theirs, f"{stack}_attentions")):
+            torch.testing.assert_close(acts[f"{stack}.pattern", layer], pattern, rtol=1e-5, atol=1e-5)
+
+
 # -- what was read, and what must not pass -------------------------------------------------------------------
 
 
@@ -231,6 +261,34 @@ def failed(name: str, stack: str, **changes: Any) -> set[str]:
 
 def test_states_without_the_encoder_s_norm_are_found() -> None:
     assert failed("mbart", "encoder", final_norm=None) == {"cross states"}
+
+
+@pytest.mark.parametrize(("place", "check"), [("states", "cross states"), ("stream", "cross queries")])
+@pytest.mark.parametrize("name", ["bart", "mbart"])
+def test_one_layer_that_reads_something_else_is_found(name: str, place: str, check: str) -> None:
+    """The structure is read from all layers together; what one of them is given must show in its own check."""
+    raw = models.fresh(name)
+
+    def change(module: Any, args: Any, kwargs: Any) -> Any:
+        if place == "states":
+            return args, {**kwargs, "key_value_states": 1.5 * kwargs["key_value_states"]}
+        if args:
+            return (1.5 * args[0], *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": 1.5 * kwargs["hidden_states"]}
+
+    raw.model.decoder.layers[1].encoder_attn.register_forward_pre_hook(change, with_kwargs=True)
+    with pytest.warns(UserWarning, match=check):
+        model = am.load(raw)
+    (failed_check,) = model.certificate.failed
+    assert failed_check.name == check
+    assert failed_check.detail.startswith("layer 1")
+
+
+def test_the_bias_of_logits_is_part_of_the_weights() -> None:
+    raw = models.fresh("marian")
+    before = am.load(raw).weights_hash
+    raw.final_logits_bias[0, 3] += 1
+    assert am.load(raw).weights_hash != before
 
 
 def test_a_wrong_norm_after_cross_attention_is_found() -> None:
@@ -313,6 +371,14 @@ def test_two_embeddings_are_refused() -> None:
     raw.model.decoder.embed_tokens = copy.deepcopy(raw.model.decoder.embed_tokens)
     with pytest.raises(am.UnsupportedModelError, match="embed tokens with different matrices"):
         am.load(raw)
+
+
+def test_two_vocabularies_are_refused() -> None:
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    for size, reason in ((40, "43 tokens and its decoder 40"), (43, "embed tokens with different matrices")):
+        raw = models.seq2seq("Marian", 20, (5, 2), "MarianMTModel", decoder_vocab_size=size, **apart)
+        with pytest.raises(am.UnsupportedModelError, match=reason):
+            am.load(models.randomised(raw))
 
 
 @pytest.mark.parametrize(
