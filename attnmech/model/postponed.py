@@ -109,7 +109,7 @@ class Product:
         for nothing in self.zeroed:
             if bool((nothing & rule.visible(range(queries))).any()):
                 raise UnsupportedModelError(
-                    "its attention multiplies scores or weights by 0 where no key is hidden; attnmech cannot split that."
+                    "its attention multiplies scores or weights by 0 where no key is hidden, which attnmech cannot do."
                 )
         return rule, masked.position
 

@@ -85,8 +85,8 @@ def _require_the_same(model: PreTrainedModel, copied: PreTrainedModel) -> None:
     after = _last(copied.base_model(input_ids=ids))
     if not float((before - after).abs().amax()) <= pass_tolerance(before.dtype) * float(before.abs().amax()):
         raise UnsupportedModelError(
-            f"{type(model).__name__} uses its blocks in a way that attnmech does not know: with one block per layer, it "
-            "returns something else."
+            f"{type(model).__name__} uses its blocks in a way that attnmech does not know: with one block per layer, "
+            "it returns something else."
         )
 
 
