@@ -164,7 +164,7 @@ final_norm norm; rotary rotate_halves
     mask."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
-    reads: Literal["tokens", "pixels", "tensors"] = "tokens"
+    reads: Literal["tokens", "pixels", "sound", "tensors"] = "tokens"
     """What a model is given; "tensors" for a module of the user's own."""
     position_limit: int | None = None
     """The number of positions; None if any number works."""
@@ -466,23 +466,6 @@ def _roberta(config: Config) -> Architecture:
     return replace(_bert(config, "RoBERTa"), position_limit=limit)
 
 
-def _vit(config: Config) -> Architecture:
-    return Architecture(
-        name="ViT",
-        blocks="layers",
-        final_norm="final_layer_norm",
-        attention="attention",
-        qkv=Separate("q_proj", "k_proj", "v_proj"),
-        out="attention.o_proj",
-        attn_norm="layernorm_before",
-        mid_norm="layernorm_after",
-        mlp_out="mlp",
-        head_refused="its head reads one token of an image, and unembeds none",
-        reads="pixels",
-        causal=False,
-    )
-
-
 def _t5(config: Config) -> tuple[Architecture, ...]:
     encoder = Architecture(
         name="T5",
@@ -544,7 +527,6 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "mt5": _t5,
     "roberta": _roberta,
     "t5": _t5,
-    "vit": _vit,
     "xlm-roberta": _roberta,
 }
 """By transformers' `config.model_type`."""

@@ -39,7 +39,10 @@ from .own_inputs import OwnEncoder, OwnInputs
 from .own_module import NO_TOKENS, OwnModule
 from .passes import CheckedPasses, call
 from .points import ModelPoints, check_size, points_of
+from .signals import signal_config
+from .sounds import SoundEncoder
 from .stack import Stack
+from .senses import signal_encoder
 from .weights import AttentionWeights, tensors_hash, weights_hash
 
 if TYPE_CHECKING:
@@ -102,19 +105,19 @@ class HookedModel:
         self.device = weight.device
         self._passes = CheckedPasses(self._model, self.stacks, self._in_force, self.device, lambda: self.refused)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
-        self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
+        self.grid = PatchGrid.of(signal_config(original)) if self.architecture.reads == "pixels" else None
         """How an image is cut into the patches that are its positions; None for other inputs."""
         self.n_vocab = 0
         self.further_embeddings: tuple[str, ...] = ()
         """What is embedded besides tokens, such as "position embedding": a pass can capture it, but it is not a point.
         """
-        self.encoder: Encoder | ImageEncoder | OwnEncoder
+        self.encoder: Encoder | ImageEncoder | SoundEncoder | OwnEncoder
         if isinstance(original, OwnModule):
             assert own is not None
             self.encoder = OwnEncoder(original, own.labels, self.device, own.example)
             self.grid = self.encoder.grid
-        elif self.grid is not None:
-            self.encoder = ImageEncoder(self.grid, self.device, self.dtype)
+        elif self.grid is not None or self.architecture.reads == "sound":
+            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight)
         else:
             wire_tokens(self._model, self._in_force, is_point=self.points["embed"].absent is None)
             self.further_embeddings = wire_further(self._model, plans, self._in_force)
@@ -304,7 +307,7 @@ class HookedModel:
 
         Raises `InputError` for a text of a single token, and for a model that sees the next token.
         """
-        if not self.causal or self.points["logits"].absent is not None or self.grid is not None:
+        if not self.causal or self.points["logits"].absent is not None or not self.reads_tokens:
             raise InputError(f"a loss is for the next token; {self.name} has no head that predicts it.")
         key: PointKey = ("logits", None)
         return next_token_losses(self.encode(inputs, bos=bos), lambda some: self.forward(some, captures=[key])[key])
@@ -327,6 +330,8 @@ class HookedModel:
         if self.grid is None:
             return None
         shape = self.grid.shape
+        if not self.is_own:
+            return batch.extra["pixel_values"]
         return next((each for each in batch.extra.values() if each.ndim == 4 and each.shape[1:] == shape), None)
 
     def stack(self, label: str | None = None) -> Stack:

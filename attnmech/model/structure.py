@@ -19,6 +19,7 @@ from .architectures import Architecture, submodule
 from .block_structure import BlockReader, Factors, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
 from .norms import NormKind, kind_of
+from .signals import encodes_alone, signal_config, signal_of
 from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass
 from .weights import Separate, bias_of
 
@@ -42,19 +43,24 @@ def read_structure(model: PreTrainedModel) -> Architecture:
 
 class _Reader:
     def __init__(self, original: PreTrainedModel) -> None:
-        if original.config.is_encoder_decoder:
+        self._signal = signal_of(original)
+        if original.config.is_encoder_decoder and not encodes_alone(original):
             raise UnreadableError("it is an encoder-decoder; of these, attnmech supports only T5")
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
         self._paths = {id(module): path for path, module in self._base.named_modules()}
-        rows = getattr(self._model.get_input_embeddings(), "weight", None)
+        rows = getattr(self._model.get_input_embeddings(), "weight", None) if self._signal is None else None
+        if rows is None and self._signal is not None:
+            rows = next(self._model.parameters())[:0]  # no token's row is looked up
         if not isinstance(rows, torch.Tensor):
             raise UnreadableError("it has no token embedding")
         self._rows = rows
         # Norms and rotations are computed in float32 in float64 models, too.
         epsilon = max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
-        self._factors = Factors(self._model.config.get_text_config(), epsilon)
+        config = self._model.config.get_text_config() if self._signal is None else signal_config(self._model)
+        self._factors = Factors(config, epsilon)
+        self._inputs = self._random_inputs()
 
     def architecture(self) -> Architecture:
         """What all layers have in common, and what stands around them."""
@@ -64,6 +70,7 @@ class _Reader:
         start = Architecture(
             name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
+            reads="tokens" if self._signal is None else self._signal.reads,
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}
         plans: dict[int, Architecture] = {}
@@ -93,28 +100,35 @@ class _Reader:
     def _run(
         self, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None] = lambda trace, path: None
     ) -> Trace:
-        generator = torch.Generator().manual_seed(_SEED)
-        vocabulary = len(self._rows)
-        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, _LENGTH), generator=generator)
-        self._ids = ids.to(self._rows.device)
         try:
-            trace = trace_pass(self._model, self._ids, recorded, ended)
+            trace = trace_pass(self._model, self._inputs, recorded, ended)
         except UnsupportedModelError:
             raise
         except Exception as error:  # whatever a model raises that cannot be run like this
             self._require_that_it_runs()
             raise UnreadableError(
-                f"it does not run on token ids alone with attnmech's attention ({first_line(error)})"
+                f"it does not run on {'token ids' if self._signal is None else self._signal.argument} alone with "
+                f"attnmech's attention ({first_line(error)})"
             ) from error
         if not trace.n_attended:
             raise UnreadableError("its attention does not go through transformers' attention interface")
         return trace
 
+    def _random_inputs(self) -> dict[str, Any]:
+        if self._signal is not None:
+            self._ids = torch.zeros(0, dtype=torch.long)
+            return {**self._signal.noise(_TEXTS, _SEED, self._rows)}
+        generator = torch.Generator().manual_seed(_SEED)
+        vocabulary = len(self._rows)
+        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, _LENGTH), generator=generator)
+        self._ids = ids.to(self._rows.device)
+        return {"input_ids": self._ids, "use_cache": False}
+
     def _require_that_it_runs(self) -> None:
         """Raises `WeightsError` if transformers itself cannot run the model, whatever its attention."""
         try:
             with torch.no_grad():
-                copy_of(self._original)(input_ids=self._ids, use_cache=False)
+                copy_of(self._original)(**self._inputs)
         except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
             raise cannot_run(self._original, error) from error
 
@@ -157,11 +171,12 @@ class _Reader:
     def _ends(self, trace: Trace, list_path: str, last: str | None) -> dict[str, Any]:
         """Embedding, final norm and head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
-        found: dict[str, Any] = {
-            "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
-            "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
-            "embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside),
-        }  # fmt: skip
+        found: dict[str, Any] = {"embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside)}
+        if self._signal is None:
+            found |= {
+                "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
+                "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
+            }  # fmt: skip
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
         block = trace.call(last)
@@ -175,6 +190,8 @@ class _Reader:
     def _head(self, trace: Trace, normed: Float[Tensor, "batch position d_model"]) -> dict[str, Any]:
         """Factor and soft cap of the logits; or why they are not W_U times the final norm's output."""
         refused = {"head_refused": "its head is not one matrix that reads its final norm"}
+        if self._signal is not None:
+            return {"head_refused": "its head unembeds no tokens"}
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
         weight, logits = getattr(head, "weight", None), getattr(trace.output, "logits", None)
         if not isinstance(weight, torch.Tensor) or not isinstance(logits, torch.Tensor):
