@@ -536,9 +536,19 @@ _SPARSE: Final = (
     "whose attention is sparse, or local and global with projections of its own; take a model with full attention"
 )
 
+_WINDOWS: Final = (
+    "it attends within windows of patches, shifted and merged from layer to layer, so that its positions are not those "
+    "of one stream"
+)
+
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
     **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _WINDOWS),
+    "vit_mae": (
+        "it leaves out most patches at random in every pass; its encoder sees all of them in a ViTModel: "
+        "ViTModel.from_pretrained(folder)"
+    ),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
 }
 """Families that are not supported, each with the reason."""

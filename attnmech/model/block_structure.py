@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from .architectures import Architecture, Gate
 from .mask import MaskRule
-from .position import FORMS, Rotary, as_tables, tables_of
+from .position import FORMS, Rotary, as_tables, tables_for, tables_of
 from .traced import Attended, Call, columns_of, distance, same
 from .weights import Columns, Expanded, Latent, Separate, has_matrix
 
@@ -95,6 +95,7 @@ class BlockReader:
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
         self._path, self._attended, self._calls, self._factors = start.attention, attended, calls, factors
         # A class token is the same in every image, so where nothing rotates all positions tell more than the first.
+        self._has_patches = start.reads == "pixels"
         self._first = slice(1) if start.reads == "tokens" else slice(None)
         self._batch, self._length = attended.q.shape[:2]
         self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
@@ -300,8 +301,9 @@ class BlockReader:
         candidates = [("", tables_of(self._own.args, self._own.kwargs))]
         candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
         for path, tables in candidates:
-            if tables is not None and tables[0].shape[1] == self._length:
-                yield path, tables
+            fewer = () if tables is None else range(2, self._length) if self._has_patches else ()
+            if tables is not None and (tables[0].shape[1] == self._length or tables[0].shape[1] in fewer):
+                yield path, tables_for(tables, self._length)
 
     # -- W_O, norms and sums -------------------------------------------------------------------------------
 

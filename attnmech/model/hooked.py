@@ -1,16 +1,18 @@
 """A transformer with named activation points: run it, read any point, edit any point, leave no trace."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ..activations import Activations
 from ..arguments import listed, optional_flag, shown, whole_number
@@ -578,6 +580,10 @@ def require_model(model: object) -> None:
 
 def _has_head(model: PreTrainedModel) -> bool:
     """Whether the model's output is logits, or whatever a module of the user's own returns."""
+    returned = inspect.signature(type(model).forward).return_annotation
+    outputs = [each for each in (returned, *get_args(returned)) if isinstance(each, type) and issubclass(each, ModelOutput)]
+    if outputs and not any("logits" in each.__dataclass_fields__ for each in outputs):
+        return False
     return isinstance(model, OwnModule) or model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
 
 

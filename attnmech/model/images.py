@@ -55,10 +55,12 @@ class PatchGrid:
 
 def names_of(config: Any, count: int) -> tuple[str, ...]:
     """What the positions that are no patches are called, in order."""
+    classes = getattr(config, "n_cls_tokens", 1)
+    first = ["[CLS]"] if classes == 1 else [f"[CLS] {number + 1}" for number in range(classes)]
     distilled = ["[DIST]"] if config.model_type in ("deit", "audio-spectrogram-transformer") else []
     registers = [f"register {number + 1}" for number in range(getattr(config, "num_register_tokens", 0))]
     detections = [f"detection {number + 1}" for number in range(getattr(config, "num_detection_tokens", 0))]
-    for named in (["[CLS]", *distilled, *registers, *detections], [*registers, *detections]):
+    for named in ([*first, *distilled, *registers, *detections], [*registers, *detections]):
         if len(named) == count:
             return tuple(named)
     return tuple(f"token {number + 1}" for number in range(count))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..batch import Batch
@@ -29,6 +29,8 @@ class MaskRule:
     allows: Callable[..., Tensor]
     padding: Bool[Tensor, "batch key"] | None
     device: torch.device
+    bias: Float[Tensor, "#batch #head query key"] | None = None
+    """What a model adds to its scores together with its mask: a bias by position (BEiT)."""
     _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     ndim = 0
@@ -37,6 +39,10 @@ class MaskRule:
     def to(self, *_: Any) -> "MaskRule":
         """Itself: a rule has no dtype to be cast to (MPT calls this)."""
         return self
+
+    def __radd__(self, bias: Tensor) -> "MaskRule":
+        """The rule with a bias by position, which a model adds to its mask before both are added to the scores."""
+        return replace(self, bias=bias if self.bias is None else bias + self.bias)
 
     def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
         """True where the query of that row can see the key."""

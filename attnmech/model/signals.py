@@ -104,6 +104,13 @@ def encodes_alone(model: PreTrainedModel) -> bool:
     return model.main_input_name in KINDS and not hasattr(model.base_model, "decoder")
 
 
+def below_head(model: PreTrainedModel) -> nn.Module:
+    """The part of a model that is given its inputs and makes its stream; some base models are given the stream."""
+    base: nn.Module = model.base_model
+    of_signals = model.main_input_name in KINDS
+    return model if of_signals and model.main_input_name not in inspect.signature(base.forward).parameters else base
+
+
 def takes_other_sizes(model: nn.Module) -> bool:
     """Whether a model can be asked to interpolate its table of positions for images of other sizes."""
     return "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
@@ -130,8 +137,9 @@ class FrontEnd:
 
     def __init__(self, original: PreTrainedModel, blocks: str) -> None:
         # attnmech's attention has the mask as a rule.
-        self._model = use_attention(copy_of(original), IMPLEMENTATION).base_model
-        found = submodule(self._model, blocks)
+        copied = use_attention(copy_of(original), IMPLEMENTATION)
+        self._model = below_head(copied)
+        found = submodule(copied.base_model, blocks)
         assert isinstance(found, nn.ModuleList)
         found[0].register_forward_pre_hook(self._end, with_kwargs=True)
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -91,9 +92,20 @@ class _Reader:
         if not plans:
             layer, why = next(iter(unread.items()))
             raise UnreadableError(f"layer {layer}: {why}") from why
+        self._require_one_stream(trace, list_path, layers)
         common = _common(plans)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
+
+    def _require_one_stream(self, trace: Trace, list_path: str, layers: Sequence[int]) -> None:
+        """Raises `UnreadableError` where a model of images adds to its stream between blocks (YOLOS)."""
+        calls = [trace.call(f"{list_path}.{layer}") for layer in layers]
+        for layer, (before, after) in enumerate(pairwise(calls) if self._signal is not None else ()):
+            if before is not None and after is not None and not same(before.made[0], after.given):
+                raise UnreadableError(
+                    f"block {layer + 1} is not given what block {layer} returns: something is added to its stream "
+                    "between them (position embeddings)"
+                )
 
     # -- the pass ------------------------------------------------------------------------------------------
 
