@@ -41,10 +41,10 @@ from .own_inputs import OwnEncoder, OwnInputs
 from .own_module import NO_TOKENS, OwnModule
 from .passes import CheckedPasses, call
 from .points import ModelPoints, check_size, points_of
+from .senses import signal_encoder
 from .signals import signal_config
 from .sounds import SoundEncoder
 from .stack import Stack
-from .senses import signal_encoder
 from .weights import AttentionWeights, tensors_hash, weights_hash
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class HookedModel:
         is_demo: bool = False,
         bos: bool | None = None,
         own: OwnInputs | None = None,
+        processor: Any = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -119,7 +120,7 @@ class HookedModel:
             self.encoder = OwnEncoder(original, own.labels, self.device, own.example)
             self.grid = self.encoder.grid
         elif self.grid is not None or self.architecture.reads == "sound":
-            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight)
+            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight, processor)
         else:
             wire_tokens(self._model, self._in_force, is_point=self.points["embed"].absent is None)
             self.further_embeddings = wire_further(self._model, plans, self._in_force)
@@ -581,7 +582,8 @@ def require_model(model: object) -> None:
 def _has_head(model: PreTrainedModel) -> bool:
     """Whether the model's output is logits, or whatever a module of the user's own returns."""
     returned = inspect.signature(type(model).forward).return_annotation
-    outputs = [each for each in (returned, *get_args(returned)) if isinstance(each, type) and issubclass(each, ModelOutput)]
+    kinds = [each for each in (returned, *get_args(returned)) if isinstance(each, type)]
+    outputs = [each for each in kinds if issubclass(each, ModelOutput)]
     if outputs and not any("logits" in each.__dataclass_fields__ for each in outputs):
         return False
     return isinstance(model, OwnModule) or model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]

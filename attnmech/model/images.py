@@ -1,6 +1,6 @@
 """How do pixels become one `Batch` whose positions are the patches, with a class token and registers?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -12,6 +12,7 @@ from ..arguments import dense, shown
 from ..batch import Batch
 from ..errors import InputError, UnsupportedModelError, first_line
 from .patches import Lines, patch_places
+from .processors import Prepared
 from .signals import FrontEnd, Signal, pair
 
 _ROW: Final = 2**16
@@ -73,12 +74,19 @@ class ImageEncoder:
     """Patches are not a tokenizer's special tokens."""
 
     def __init__(
-        self, signal: Signal, grid: PatchGrid, front: FrontEnd, config: Any, *, interpolates: bool, like: Tensor
+        self,
+        signal: Signal,
+        grid: PatchGrid,
+        front: FrontEnd,
+        config: Any,
+        *,
+        interpolates: bool,
+        like: Tensor,
+        processor: Any,
     ) -> None:
         self.grid, self.signal, self._front, self._interpolates = grid, signal, front, interpolates
         self.device, self.dtype = like.device, like.dtype
-        self.prepare: Callable[[Any], Mapping[str, Any]] | None = None
-        """The model's own processor: what the model is given, of pictures."""
+        self._prepare = Prepared(processor, "pixels", signal.argument, grid.channels)
         given = signal.noise(1, 0, like)[signal.argument]
         try:
             self._places = patch_places(lambda pixels: front({signal.argument: pixels}), given, *grid.lines())
@@ -105,7 +113,8 @@ class ImageEncoder:
     def encode(self, inputs: Any, bos: bool | None = None) -> Batch:
         """One batch from `[batch channel height width]`, one image `[channel height width]`, or a mapping.
 
-        Pixel values are taken as the model expects them: already scaled and normalised.
+        Pixel values are taken as the model expects them: already scaled and normalised. Pictures (of Pillow, of a
+        `Path`, or as an array [height width 3] of bytes), and lists of them, go through the model's own processor.
         """
         if bos is not None:
             raise InputError("bos is only for texts; this model reads images. Leave it out.")
@@ -117,8 +126,8 @@ class ImageEncoder:
                 names = sorted(map(str, inputs))
                 raise InputError(f'a mapping of inputs for this model must hold only "pixel_values"; got {names}.')
             inputs = given["pixel_values"]
-        elif self.prepare is not None and not isinstance(inputs, Tensor):
-            inputs = self.prepare(inputs)[self.signal.argument]
+        elif not isinstance(inputs, Tensor):
+            inputs = self._prepare(inputs)[self.signal.argument]
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
             got = str(inputs.dtype) if isinstance(inputs, torch.Tensor) else shown(inputs)
             raise InputError(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedModelError
 
-FrontEnd: TypeAlias = Callable[[Float[Tensor, "batch *axes"]], Float[Tensor, "batch position d_model"]]
+FrontEnd: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "batch position d_model"]]
 """What enters the first block, of images or spectrograms."""
 
 _AT_ONCE: Final = 16
@@ -38,7 +38,7 @@ class Lines:
 
 
 def patch_places(
-    front: FrontEnd, given: Float[Tensor, "batch *axes"], rows: Lines, columns: Lines
+    front: FrontEnd, given: Float[Tensor, "batch ..."], rows: Lines, columns: Lines
 ) -> list[tuple[int, int] | None]:
     """Of each position, the row and column of its patch; None for one that no line of the input changes.
 

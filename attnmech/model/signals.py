@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .architectures import submodule
-from .block_structure import UnreadableError
 from .attention import IMPLEMENTATION
+from .block_structure import UnreadableError
 from .copies import copy_of, use_attention
 from .mask import MaskRule
 

@@ -1,6 +1,6 @@
 """How does a recording become one `Batch` whose positions are frames, labelled with their times?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -11,7 +11,8 @@ from ..batch import Batch
 from ..errors import InputError, UnsupportedModelError, first_line
 from .images import names_of
 from .patches import Lines, patch_places
-from .signals import FrontEnd, Signal, samples_per_frame
+from .processors import Prepared
+from .signals import FrontEnd, Signal, samples_of, samples_per_frame
 
 RATE: Final = 16_000
 """Samples per second, where neither the model's config nor its processor says another rate."""
@@ -25,24 +26,31 @@ class SoundEncoder:
     special: Final[frozenset[int]] = frozenset()
     """Frames are not a tokenizer's special tokens."""
 
-    def __init__(self, signal: Signal, front: FrontEnd, config: Any, *, like: Tensor) -> None:
+    def __init__(self, signal: Signal, front: FrontEnd, config: Any, *, like: Tensor, processor: Any) -> None:
         self.signal, self._front = signal, front
         self.device, self.dtype = like.device, like.dtype
-        self.prepare: Callable[[Any], Mapping[str, Any]] | None = None
-        """The model's own processor: what the model is given, of recordings."""
-        self.rate = RATE
+        self.rate = int(getattr(processor, "sampling_rate", RATE))
         """Samples per second of the recordings that the model takes."""
         self._names: tuple[str, ...] = ()
         self._patches: tuple[tuple[int, int] | None, ...] = ()
         """Of each position of a model of patches, its frequency and time, in steps of the patches."""
-        self._steps = (0, 1)
+        self._least = ""
+        self._mels = 1
+        """The number of mel bands between two patches."""
+        hop, longest = int(getattr(processor, "hop_length", _HOP)), None
         if signal.is_wave:
             self.hop = samples_per_frame(config)
+            self._least = f"A recording of one frame has {samples_of(config, 1)} samples."
         elif signal.argument == "input_features":
-            self.hop = 2 * _HOP
+            self.hop, longest = 2 * hop, signal.shape[1] * hop / self.rate
         else:
-            self.hop, self._steps = _HOP * config.time_stride, (int(config.frequency_stride), 1)
+            self.hop, self._mels, longest = (
+                hop * config.time_stride,
+                int(config.frequency_stride),
+                signal.shape[0] * hop / self.rate,
+            )
             self._read_patches(config, like)
+        self._prepare = Prepared(processor, "sound", signal.argument, seconds=longest)
 
     def _read_patches(self, config: Any, like: Tensor) -> None:
         times, mels = self.signal.shape
@@ -71,7 +79,7 @@ class SoundEncoder:
         place = self._patches[number]
         if place is None:
             return self._names[sum(each is None for each in self._patches[:number])]
-        return f"{place[1] * self.seconds:.{self._digits}f} s, mel {place[0] * self._steps[0]}"
+        return f"{place[1] * self.seconds:.{self._digits}f} s, mel {place[0] * self._mels}"
 
     @property
     def _digits(self) -> int:
@@ -89,15 +97,16 @@ class SoundEncoder:
         name = self.signal.argument
         if isinstance(inputs, Mapping):
             given = dict(inputs)
-        elif self.prepare is not None and not isinstance(inputs, Tensor):
-            given = dict(self.prepare(inputs))
+        elif not isinstance(inputs, Tensor):
+            given = dict(self._prepare(inputs))
         else:
             given = {name: inputs}
         values, mask = given.pop(name, None), given.pop("attention_mask", None)
         if values is None or given:
-            more = ' and "attention_mask"' if self.signal.is_wave else ""
+            more = ' and may hold "attention_mask"' if self.signal.is_wave else ""
             raise InputError(
-                f'a mapping of inputs for this model must hold "{name}"{more}; got {sorted(map(str, inputs))}.'
+                f'a mapping of inputs for this model must hold "{name}"{more}; got {sorted(map(str, inputs))}. A '
+                "recording is (samples per second, samples)."
             )
         if not isinstance(values, Tensor) or not values.is_floating_point():
             got = str(values.dtype) if isinstance(values, Tensor) else shown(values)
@@ -126,8 +135,7 @@ class SoundEncoder:
         except Exception as error:  # whatever a model raises over recordings that it cannot take
             raise InputError(
                 f"the model does not run on {self.signal.argument} of the shape {tuple(values.shape)}: "
-                f"{first_line(error)}. A recording of one frame has "
-                f"{self.hop} samples or more."
+                f"{first_line(error)}. {self._least}"
             ) from error
         ids = torch.arange(stream.shape[1], device=self.device).expand(len(values), -1)
         labels = self.position_texts(ids[0].tolist())
