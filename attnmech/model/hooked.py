@@ -584,8 +584,9 @@ def _has_head(model: PreTrainedModel) -> bool:
     returned = inspect.signature(type(model).forward).return_annotation
     kinds = [each for each in (returned, *get_args(returned)) if isinstance(each, type)]
     outputs = [each for each in kinds if issubclass(each, ModelOutput)]
-    if outputs and not any("logits" in each.__dataclass_fields__ for each in outputs):
-        return False
+    says = any("logits" in each.__dataclass_fields__ for each in outputs)
+    if says or (outputs and model.get_output_embeddings() is None):  # type: ignore[no-untyped-call]
+        return says
     return isinstance(model, OwnModule) or model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
 
 
