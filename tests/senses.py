@@ -55,10 +55,14 @@ IMAGES: Final[dict[str, Callable[[], Any]]] = {
     "vit": lambda: made("ViTForImageClassification", "ViT", SIZES | OBLONG),
     "deit": lambda: made("DeiTForImageClassification", "DeiT", SIZES | OBLONG),
     "dinov2": lambda: made("Dinov2ForImageClassification", "Dinov2", DINO),
-    "dinov2_registers": lambda: made("Dinov2WithRegistersModel", "Dinov2WithRegisters", DINO | {"num_register_tokens": 3}),
+    "dinov2_registers": lambda: made(
+        "Dinov2WithRegistersModel", "Dinov2WithRegisters", DINO | {"num_register_tokens": 3}
+    ),
     "dinov3": lambda: made("DINOv3ViTModel", "DINOv3ViT", SIZES | SQUARE | {"num_register_tokens": 3}),
     "clip_vision": lambda: two_towers("CLIP").vision_model,
-    "clip_projected": lambda: made("CLIPVisionModelWithProjection", "CLIPVision", SIZES | SQUARE | {"projection_dim": 7}),
+    "clip_projected": lambda: made(
+        "CLIPVisionModelWithProjection", "CLIPVision", SIZES | SQUARE | {"projection_dim": 7}
+    ),
     "siglip_vision": lambda: two_towers("Siglip").vision_model,
     "vit_msn": lambda: made("ViTMSNModel", "ViTMSN", SIZES | SQUARE),
     "ijepa": lambda: made("IJepaForImageClassification", "IJepa", SIZES | SQUARE),

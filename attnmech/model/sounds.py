@@ -37,6 +37,8 @@ class SoundEncoder:
         self._least = ""
         self._mels = 1
         """The number of mel bands between two patches."""
+        self.seconds_per_column = int(getattr(processor, "hop_length", _HOP)) / self.rate
+        """Of a model that is given a spectrogram, the time between two of its columns."""
         hop, longest = int(getattr(processor, "hop_length", _HOP)), None
         if signal.is_wave:
             self.hop = samples_per_frame(config)
