@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 
-from attnmech.draw.chart import ByChoice, Chart, Slot
+from attnmech.draw.chart import OWN_COLOUR, ByChoice, Chart, Slot
 from attnmech.draw.figure import Figure
 from attnmech.draw.section import Section
 from attnmech.draw.style import FIGURE_STYLE, NEUTRAL
@@ -57,7 +57,7 @@ def picture_section(
         hovertemplate="patch %{text}<br>attention %{z:.3g}<extra></extra>",
         colorbar=_BAR | {"title": {"text": "attention of the chosen query (after softmax)", "side": "top"}},
     )
-    frame = {"type": "rect", "line": {"color": _ATTENTION, "width": 3}}
+    frame = {"type": "rect", "name": OWN_COLOUR, "line": {"color": _ATTENTION, "width": 3}}
     figure.update_layout(
         template=FIGURE_STYLE,
         height=min(620, 140 + 460 * rows // columns),
@@ -67,7 +67,7 @@ def picture_section(
         yaxis={"range": [rows, 0], "showgrid": False, "title": {"text": "row of patches"}, "scaleanchor": "x",
                "constrain": "domain"},
         shapes=[frame | {"x0": 0, "x1": 1, "y0": 0, "y1": 1}],
-        margin={"t": 70},
+        margin={"t": 10},
     )  # fmt: skip
     chart = Chart(figure, (_attention("data.0.z", pattern, places), *_frame_slots(places)))
     return Section(
@@ -76,8 +76,8 @@ def picture_section(
         heading="The image, as one row of one head sees it",
         reading="The brighter a patch, the more of its attention the chosen query gives it in this head, relative to "
         "the patch that gets most; black is none. The frame is the query's own patch.",
-        caveat="Positions that are not patches (a class token, registers) are not in the picture; the maps below have "
-        "them.",
+        caveat="Positions that are no patches, such as [CLS] and registers, are not in the picture; the maps below "
+        "have them.",
         figures={"picture-attention": chart},
         call=call,
     )
@@ -132,7 +132,7 @@ def spectrogram_section(
         template=FIGURE_STYLE,
         height=430,
         shapes=[line | {"x0": 0, "x1": 0}],
-        margin={"t": 70},
+        margin={"t": 10},
     )
     figure.update_xaxes(title_text="time (s)", row=2, col=1)
     figure.update_yaxes(title_text="attention", rangemode="tozero", row=1, col=1)
