@@ -70,9 +70,8 @@ class Wording:
         if isinstance(given, str):
             return self(given)
         if isinstance(given, ByChoice) and given.values.dtype == object:
-            values = np.empty_like(given.values)
-            values.flat = [self(each) if isinstance(each, str) else each for each in given.values.flat]
-            return replace(given, values=values)
+            values = [self(each) if isinstance(each, str) else each for each in given.values.flat]
+            return replace(given, values=np.array([*values, None], dtype=object)[:-1].reshape(given.values.shape))
         if isinstance(given, ByChoice) and given.words:
             return replace(given, words=tuple(self(each) if isinstance(each, str) else each for each in given.words))
         return given

@@ -5,6 +5,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields, is_dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from ..activations import Activations
 from ..arguments import listed, optional_flag, shown, whole_number
@@ -584,7 +585,7 @@ def _has_head(model: PreTrainedModel) -> bool:
     returned = inspect.signature(type(model).forward).return_annotation
     kinds = [each for each in (returned, *get_args(returned)) if isinstance(each, type)]
     outputs = [each for each in kinds if issubclass(each, ModelOutput)]
-    says = any("logits" in each.__dataclass_fields__ for each in outputs)
+    says = any(part.name == "logits" for each in outputs if is_dataclass(each) for part in fields(each))
     if says or (outputs and model.get_output_embeddings() is None):  # type: ignore[no-untyped-call]
         return says
     return isinstance(model, OwnModule) or model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]

@@ -150,7 +150,7 @@ def _opened(path: Path) -> Any:
 
 def _recording(given: Any) -> tuple[int, np.ndarray]:
     """Samples per second, and the samples between -1 and 1."""
-    from scipy.io import wavfile
+    from scipy.io import wavfile  # type: ignore[import-untyped]
 
     if isinstance(given, Path):
         try:

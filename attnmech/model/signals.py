@@ -96,7 +96,7 @@ def samples_of(config: Any, frames: int) -> int:
 
 def samples_per_frame(config: Any) -> int:
     """How many samples lie between the beginnings of two frames."""
-    return prod(config.conv_stride) * int(getattr(config, "squeeze_factor", 1))
+    return int(prod(config.conv_stride)) * int(getattr(config, "squeeze_factor", 1))
 
 
 def encodes_alone(model: PreTrainedModel) -> bool:

@@ -150,4 +150,5 @@ class SoundEncoder:
                 f"attention_mask must have the shape of the samples, {tuple(values.shape)}, with 1 at samples and 0 at "
                 f"padding; got {tuple(mask.shape)}."
             )
-        return mask.long()
+        found: Tensor = mask.long()
+        return found

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy import signal
+from scipy import signal  # type: ignore[import-untyped]
 
 from ..batch import Batch
 from .sounds import SoundEncoder
