@@ -5,7 +5,6 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields, is_dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -585,7 +584,7 @@ def _has_head(model: PreTrainedModel) -> bool:
     returned = inspect.signature(type(model).forward).return_annotation
     kinds = [each for each in (returned, *get_args(returned)) if isinstance(each, type)]
     outputs = [each for each in kinds if issubclass(each, ModelOutput)]
-    says = any(part.name == "logits" for each in outputs if is_dataclass(each) for part in fields(each))
+    says = any("logits" in getattr(each, "__dataclass_fields__", ()) for each in outputs)
     if says or (outputs and model.get_output_embeddings() is None):  # type: ignore[no-untyped-call]
         return says
     return isinstance(model, OwnModule) or model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
