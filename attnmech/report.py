@@ -49,6 +49,9 @@ from .token_report import TokenPaths
 MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
 
+MAX_POSITIONS: Final = 800
+"""A page shows at most this many patches of an image, or frames of a recording, which cannot be cut."""
+
 MAX_WORK: Final = 1_000_000_000_000
 """A page's sweeps take at most so many multiplications of a weight each, about 20 seconds on two cores."""
 
@@ -413,6 +416,11 @@ def report(
         batch = batch.part(start, MAX_TOKENS)
     if model.is_own and whole > MAX_TOKENS:
         raise InputError(f"a report shows up to {MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
+    if whole > MAX_POSITIONS and not model.reads_tokens:
+        raise InputError(
+            f"a report shows up to {MAX_POSITIONS} patches or frames; got {whole}. Take am.attention_focus, or "
+            'model.run(..., points=["pattern"]).show("pattern") of single heads.'
+        )
     length = batch.ids.shape[1]
     if length < whole:
         notes.append(_about_cut(model, batch, whole, start))
