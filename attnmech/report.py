@@ -21,6 +21,7 @@ from .draw.numbers import ScoreNumbers, TableRow
 from .draw.page import render_page
 from .draw.section import OfPattern, Section
 from .draw.text import bound, html_text, percent
+from .draw.wording import TEXT, Wording
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
 from .maths.head_types import targets
@@ -43,10 +44,14 @@ from .results.mean_qk import MeanQK
 from .runs.effects import HeadEffects
 from .runs.repeated import TOKENS
 from .runs.stream import Reducer, stream
+from .sense_report import sense_section, wording_of
 from .token_report import TokenPaths
 
 MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
+
+MAX_POSITIONS: Final = 800
+"""A page shows at most this many patches of an image, or frames of a recording, which cannot be cut."""
 
 MAX_WORK: Final = 1_000_000_000_000
 """A page's sweeps take at most so many multiplications of a weight each, about 20 seconds on two cores."""
@@ -117,6 +122,10 @@ class Report:
     """What becomes of each token."""
     value_norms: Float[Tensor, "layer head key"] | None
     """‖(x_j W_V + b_V) W_O‖ of each key in each head; None where a gate is between attention and W_O."""
+    sense: Section | None = None
+    """The image or the recording itself, with the attention of a row."""
+    wording: Wording = TEXT
+    """What the input and its positions are called."""
 
     def __sub__(self, other: object) -> "Report":
         raise InputError("two reports have no difference; subtract results that they hold: one.focus - other.focus.")
@@ -135,13 +144,15 @@ class Report:
         """The page: one file that opens without a network."""
         view = self.scores.numbers(pattern=self.pattern)
         norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
-        view = replace(view, notes=(*self.notes, *view.notes), special=self.special, value_norms=norms)
+        said = self.wording
+        notes = tuple(map(said, (*self.notes, *view.notes)))
+        view = replace(view, notes=notes, special=self.special, value_norms=norms)
         provenance = self.scores.provenance
         return render_page(
             title=f"Where the attention of “{_short(provenance.model)}” looks, and why",
-            lead=self.lead,
+            lead=said(self.lead),
             view=view,
-            sections=self._sections(view),
+            sections=[said.section(section) for section in self._sections(view)],
             facts=self._facts(view),
             checks=[
                 TableRow(check.name, check.statement, _STATUS[check.status], check.evidence)
@@ -150,8 +161,9 @@ class Report:
             provenance=provenance.entries,
             setup=self.calls["setup"],
             reasons=self._reasons(len(view.tokens)),
-            brief=self.findings,
+            brief={question: said(finding) for question, finding in self.findings.items()},
             start=self._start(view),
+            wording=said,
         )
 
     @property
@@ -196,6 +208,7 @@ class Report:
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
         overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other)
         return [
+            *([] if self.sense is None else [self.sense]),
             overview if self.types is None else self._with_types(overview, self.types),
             *([] if self.types is None else [self._types(self.types)]),
             *scores,
@@ -307,7 +320,7 @@ class Report:
         largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")
         return [
-            TableRow("tokens", str(len(view.tokens))),
+            TableRow("tokens" if self.wording == TEXT else "positions", str(len(view.tokens))),
             TableRow("layers shown", ", ".join(map(str, view.layers))),
             TableRow("heads in each", str(view.scores.shape[1])),
             TableRow("terms of a score", terms),
@@ -404,6 +417,11 @@ def report(
         batch = batch.part(start, MAX_TOKENS)
     if model.is_own and whole > MAX_TOKENS:
         raise InputError(f"a report shows up to {MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
+    if whole > MAX_POSITIONS and not model.reads_tokens:
+        raise InputError(
+            f"a report shows up to {MAX_POSITIONS} patches or frames; got {whole}. Take am.attention_focus, or "
+            'model.run(..., points=["pattern"]).show("pattern") of single heads.'
+        )
     length = batch.ids.shape[1]
     if length < whole:
         notes.append(_about_cut(model, batch, whole, start))
@@ -457,6 +475,8 @@ def report(
         pattern,
         paths,
         norms,
+        sense_section(model, batch, pattern.float().cpu().numpy(), calls["view"].replace("{figure}", "map")),
+        wording_of(model),
     )
 
 

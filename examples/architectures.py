@@ -125,12 +125,12 @@ def census(kinds: Sequence[str], sizes: str, seed: int) -> bool:
     import tiny
 
     chosen = {"one": tiny.ONE, "other": tiny.OTHER}[sizes]
-    found = every.taken(kinds or list(tiny.kinds()), chosen, seed)
+    found = every.taken(kinds or [*tiny.kinds(), *tiny.senses()], chosen, seed)
     if (list(kinds), sizes, seed) == ([], "one", 0):
         Path(__file__).with_name("census.md").write_text(every.page(found), encoding="utf-8")
     else:
         print(*sorted(map(str, found)), sep="\n")
-    print(every.summary(found))
+    print(every.summaries(found))
     return not any(row.result == "WRONG" for row in found)
 
 

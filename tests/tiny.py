@@ -16,6 +16,24 @@ LISTS: Final = {
 }
 """The auto classes whose types the census builds."""
 
+SENSES: Final = {
+    "images": (
+        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_BACKBONE_MAPPING_NAMES,
+    ),
+    "sound": (
+        modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES, modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
+    ),
+}  # fmt: skip
+"""The auto classes of images and of sound, whose types the census counts beside those of text."""
+
+SIGNALS: Final[Mapping[str, Any]] = {
+    "image_size": 64, "patch_size": 16, "max_length": 42, "num_mel_bins": 28, "max_source_positions": 22,
+    "conv_dim": (20, 28), "conv_kernel": (10, 4), "conv_stride": (5, 3), "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 4, "use_mid_position_embeddings": False,
+}  # fmt: skip
+"""The sizes of images, recordings and what cuts them."""
+
 SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden": ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "model_dim", "embedding_size"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
@@ -151,8 +169,29 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
 
 def config_of(kind: str, sizes: Mapping[str, int] = ONE) -> Any:
     """A small config of a model type: its defaults, with every size that the recipe knows made small."""
-    made = transformers.CONFIG_MAPPING[kind]
-    return made(**_merged(_options(made, sizes), _own(kind, sizes)))
+    made = transformers.CONFIG_MAPPING[_type_of(kind)]
+    signals = _signals(made) if kind in senses() else {}
+    return made(**_merged(_options(made, sizes) | signals, _own(kind, sizes)))
+
+
+def _type_of(kind: str) -> str:
+    return kind.partition(" (")[0]
+
+
+def _signals(made: Any) -> dict[str, Any]:
+    """What the recipe sets of images and sound, where the defaults have a value of the same kind."""
+    defaults = made()
+    found = {
+        name: value
+        for name, value in SIGNALS.items()
+        if hasattr(defaults, name)
+        and isinstance(value, tuple | list) == isinstance(getattr(defaults, name), tuple | list)
+    }
+    for name in getattr(made, "sub_configs", None) or {}:
+        part = getattr(defaults, name, None)
+        if name.startswith("vision") and isinstance(part, transformers.PreTrainedConfig):
+            found[name] = {"model_type": part.model_type} | _options(type(part), ONE) | _signals(type(part))
+    return found
 
 
 def _merged(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,6 +254,22 @@ def kinds() -> dict[str, str]:
     return found
 
 
+@cache
+def senses() -> dict[str, tuple[str, str]]:
+    """Every model type of images and of sound, with which of these it is and the class that is built."""
+    found: dict[str, tuple[str, str]] = {}
+    for sense, lists in SENSES.items():
+        for kind, name in (pair for names in lists for pair in names.items()):
+            label = f"{kind} ({sense})" if kind in kinds() else kind
+            found.setdefault(label, (sense, name if isinstance(name, str) else name[0]))
+    return found
+
+
+def class_of(kind: str) -> str:
+    """The class that is built of a type."""
+    return kinds()[kind] if kind in kinds() else senses()[kind][1]
+
+
 def parameters_of(kind: str, sizes: Mapping[str, int] = ONE) -> int:
     """How many parameters the model of a type has; nothing is allocated."""
     with torch.device("meta"):
@@ -228,7 +283,7 @@ def model_of(kind: str, sizes: Mapping[str, int] = ONE, *, seed: int = 0, dtype:
 
 
 def _made(kind: str, sizes: Mapping[str, int]) -> Any:
-    config, made = config_of(kind, sizes), getattr(transformers, kinds()[kind])
+    config, made = config_of(kind, sizes), getattr(transformers, class_of(kind))
     if not isinstance(config, made.config_class):
         config = config.get_text_config()
     return made._from_config(config, dtype=torch.float32)

@@ -26,6 +26,7 @@ from attnmech.draw.style import MARKS
 from attnmech.draw.templates import rendered
 from attnmech.draw.text import bound, json_for_script, token_labels, visible_token
 from attnmech.draw.token_weights import unattended
+from attnmech.draw.wording import TEXT, Wording
 
 SINK: Final = 1e-3
 """Where a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
@@ -47,6 +48,7 @@ def render_page(
     reasons: Sequence[Sequence[Sequence[str]]] = (),
     brief: Mapping[str, str] | None = None,
     start: tuple[int, int, int] | None = None,
+    wording: Wording = TEXT,
 ) -> str:
     """The whole page as HTML.
 
@@ -61,6 +63,7 @@ def render_page(
         setup: the Python that precedes the calls.
         reasons: for each layer of `view`, head and query, one line that says why the head looks where it looks.
         brief: what was found, in a sentence for each question.
+        wording: what the input and its positions are called, in the page's own sentences; sections have it already.
         start: the layer, head and query that the page begins with; else the first head and the last token.
 
     Returns:
@@ -70,7 +73,7 @@ def render_page(
     carried = [scripts.views(), scripts.plotly(), *_libraries(sections)]
     page, boot = scripts.package_text("page.js"), f"{scripts.boot()}\n{scripts.package_text('theme.js')}"
     choices = _choices(view, sections)
-    data = _data(view, sections, choices, reasons)
+    data = _data(view, sections, choices, reasons, wording)
     first = dict(zip(("layer", "head", "query"), start or (view.layers[0], 0, len(view.tokens) - 1), strict=True))
     data |= {"start": first, "scripts": {each.label: each.name for each in carried}}
     return str(
@@ -82,7 +85,8 @@ def render_page(
             lead=lead,
             brief=brief or {},
             notes=view.notes,
-            contents=_contents(sections),
+            contents=_contents(sections, wording),
+            wording=wording,
             choices=choices,
             tokens=view.tokens,
             weighted=view.value_norms is not None,
@@ -120,11 +124,12 @@ def _data(
     sections: Sequence[Section],
     choices: Sequence[Choice],
     reasons: Sequence[Sequence[Sequence[str]]],
+    wording: Wording,
 ) -> dict[str, Any]:
     """What page.js reads."""
     store = Carried({choice.name: choice.values for choice in choices})
     drawn = {name: figure for section in sections for name, figure in section.figures.items()}
-    texts = {"row-finding": row_sentences(view)}
+    texts = {"row-finding": wording.said(row_sentences(view))}
     if reasons:
         texts["reason"] = ByChoice.texts(
             ("layer", "head", "query"), view.scores.shape[:3], lambda layer, head, query: reasons[layer][head][query]
@@ -180,9 +185,9 @@ def _libraries(sections: Sequence[Section]) -> list[scripts.Script]:
     return list({script.name: script for view in views for script in view.libraries}.values())
 
 
-def _contents(sections: Sequence[Section]) -> dict[str, str]:
+def _contents(sections: Sequence[Section], wording: Wording) -> dict[str, str]:
     return {
-        "text": "The text",
+        "text": f"The {wording.text}",
         **{section.anchor: section.contents or section.heading for section in sections},
         "run": "Model and run",
         "checks": "Checks",

@@ -217,7 +217,7 @@ final_norm norm; rotary rotate_halves
     """The module that `replacement` replaces, if that is not the attention."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
-    reads: Literal["tokens", "pixels", "tensors"] = "tokens"
+    reads: Literal["tokens", "pixels", "sound", "tensors"] = "tokens"
     """What a model is given; "tensors" for a module of the user's own."""
     position_limit: int | None = None
     """The number of positions; None if any number works."""
@@ -576,23 +576,6 @@ def _xlnet(config: Config) -> Architecture:
     )
 
 
-def _vit(config: Config) -> Architecture:
-    return Architecture(
-        name="ViT",
-        blocks="layers",
-        final_norm="final_layer_norm",
-        attention="attention",
-        qkv=Separate("q_proj", "k_proj", "v_proj"),
-        out="attention.o_proj",
-        attn_norm="layernorm_before",
-        mid_norm="layernorm_after",
-        mlp_out="mlp",
-        head_refused="its head reads one token of an image, and unembeds none",
-        reads="pixels",
-        causal=False,
-    )
-
-
 def _t5(config: Config) -> tuple[Architecture, ...]:
     encoder = Architecture(
         name="T5",
@@ -715,7 +698,6 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "mvp": _mvp,
     "roberta": _roberta,
     "t5": _t5,
-    "vit": _vit,
     "xlm-roberta": _roberta,
     "xlnet": _xlnet,
 }
@@ -729,9 +711,19 @@ _APPROXIMATED: Final = "its attention approximates the softmax ({}), so it has n
 _SELECTED: Final = "its attention sees the keys that an indexer selects in each layer; take a model with full attention"
 _IN_LISTS: Final = "its attentions, norms and MLPs are in separate lists, so no module is a block"
 
+_WINDOWS: Final = (
+    "it attends within windows of patches, shifted and merged from layer to layer, so that its positions are not those "
+    "of one stream"
+)
+
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
     **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _WINDOWS),
+    "vit_mae": (
+        "it leaves out most patches at random in every pass; its encoder sees all of them in a ViTModel: "
+        "ViTModel.from_pretrained(folder)"
+    ),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
     "nllb-moe": "its experts take a limited number of tokens from a batch, so a text's output depends on other texts",
     "pegasus_x": "its encoder attends to global tokens beside those of the text",

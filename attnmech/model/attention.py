@@ -263,6 +263,8 @@ def attention_of_site(
     edited = site.in_force.under_way.notes.edited_key
     key = key if edited is None else edited
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if isinstance(attention_mask, MaskRule) and attention_mask.bias is not None:
+        position_bias = attention_mask.bias if position_bias is None else position_bias + attention_mask.bias
     z = attend(
         query,
         unexpanded(key, site.kv_heads),

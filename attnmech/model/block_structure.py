@@ -17,7 +17,7 @@ from ..errors import UnsupportedModelError
 from .architectures import Architecture, Gate, NormGate
 from .mask import MaskRule
 from .norms import kind_of
-from .position import FORMS, Rotary, as_tables, rotary_tables, tables_of
+from .position import FORMS, Rotary, as_tables, rotary_tables, tables_for, tables_of
 from .traced import Attended, Call, columns_of, distance, same
 from .weights import Columns, Expanded, Latent, Separate, bias_of, has_matrix
 
@@ -99,6 +99,9 @@ class BlockReader:
 
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
         self._path, self._attended, self._calls, self._factors = start.attention, attended, calls, factors
+        # A class token is the same in every image, so where nothing rotates all positions tell more than the first.
+        self._has_patches = start.reads == "pixels"
+        self._first = slice(1) if start.reads == "tokens" else slice(None)
         self._batch, self._length = attended.q.shape[:2]
         self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
         stream, attn_in = self._by_token(block.given), self._by_token(self._own.given)
@@ -120,7 +123,13 @@ class BlockReader:
         attended = self._attended
         heads, d_head = attended.q.shape[2:]
         v = self._source("v", attended.v)
-        q, k = self._source("q", attended.q), self._source("k", attended.k, v)
+        try:
+            q, k = self._source("q", attended.q), self._source("k", attended.k, v)
+        except UnreadableError:
+            if self._first == slice(1):
+                raise
+            self._first = slice(1)
+            q, k = self._source("q", attended.q), self._source("k", attended.k, v)
         if v.norm is not None and v.latent is not None:
             _refuse("it has a norm of values that are expanded from a latent")
         if v.latent is None and (q.latent is not None or k.latent is not None):
@@ -154,10 +163,10 @@ class BlockReader:
     def _source(self, name: str, value: Tensor, values: _Source | None = None) -> _Source:
         """The columns of a projection that make q, k or v.
 
-        q and k are compared at position 0, where a rotation is the identity, up to a factor. Given that the values are
+        q and k are compared where a rotation is the identity, at position 0, up to a factor. Given that the values are
         expanded from a latent, keys are columns of the same projection and of the one that makes the latent.
         """
-        places = slice(None) if name == "v" else slice(1)
+        places = slice(None) if name == "v" else self._first
         wanted, norm = rearrange(value, "batch position head d -> batch position (head d)"), None
         if values is not None and values.latent is not None:
             latent = values.latent
@@ -317,8 +326,9 @@ class BlockReader:
         candidates = [("", tables_of(self._own.args, self._own.kwargs))]
         candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
         for path, tables in candidates:
-            if tables is not None and tables[0].shape[1] == self._length:
-                yield path, tables
+            fewer = () if tables is None else range(2, self._length) if self._has_patches else ()
+            if tables is not None and (tables[0].shape[1] == self._length or tables[0].shape[1] in fewer):
+                yield path, tables_for(tables, self._length)
 
     # -- W_O, norms and sums -------------------------------------------------------------------------------
 

@@ -61,14 +61,14 @@ class _StacksReader(Reader):
         self._crossed: Tensor | None = None
         """The encoder's states that cross-attention makes keys and values of."""
 
-    def _inputs(self) -> dict[str, Tensor]:
-        return {"input_ids": self._of_encoder, "decoder_input_ids": self._of_decoder}
+    def _inputs(self) -> dict[str, Any]:
+        return {"input_ids": self._of_encoder, "decoder_input_ids": self._of_decoder, "use_cache": False}
 
     def _require_that_it_runs(self) -> None:
         """Raises `WeightsError` if transformers cannot run the stacks; a head may refuse these texts."""
         try:
             with torch.no_grad():
-                copy_of(self._original).base_model(**self._inputs(), use_cache=False)
+                copy_of(self._original).base_model(**self._inputs())
         except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
             raise cannot_run(self._original, error) from error
 

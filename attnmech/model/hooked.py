@@ -1,16 +1,18 @@
 """A transformer with named activation points: run it, read any point, edit any point, leave no trace."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils.generic import ModelOutput
 
 from ..activations import Activations
 from ..arguments import listed, optional_flag, shown, whole_number
@@ -39,6 +41,9 @@ from .own_inputs import OwnEncoder, OwnInputs
 from .own_module import NO_TOKENS, OwnModule
 from .passes import CheckedPasses, call
 from .points import ModelPoints, check_size, points_of
+from .senses import signal_encoder
+from .signals import signal_config
+from .sounds import SoundEncoder
 from .stack import Stack
 from .weights import AttentionWeights, tensors_hash, weights_hash
 
@@ -78,6 +83,7 @@ class HookedModel:
         is_demo: bool = False,
         bos: bool | None = None,
         own: OwnInputs | None = None,
+        processor: Any = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -102,19 +108,19 @@ class HookedModel:
         self.device = weight.device
         self._passes = CheckedPasses(self._model, self.stacks, self._in_force, self.device, lambda: self.refused)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
-        self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
+        self.grid = PatchGrid.of(signal_config(original)) if self.architecture.reads == "pixels" else None
         """How an image is cut into the patches that are its positions; None for other inputs."""
         self.n_vocab = 0
         self.further_embeddings: tuple[str, ...] = ()
         """What is embedded besides tokens, such as "position embedding": a pass can capture it, but it is not a point.
         """
-        self.encoder: Encoder | ImageEncoder | OwnEncoder
+        self.encoder: Encoder | ImageEncoder | SoundEncoder | OwnEncoder
         if isinstance(original, OwnModule):
             assert own is not None
             self.encoder = OwnEncoder(original, own.labels, self.device, own.example)
             self.grid = self.encoder.grid
-        elif self.grid is not None:
-            self.encoder = ImageEncoder(self.grid, self.device, self.dtype)
+        elif self.grid is not None or self.architecture.reads == "sound":
+            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight, processor)
         else:
             wire_tokens(
                 self._model,
@@ -310,7 +316,7 @@ class HookedModel:
 
         Raises `InputError` for a text of a single token, and for a model that sees the next token.
         """
-        if not self.causal or self.points["logits"].absent is not None or self.grid is not None:
+        if not self.causal or self.points["logits"].absent is not None or not self.reads_tokens:
             raise InputError(f"a loss is for the next token; {self.name} has no head that predicts it.")
         key: PointKey = ("logits", None)
         return next_token_losses(self.encode(inputs, bos=bos), lambda some: self.forward(some, captures=[key])[key])
@@ -333,6 +339,8 @@ class HookedModel:
         if self.grid is None:
             return None
         shape = self.grid.shape
+        if not self.is_own:
+            return batch.extra["pixel_values"]
         return next((each for each in batch.extra.values() if each.ndim == 4 and each.shape[1:] == shape), None)
 
     def stack(self, label: str | None = None) -> Stack:
@@ -583,6 +591,12 @@ def require_model(model: object) -> None:
 
 def _has_head(model: PreTrainedModel) -> bool:
     """Whether the model's output is logits, or whatever a module of the user's own returns."""
+    returned = inspect.signature(type(model).forward).return_annotation
+    kinds = [each for each in (returned, *get_args(returned)) if isinstance(each, type)]
+    outputs = [each for each in kinds if issubclass(each, ModelOutput)]
+    says = any("logits" in getattr(each, "__dataclass_fields__", ()) for each in outputs)
+    if says or (outputs and model.get_output_embeddings() is None):  # type: ignore[no-untyped-call]
+        return says
     return isinstance(model, OwnModule) or model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
 
 

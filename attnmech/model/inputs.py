@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 
@@ -14,13 +15,26 @@ from ..arguments import dense, shown
 from ..batch import Batch
 from ..errors import InputError
 from .pieces import read_piece, texts_of_pieces
+from .processors import Picture, Recording
 
 Ids: TypeAlias = Tensor | np.ndarray
 """Token ids `[position]`, or `[batch position]`."""
 
-Inputs: TypeAlias = str | Sequence[str] | Ids | Sequence[Ids] | Mapping[str, Tensor] | Batch
-"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a mapping of model inputs, or a
-batch made from any of these."""
+Senses: TypeAlias = Path | Picture | Recording
+"""A file of an image or a recording, a picture of Pillow's, or a recording as `scipy.io.wavfile.read` returns it."""
+
+Inputs: TypeAlias = (
+    str
+    | Sequence[str]
+    | Ids
+    | Sequence[Ids]
+    | Mapping[str, Tensor | bool]
+    | Senses
+    | Sequence[Senses | np.ndarray]
+    | Batch
+)
+"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a mapping of model inputs, a batch
+made from any of these; for models of images and sound, pictures (also as arrays), recordings and `Path`s of either."""
 
 
 class Encoder:
@@ -157,7 +171,7 @@ class Encoder:
             raise InputError("bos=True needs a tokenizer with a BOS or CLS token; this one has neither.")
         return row if starts else [bos, *row]
 
-    def _mapping(self, inputs: Mapping[str, Tensor]) -> Batch:
+    def _mapping(self, inputs: Mapping[str, Any]) -> Batch:
         given = dict(inputs)
         ids = given.pop("input_ids", None)
         if ids is None:

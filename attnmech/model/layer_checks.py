@@ -363,6 +363,8 @@ class LayerChecks(Probe):
         statement = "rotary tables = cos, sin of position · θ^(−2i/d)"
         rotary = self.plan.rotary
         assert rotary is not None
+        if not self.model.reads_tokens:
+            return Check("rotary tables", statement, (), None, detail="angles of rows and columns, not of one position")
         positions = torch.arange(self.passes.runs[-1].batch.ids.shape[1], device=self.model.device)
         parameters = dict(getattr(self.model.config.get_text_config(), "rope_parameters", None) or {})
         if rotary.theta is not None:

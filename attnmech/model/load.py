@@ -29,6 +29,7 @@ from .own_module import OwnModule
 from .own_structure import read_own
 from .plan import architectures_of, described, require_transformers, unwrapped
 from .probe import Passes
+from .processors import check_processor, processor_in
 from .quantised import require_unquantised
 from .rewritten import rewritten
 from .stored import READING, SHARDED, WHOLE, check_complete, check_stored, precision_of
@@ -53,6 +54,7 @@ def load(
     architecture: Architecture | None = None,
     example: Any = None,
     labels: Labels = None,
+    processor: Any = None,
 ) -> HookedModel:
     """Loads a model with named, proven activation points.
 
@@ -69,6 +71,11 @@ def load(
     object is copied, sharing its parameters, and is not changed; parameters are copied too only if `device` or `dtype`
     differ from its own. Without a tokenizer, a model object takes only token ids. `bos` says whether a text begins with
     the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
+
+    Pictures and recordings go through the model's own processor, which a folder brings (preprocessor_config.json) or
+    `processor` gives: then `model.run` takes a PIL image, an array [height width 3] of uint8, (samples per second,
+    samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path` of a picture or WAV file, and lists of these.
+    Without one, a model of images or sound takes tensors.
 
     How the model is built is read from its modules and a traced pass, or given as `architecture` where that cannot be
     read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
@@ -113,14 +120,26 @@ def load(
     elif isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
     else:
-        original, tokenizer, name = _from_files(source, tokenizer, place, kind)
+        original, tokenizer, name, folder = _from_files(source, tokenizer, place, kind)
+        processor = processor_in(folder, original) if processor is None else processor
+    processor = None if processor is None else check_processor(processor, original)
     check_real(original.named_parameters())
     check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
     if not plans:
         original = rewritten(original)
         plans = architectures_of(original) if architecture is None else (described(original, architecture),)
-    model = HookedModel(original, plans, tokenizer, name=name, source=code, is_demo=source is None, bos=bos, own=own)
+    model = HookedModel(
+        original,
+        plans,
+        tokenizer,
+        name=name,
+        source=code,
+        is_demo=source is None,
+        bos=bos,
+        own=own,
+        processor=processor,
+    )
     passes = Passes(model)
     check_runs(passes)
     certify_with(passes)
@@ -233,7 +252,7 @@ def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dt
 
 def _from_files(
     source: str | Path | None, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None
-) -> tuple[PreTrainedModel, Any, str]:
+) -> tuple[PreTrainedModel, Any, str, Path]:
     if source is None:
         folder, name = model_folder(), "demo"
     elif isinstance(source, (str, Path)):
@@ -252,12 +271,12 @@ def _from_files(
     if (folder / adapters.CONFIG).is_file():
         return _with_adapter(folder, tokenizer, device, dtype, name)
     model = _read_folder(folder, device, dtype)
-    return model, _tokenizer_of(folder) if tokenizer is None else tokenizer, name
+    return model, _tokenizer_of(folder) if tokenizer is None else tokenizer, name, folder
 
 
 def _with_adapter(
     folder: Path, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None, name: str
-) -> tuple[PreTrainedModel, Any, str]:
+) -> tuple[PreTrainedModel, Any, str, Path]:
     """The base model of a folder with an adapter, into which that is merged."""
     if any((folder / file).is_file() for file in _WEIGHTS):
         raise ModelNotFoundError(
@@ -278,7 +297,7 @@ def _with_adapter(
     assert isinstance(model, PreTrainedModel)
     if tokenizer is None:
         tokenizer = _tokenizer_of(folder) or _tokenizer_of(base)
-    return model, tokenizer, f"{named}{remark} ({name})"
+    return model, tokenizer, f"{named}{remark} ({name})", base
 
 
 def _read_folder(folder: Path, device: torch.device | None, dtype: torch.dtype | None) -> PreTrainedModel:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..batch import Batch
@@ -29,6 +29,8 @@ class MaskRule:
     allows: Callable[..., Tensor]
     padding: Bool[Tensor, "batch key"] | None
     device: torch.device
+    bias: Float[Tensor, "#batch #head query key"] | None = None
+    """What a model adds to its scores together with its mask: a bias by position (BEiT)."""
     _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     ndim = 0
@@ -42,9 +44,14 @@ class MaskRule:
         """The shape of the tensor that it replaces, which some models check."""
         return torch.Size((self.batch, 1, self.queries, self.keys))
 
-    def __radd__(self, scores: Any) -> Any:
-        """Scores that are postponed (`attnmech.model.postponed`), with this mask."""
-        return scores.hidden_by(self) if hasattr(scores, "hidden_by") else NotImplemented
+    def __radd__(self, other: Any) -> Any:
+        """Scores that are postponed (`attnmech.model.postponed`), with this mask.
+
+        Or the rule with a bias by position, which a model adds to its mask before both are added to the scores.
+        """
+        if hasattr(other, "hidden_by"):
+            return other.hidden_by(self)
+        return replace(self, bias=other if self.bias is None else other + self.bias)
 
     def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
         """True where the query of that row can see the key."""

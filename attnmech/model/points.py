@@ -187,6 +187,8 @@ def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
         outside["embed"] = "the stacks share one embedding, which runs once for each; resid_pre of layer 0 holds it"
     if stacks[0].architecture.reads == "pixels":
         outside["embed"] = "an image has no tokens; its patches are projected, and resid_pre of layer 0 holds them"
+    if stacks[0].architecture.reads == "sound":
+        outside["embed"] = "sound has no tokens; its frames are projected, and resid_pre of layer 0 holds them"
     if stacks[0].architecture.reads == "tensors":
         outside["embed"] = NO_TOKENS
     if not has_logits:

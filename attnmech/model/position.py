@@ -164,6 +164,16 @@ def _side_by_side(table: Float[Tensor, "*one position width"]) -> tuple[Tensor, 
     return (cos, sin) if bool(((size - 1).abs() <= 8 * max(eps, torch.finfo(torch.float32).eps)).all()) else None
 
 
+def tables_for(tables: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
+    """Tables `[batch position width]` for all positions: with fewer rows, they are for the last positions alone.
+
+    A class token and registers before the patches are not rotated: their cosine is 1, their sine 0 (DINOv3).
+    """
+    cos, sin = tables
+    still = cos.new_zeros(cos.shape[0], max(0, length - cos.shape[1]), cos.shape[2])
+    return torch.cat((still + 1, cos), dim=1), torch.cat((still, sin), dim=1)
+
+
 @dataclass(frozen=True)
 class Rotary:
     """How a family rotates its queries and keys."""

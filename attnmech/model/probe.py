@@ -17,9 +17,11 @@ from ..maths.precision import least_rounding, pass_tolerance, step_tolerance, ta
 from ..points import PointKey, split_stack
 from .certificate import Check, LensHook
 from .hooked import HookedModel
+from .images import ImageEncoder
 from .observed import RowBlock
 from .own_inputs import OwnEncoder
 from .passes import call
+from .sounds import SoundEncoder
 from .stack import Stack
 
 _LENGTH: Final = 24
@@ -298,8 +300,8 @@ def probe_batch(model: HookedModel) -> Batch:
     if isinstance(model.encoder, OwnEncoder):
         return model.encoder.probe
     generator = torch.Generator().manual_seed(SEED)
-    if model.grid is not None:
-        return model.encode(torch.randn((2, *model.grid.shape), generator=generator))
+    if isinstance(model.encoder, ImageEncoder | SoundEncoder):
+        return model.encode(model.encoder.signal.noise(2, SEED, next(model.base.parameters())))
     limit = model.architecture.position_limit
     length = _LENGTH if limit is None else min(_LENGTH, limit)
     ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)

@@ -17,7 +17,7 @@ from .attention import Site
 from .in_force import InForce
 from .norms import epsilon_of, frozen_norm, weight_of
 from .observed import Notes
-from .position import Rotation, as_tables, tables_of
+from .position import Rotation, as_tables, tables_for, tables_of
 from .running import Column, Kind
 from .weights import AttentionWeights, Columns, Expanded, attention_weights, bias_of, select
 
@@ -289,11 +289,12 @@ class Stack:
         in_force, plan = self._in_force, self.architecture
         layout = plan.qkv
         attention = submodule(block, plan.attention)
+        patches = plan.reads == "pixels"
 
         def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
             rotates = plan.rotary is not None and not plan.rotary.tables
             if rotates and (tables := tables_of(args, kwargs)) is not None:
-                in_force.note(rotary=tables)
+                in_force.note(rotary=tables_for(tables, _stream_of(args, kwargs).shape[1]) if patches else tables)
             for given, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
                 if kwargs.get(given) is not None:
                     in_force.note(**{note: kwargs[given]})

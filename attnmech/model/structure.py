@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,7 @@ from .copies import cannot_run, copy_of, use_attention
 from .no_stream import NO_STREAM
 from .norms import NormKind, kind_of
 from .postponed import through, through_attend, watching_for_products
+from .signals import signal_config, signal_of
 from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass, traced_attention
 from .weights import Separate, bias_of
 
@@ -47,18 +49,22 @@ class Reader:
     """Reads a model with one stack; `encoder_decoder.py` reads one with three."""
 
     def __init__(self, original: PreTrainedModel) -> None:
+        self._signal = signal_of(original)
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
         self._multiplies = False
         self._paths = {id(module): path for path, module in self._base.named_modules()}
-        rows = getattr(self._model.get_input_embeddings(), "weight", None)
+        rows = getattr(self._model.get_input_embeddings(), "weight", None) if self._signal is None else None
+        if rows is None and self._signal is not None:
+            rows = next(self._model.parameters())[:0]  # no token's row is looked up
         if not isinstance(rows, torch.Tensor):
             raise UnreadableError("it has no token embedding")
         self._rows = rows
         # Norms and rotations are computed in float32 in float64 models, too.
         epsilon = max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
-        self._factors = Factors(self._model.config.get_text_config(), epsilon)
+        config = self._model.config.get_text_config() if self._signal is None else signal_config(self._model)
+        self._factors = Factors(config, epsilon)
         self._ids = self._random_ids(_LENGTH)
 
     def architecture(self) -> Architecture:
@@ -72,6 +78,7 @@ class Reader:
             streams=not no_stream, no_stream=no_stream, hands_on=bool(no_stream),
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
             replacement=through_attend if self._multiplies else None,
+            reads="tokens" if self._signal is None else self._signal.reads,
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}
         plans: dict[int, Architecture] = {}
@@ -92,6 +99,7 @@ class Reader:
         if not plans:
             layer, why = next(iter(unread.items()))
             raise UnreadableError(f"layer {layer}: {why}") from why
+        self._require_one_stream(trace, list_path, layers)
         common = common_plan(plans)
         if common.no_stream:
             outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
@@ -114,6 +122,16 @@ class Reader:
         self._multiplies = True
         return self._run({})
 
+    def _require_one_stream(self, trace: Trace, list_path: str, layers: Sequence[int]) -> None:
+        """Raises `UnreadableError` where a model of images adds to its stream between blocks (YOLOS)."""
+        calls = [trace.call(f"{list_path}.{layer}") for layer in layers]
+        for layer, (before, after) in enumerate(pairwise(calls) if self._signal is not None else ()):
+            if before is not None and after is not None and not same(before.made[0], after.given):
+                raise UnreadableError(
+                    f"block {layer + 1} is not given what block {layer} returns: something is added to its stream "
+                    "between them (position embeddings)"
+                )
+
     # -- the pass ------------------------------------------------------------------------------------------
 
     def _run(
@@ -126,27 +144,32 @@ class Reader:
         except Exception as error:  # whatever a model raises that cannot be run like this
             self._require_that_it_runs()
             raise UnreadableError(
-                f"it does not run on token ids alone with attnmech's attention ({first_line(error)})"
+                f"it does not run on {'token ids' if self._signal is None else self._signal.argument} alone with "
+                f"attnmech's attention ({first_line(error)})"
             ) from error
         if not trace.n_attended:
             raise UnreadableError("its attention does not go through transformers' attention interface")
         return trace
 
     def _random_ids(self, length: int) -> Int[Tensor, "batch position"]:
+        if self._signal is not None:
+            return torch.zeros(0, 0, dtype=torch.long)
         generator = torch.Generator().manual_seed(_SEED)
         vocabulary = len(self._rows)
         ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, length), generator=generator)
         return ids.to(self._rows.device)
 
-    def _inputs(self) -> dict[str, Tensor]:
+    def _inputs(self) -> dict[str, Any]:
         """What the model is given."""
-        return {"input_ids": self._ids}
+        if self._signal is not None:
+            return {**self._signal.noise(_TEXTS, _SEED, self._rows)}
+        return {"input_ids": self._ids, "use_cache": False}
 
     def _require_that_it_runs(self) -> None:
         """Raises `WeightsError` if transformers itself cannot run the model, whatever its attention."""
         try:
             with torch.no_grad():
-                copy_of(self._original)(**self._inputs(), use_cache=False)
+                copy_of(self._original)(**self._inputs())
         except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
             raise cannot_run(self._original, error) from error
 
@@ -189,11 +212,12 @@ class Reader:
     def _ends(self, trace: Trace, list_path: str, last: str | None) -> dict[str, Any]:
         """Embedding, final norm and head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
-        found: dict[str, Any] = {
-            "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
-            "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
-            "embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside),
-        }  # fmt: skip
+        found: dict[str, Any] = {"embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside)}
+        if self._signal is None:
+            found |= {
+                "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
+                "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
+            }  # fmt: skip
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
         block = trace.call(last)
@@ -207,6 +231,8 @@ class Reader:
     def _head(self, trace: Trace, normed: Float[Tensor, "batch position d_model"]) -> dict[str, Any]:
         """Factor and soft cap of the logits; or why they are not W_U times the final norm's output."""
         refused = {"head_refused": "its head is not one matrix that reads its final norm"}
+        if self._signal is not None:
+            return {"head_refused": "its head unembeds no tokens"}
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
         weight, logits = getattr(head, "weight", None), getattr(trace.output, "logits", None)
         if not isinstance(weight, torch.Tensor) or not isinstance(logits, torch.Tensor):

@@ -90,7 +90,7 @@ _UNDER_WAY: ContextVar[Trace] = ContextVar("traced pass")
 
 def trace_pass(
     model: nn.Module,
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Any],
     recorded: Mapping[str, nn.Module],
     ended: Callable[[Trace, str], None],
 ) -> Trace:
@@ -99,7 +99,9 @@ def trace_pass(
     `ended` is told the path of each of them when its call ends.
     """
     trace = Trace()
-    ids = inputs["input_ids"]
+    # Of its batch a traced pass needs only the number of texts.
+    rows = next(tensors_of(tuple(inputs.values())))
+    ids = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
     batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
     token = _UNDER_WAY.set(trace)
     try:
@@ -109,7 +111,7 @@ def trace_pass(
             trace.in_force.unchecked(),
             trace.in_force.recording(Pass(batch)),
         ):
-            trace.output = model(**inputs, use_cache=False, return_dict=True)
+            trace.output = model(**inputs, return_dict=True)
     finally:
         _UNDER_WAY.reset(token)
     return trace

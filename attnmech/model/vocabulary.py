@@ -88,10 +88,11 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
     rows in the way above.
     """
     plan = stack.architecture
-    if plan.reads == "pixels":
+    if plan.reads in ("pixels", "sound"):
+        what = "images, whose patches" if plan.reads == "pixels" else "sound, whose frames"
         raise InputError(
-            f"{model.name} has no embedding of tokens: it reads images ({plan.name}), whose patches are projected, so "
-            "there is no vocabulary to compare with."
+            f"{model.name} has no embedding of tokens: it reads {what} are projected ({plan.name}), so there is no "
+            "vocabulary to compare with."
         )
     if stack.label == "cross":
         raise InputError(

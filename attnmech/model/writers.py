@@ -32,8 +32,8 @@ def why_no_sum(model: HookedModel) -> str | None:
         return model.architecture.no_stream
     if len(model.stacks) > 1:
         return "its stacks share one embedding, and attention to another stack writes into the decoder's stream"
-    if model.grid is not None:
-        return "an image's patches, class token and positions enter the stream as one value"
+    if not model.reads_tokens:
+        return "patches or frames and their positions enter the stream as one value"
     if model.architecture.expanded is not None:
         return "its keys and values are expanded from a latent, with a norm between it and attn_in"
     if model.architecture.hybrid:
