@@ -508,9 +508,7 @@ def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Ba
     return batch, False
 
 
-def _of_stack(
-    made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQK | None, notes: list[str]
-) -> Report:
+def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQK | None, notes: list[str]) -> Report:
     """What is shown of one of the model's stacks."""
     model, batch = made.model, made.batch
     queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)

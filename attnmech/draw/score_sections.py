@@ -233,7 +233,9 @@ def _ledger(splits: _Splits, call: str) -> Section:
         caveat="A term that is the same at every key of the row changes no probability, however long its bar: drawn "
         "minus the row's mean or minus the runner-up's, it vanishes. The hover box has the terms as the model computes "
         "them.",
-        figures={"row-ledger": ledger_chart(splits.terms, view.scores, view.pattern, view.tokens, keys=view.keys or None)},
+        figures={
+            "row-ledger": ledger_chart(splits.terms, view.scores, view.pattern, view.tokens, keys=view.keys or None)
+        },
         call=call,
         choices=(AGAINST,),
     )

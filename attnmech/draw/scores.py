@@ -17,7 +17,16 @@ from attnmech.axes import KEY, QUERY, axis_label
 from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame, with_split
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import VALUE_WEIGHTED, as_array
-from attnmech.draw.style import CROSS_MARKS, FIGURE_STYLE, MARKS, SCORE_COLOURS, TERMS, MarkStyle, term_order, term_style
+from attnmech.draw.style import (
+    CROSS_MARKS,
+    FIGURE_STYLE,
+    MARKS,
+    SCORE_COLOURS,
+    TERMS,
+    MarkStyle,
+    term_order,
+    term_style,
+)
 from attnmech.draw.text import percent, token_labels
 from attnmech.errors import InputError
 

@@ -472,9 +472,7 @@ class ScoreDecomposition(Result):
             return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.key_tokens)
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
-        return draw.score_shares(
-            shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others
-        )
+        return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
 
     def _dimension_bars(
         self, layer: int, head: int, query: int, key: int, sequence: int, view: "ScoreNumbers"
@@ -526,7 +524,12 @@ class ScoreDecomposition(Result):
         view = self.numbers()
         try:
             maps = model_view(
-                view.pattern, view.tokens, layers=view.layers, keys=view.keys or None, sums_to_one=False, title="Attention"
+                view.pattern,
+                view.tokens,
+                layers=view.layers,
+                keys=view.keys or None,
+                sums_to_one=False,
+                title="Attention",
             )
         except InputError:
             return super()._repr_html_()
