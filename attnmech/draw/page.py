@@ -89,7 +89,7 @@ def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
 
 
 def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
-    """The page around what it says: its style, its policy and its scripts; one may run `before` those that look at what it says."""
+    """The page around what it says: its style, its policy and its scripts; one may run `before` the others."""
     carried, page = _carried(pages), scripts.package_text("page.js")
     boot = "\n".join(filter(None, (scripts.boot(), before, scripts.package_text("theme.js"))))
     return str(

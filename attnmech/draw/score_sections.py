@@ -110,9 +110,9 @@ def score_sections(
             finding=_about_rows(view),
             reading="One row for each query token, one column for each key token. The mark is the highest score of its "
             "row; the frame is the chosen query: click a row to choose another.",
-            caveat=f"A row with one visible key{'' if keys else ' (row 0 of a causal model)'} has no choice: it is neither "
-            "marked nor counted. Hidden keys are blank. A high score says where the head looks, not that the model's output "
-            "depends on it: attention is not explanation.",
+            caveat=f"A row with one visible key{'' if keys else ' (row 0 of a causal model)'} has no choice: it is "
+            "neither marked nor counted. Hidden keys are blank. A high score says where the head looks, not that the "
+            "model's output depends on it: attention is not explanation.",
             figures={"attention-map": attention},
             call="{measure}" if weighted else measured,
             choices=(measure if weighted else MEASURE,),

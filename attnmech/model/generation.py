@@ -13,7 +13,7 @@ from ..activations import Activations
 from ..arguments import finite_number, flag, shown, whole_number
 from ..batch import Batch
 from ..errors import InputError
-from ..points import PointName, parse, split_stack
+from ..points import PointKey, PointName, parse, split_stack
 
 OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")
 """The sampling options of a pass of our own, besides its generator."""
@@ -49,7 +49,7 @@ class Generated(Batch):
         if not self.steps:
             raise InputError(f"no step captured anything; give generate points=[{point!r}].")
         first, *later = self.steps
-        found = {}
+        found: dict[PointKey, Tensor] = {}
         for layer in sorted(layer for held, layer in first.values if held == name and layer is not None):
             rows = [first[name, layer], *(step[name, layer][:, :, -1:] for step in later)]
             width, hidden = rows[-1].shape[-1], 0.0 if bare == "pattern" else torch.finfo(rows[0].dtype).min

@@ -312,8 +312,10 @@ class HookedModel:
     def encode(self, inputs: Inputs, *, bos: bool | None = None, target: str | Sequence[str] | None = None) -> Batch:
         """The batch of tokens that `run` makes from its inputs.
 
-        An encoder-decoder takes the decoder's text as `target`, one for each text; before it goes the token that the
-        decoder starts with. Whatever `run` takes, takes the batch: model.run(model.encode("The cat", target="Die Katze")).
+        >>> model.run(model.encode("The cat", target="Die Katze"), points=["cross.pattern"])    # doctest: +SKIP
+
+        `target` is what the decoder of an encoder-decoder reads, one text for each text of `inputs`; the token that
+        the decoder starts with is put before it. Raises `InputError` for a `target` on any other model.
         """
         optional_flag("bos", bos)
         batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
