@@ -66,6 +66,13 @@ MARKS: Final = {
     "other": MarkStyle("another token", "#d55e00", "square", "■"),
 }
 
+CROSS_MARKS: Final = {
+    "first": MarkStyle("the first key token", "#9a5fd6", "diamond", "◆"),
+    "last": MarkStyle("the last key token", "#009e73", "triangle-up", "▲"),
+    "other": MarkStyle("another key token", "#d55e00", "square", "■"),
+}
+"""The same in cross-attention, where no key is the query itself; many source texts end with a special token."""
+
 SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]
 """Low to high scores: one hue of falling lightness, both ends distinct from white and from near black."""
 

@@ -158,26 +158,32 @@ class ScoreParts:
             return each_place
         return True
 
-    def of_text(self, number: int, here: Int[Tensor, " place"]) -> "ScoreParts":
-        """The parts of one text of the batch at some of its positions, as a batch of one."""
+    def of_text(
+        self, number: int, here: Int[Tensor, " place"], at_keys: Int[Tensor, " key_place"] | None = None
+    ) -> "ScoreParts":
+        """The parts of one text of the batch at some of its positions, as a batch of one.
 
-        def cut(part: Tensor | None) -> Tensor | None:
+        `at_keys` are the positions of keys, where these are another text's; by default the same.
+        """
+        at_keys = here if at_keys is None else at_keys
+
+        def cut(part: Tensor | None, places: Tensor) -> Tensor | None:
             if part is None or part.ndim == 2:
                 return part
-            return part[number][None] if part.ndim == 3 else part[number][None, :, here]
+            return part[number][None] if part.ndim == 3 else part[number][None, :, places]
 
         position = self.position
         if position is not None:
-            position = position[number if position.shape[0] > 1 else 0][None, ..., here]
+            position = position[number if position.shape[0] > 1 else 0][None, ..., at_keys]
             position = position if position.shape[2] == 1 else position[:, :, here]
         return replace(
             self,
             query_from_input=self.query_from_input[number][None, :, here],
-            key_from_input=self.key_from_input[number][None, :, here],
-            query_from_bias=cut(self.query_from_bias),
-            key_from_bias=cut(self.key_from_bias),
+            key_from_input=self.key_from_input[number][None, :, at_keys],
+            query_from_bias=cut(self.query_from_bias, here),
+            key_from_bias=cut(self.key_from_bias, at_keys),
             position=position,
-            visible=self.visible[number][None, :, here][..., here],
+            visible=self.visible[number][None, :, here][..., at_keys],
             relative=None if self.relative is None else self.relative.of_places(here),
         )
 

@@ -321,12 +321,21 @@ class HookedModel:
         key: PointKey = ("logits", None)
         return next_token_losses(self.encode(inputs, bos=bos), lambda some: self.forward(some, captures=[key])[key])
 
-    def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
-        """The batch of tokens that `run` makes from its inputs."""
+    def encode(self, inputs: Inputs, *, bos: bool | None = None, target: str | Sequence[str] | None = None) -> Batch:
+        """The batch of tokens that `run` makes from its inputs.
+
+        >>> model.run(model.encode("The cat", target="Die Katze"), points=["cross.pattern"])    # doctest: +SKIP
+
+        `target` is what the decoder of an encoder-decoder reads, one text for each text of `inputs`; the token that
+        the decoder starts with is put before it. Raises `InputError` for a `target` on any other model.
+        """
         optional_flag("bos", bos)
-        if isinstance(inputs, Batch):
-            return inputs
-        return self.encoder.encode(inputs, bos)
+        batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
+        if target is None:
+            return batch
+        if not isinstance(self.encoder, Encoder) or self.encoder.decoder_start is None:
+            raise InputError(f"`target` is the text of a decoder beside an encoder, which {self.name} does not have.")
+        return self.encoder.with_target(batch, target)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
         """What the positions with these ids read as: tokens, patches, or what a user's own module calls them."""

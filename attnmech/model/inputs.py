@@ -93,6 +93,18 @@ class Encoder:
             f"model inputs; got {got or type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
         )
 
+    def with_target(self, batch: Batch, texts: str | Sequence[str]) -> Batch:
+        """The batch with the decoder's texts, each after the token that the decoder starts with."""
+        assert self.decoder_start is not None
+        given = [texts] if isinstance(texts, str) else list(texts)
+        if len(given) != len(batch.ids):
+            raise InputError(f"`target` must have one text for each of the {len(batch.ids)} texts; got {len(given)}.")
+        start = torch.tensor([self.decoder_start])
+        rows = [torch.cat((start, row)) for row in self.tokenize(given, as_target=True)]
+        found = replace(batch, target=replace(self.padded(rows), target=None))
+        self.check_length(found)
+        return found
+
     def check_length(self, batch: Batch) -> None:
         """Raises `InputError` for texts with more tokens than the model has positions."""
         for part in (batch, batch.target):
@@ -118,8 +130,8 @@ class Encoder:
             self._known_pieces[token] = read_piece(self.tokenizer, token)
         return self._known_pieces[token]
 
-    def tokenize(self, texts: list[str], bos: bool | None = None) -> list[Tensor]:
-        """The token ids of each text, of any length; `bos` as in `encode`."""
+    def tokenize(self, texts: list[str], bos: bool | None = None, *, as_target: bool = False) -> list[Tensor]:
+        """The token ids of each text, of any length; `bos` as in `encode`. Some tokenizers split targets otherwise."""
         if not texts:
             raise InputError("the list of texts is empty; give at least one text.")
         if self.tokenizer is None:
@@ -137,7 +149,8 @@ class Encoder:
                 )
         wanted = self.bos if bos is None else bos
         with self._tokenizing:
-            encoded = self.tokenizer(texts, padding=False, truncation=False)["input_ids"]
+            given = {"text_target" if as_target else "text": texts}
+            encoded = self.tokenizer(**given, padding=False, truncation=False)["input_ids"]
         rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
         if any(not row for row in rows):
             raise InputError("the tokenizer made no tokens from this text; give at least one word that it knows.")
