@@ -36,17 +36,24 @@ def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool) ->
 
 
 def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce) -> tuple[str, ...]:
-    """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels."""
+    """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels.
+
+    A table of another width than the tokens' is none: MPNet's has biases of scores, RoFormer's sines and cosines.
+    """
     weight = token_embedding(model)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
 
     def visiting(label: str) -> Callable[..., Tensor]:
         return lambda module, args, output: in_force.visit(label, None, output)
 
-    labels = []
+    labels: list[str] = []
     for name, module in model.base_model.named_modules():
-        if isinstance(module, nn.Embedding) and module.weight is not weight and not name.startswith(blocks):
+        if not isinstance(module, nn.Embedding) or module.weight is weight or name.startswith(blocks):
+            continue
+        if module.embedding_dim == weight.shape[1]:
             label = "token-type embedding" if "type" in name else "position embedding"
+            number = 1 + sum(each.startswith(label) for each in labels)
+            label = label if number == 1 else f"{label} {number}"
             module.register_forward_hook(visiting(label))
             labels.append(label)
     return tuple(labels)
