@@ -42,7 +42,8 @@ def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, ba
 def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce) -> tuple[str, ...]:
     """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels.
 
-    In a model with several stacks a label begins with that of the stack.
+    In a model with several stacks a label begins with that of the stack. A table of another width than the tokens' is
+    none: MPNet's has biases of scores, RoFormer's sines and cosines.
     """
     weight, plans = token_embedding(model), list(plans)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
@@ -53,12 +54,15 @@ def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force
     def visiting(label: str) -> Callable[..., Tensor]:
         return lambda module, args, output: in_force.visit(label, None, output)
 
-    labels = []
+    labels: list[str] = []
     for name, module in model.base_model.named_modules():
-        further = isinstance(module, nn.Embedding) and module.weight is not weight and not name.startswith(blocks)
-        if further and name.split(".")[-1] != relative:
+        if not isinstance(module, nn.Embedding) or module.weight is weight or name.startswith(blocks):
+            continue
+        if name.split(".")[-1] != relative and module.embedding_dim == weight.shape[1]:
             side = next((label for start, label in sides.items() if name.startswith(start)), "")
             label = side + ("token-type embedding" if "type" in name else "position embedding")
+            number = 1 + sum(each.startswith(label) for each in labels)
+            label = label if number == 1 else f"{label} {number}"
             module.register_forward_hook(visiting(label))
             labels.append(label)
     return tuple(labels)

@@ -284,4 +284,9 @@ def _by_head(norm: FrozenNorm | None, dtype: torch.dtype) -> FrozenNorm | None:
     def turned(value: Tensor) -> Tensor:
         return rearrange(value, "batch position head d_head -> batch head position d_head").to(dtype)
 
-    return replace(norm, multiplier=turned(norm.multiplier), shift=None if norm.shift is None else turned(norm.shift))
+    return replace(
+        norm,
+        multiplier=turned(norm.multiplier),
+        shift=None if norm.shift is None else turned(norm.shift),
+        axes=(-3, -1) if len(norm.axes) == 2 else norm.axes,
+    )

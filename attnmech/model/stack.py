@@ -454,7 +454,8 @@ class Stack:
             for each in (frozen.multiplier, frozen.shift)
         )
         assert multiplier is not None
-        return FrozenNorm(multiplier, frozen.centred, shift)
+        whole = "(head d_head)" in self.architecture.qk_norm_axes
+        return FrozenNorm(multiplier, frozen.centred, shift, axes=(-2, -1) if whole else (-1,))
 
     def _wire_output(self, layer: int, block: nn.Module) -> None:
         in_force, plan = self._in_force, self.architecture

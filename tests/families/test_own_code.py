@@ -20,7 +20,7 @@ from attnmech.model.postponed import Product, through_attend
 
 ENCODERS = ("albert", "mpnet", "rembert", "roformer", "luke", "tapas", "megatron-bert")
 DECODERS = ("git", "xglm", "trocr", "mvp", "openai-gpt", "gpt_neox_japanese")
-READ = ("distilbert", "electra", "camembert", "modernbert")
+READ = ("distilbert", "electra", "camembert", "modernbert", "esmc")
 """Encoders whose attention goes through transformers' interface."""
 HYBRIDS = ("bailing_hybrid",)
 KINDS = (*ENCODERS, *DECODERS, *READ, *HYBRIDS)
@@ -97,7 +97,9 @@ def test_the_certificate_holds(kind: str) -> None:
     assert {"transformers", "padding", "projections", "ledger", "softmax", "heads", "chain", "pattern edit"} <= held | (
         {"chain"} if kind in HYBRIDS else set()
     )
-    assert ("rotary tables" in held) == (kind in ("roformer", "gpt_neox_japanese", *HYBRIDS)) or kind == "modernbert"
+    assert ("rotary tables" in held) == (
+        kind in ("roformer", "gpt_neox_japanese", "esmc", *HYBRIDS)
+    ) or kind == "modernbert"
     assert model.causal == (kind in DECODERS + HYBRIDS)
     assert (model.architecture.replacement is through_attend) == (kind in ENCODERS[1:] + DECODERS)
 
@@ -170,6 +172,14 @@ def test_zeroing_a_head_is_zeroing_what_w_o_reads_of_it(kind: str) -> None:
     assert ours is not None and plain is not None
     close(ours[real], theirs[real], 2e-5)
     assert float((ours - plain)[real].abs().max()) > 1e-3 * float(theirs.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["mpnet", "roformer", "tapas", "openai-gpt", "gpt_neox_japanese", "esmc"])
+def test_writers_of_the_stream_make_the_scores(kind: str) -> None:
+    residual = am.decompose_by_source(hooked(kind), inputs_of()).residual
+    largest = am.decompose_scores(hooked(kind), inputs_of()).largest
+    assert residual.isfinite().all()
+    assert float((residual / largest).max()) <= 1e-4
 
 
 # -- what is special of a family -----------------------------------------------------------------------------
