@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from .local_global import LongformerAttention, with_halves
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .replaced_attention import (
     BloomAttention,
@@ -63,6 +64,14 @@ class Gate:
         """The gate, from the projection's output."""
         chosen: Tensor = getattr(nn.functional, self.function)(select(output, self.columns))
         return rearrange(chosen, "... (head d_value) -> ... head d_value", head=heads)
+
+
+@dataclass(frozen=True)
+class HalfOfRow:
+    """A gate that is 1 in the half of a head's values that a row reads and 0 in the other (`local_global.py`)."""
+
+    def __str__(self) -> str:
+        return "1 in the half that a row uses, of the local or the global projections"
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ final_norm norm; rotary rotate_halves
     """The layers of a rotary model that do not rotate."""
     qk_norm: tuple[str, str] | None = None
     """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
-    gate: Gate | None = None
+    gate: Gate | HalfOfRow | None = None
     norm_after_rotary: bool = False
     """Whether these norms come after the rotation."""
     qk_norm_axes: str = "batch position head d_head"
@@ -164,6 +173,10 @@ final_norm norm; rotary rotate_halves
     mask."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
+    adapt: Callable[[nn.Module], None] | None = None
+    """What else has to change in a base model so that the attention can be replaced."""
+    windows: tuple[int, ...] = ()
+    """How many tokens each layer's rows see around their own, half before and half after, if some are global."""
     reads: Literal["tokens", "pixels", "tensors"] = "tokens"
     """What a model is given; "tensors" for a module of the user's own."""
     position_limit: int | None = None
@@ -441,7 +454,7 @@ def _lfm2(config: Config) -> Architecture:
 
 
 def _bert(config: Config, name: str = "BERT") -> Architecture:
-    if config.add_cross_attention:
+    if getattr(config, "add_cross_attention", False):
         _refuse("add_cross_attention=True (cross-attention to another model's states)")
     return Architecture(
         name=name,
@@ -456,7 +469,7 @@ def _bert(config: Config, name: str = "BERT") -> Architecture:
         embed_norm="embeddings.LayerNorm",
         head_refused="its head transforms the stream with its own layer before the unembedding",
         position_limit=config.max_position_embeddings,
-        causal=bool(config.is_decoder),
+        causal=bool(getattr(config, "is_decoder", False)),
     )
 
 
@@ -464,6 +477,21 @@ def _roberta(config: Config) -> Architecture:
     # Positions are counted from padding_idx + 1, so the table holds fewer tokens than it has rows.
     limit = config.max_position_embeddings - (config.pad_token_id or 0) - 1
     return replace(_bert(config, "RoBERTa"), position_limit=limit)
+
+
+def _longformer(config: Config) -> Architecture:
+    given = config.attention_window
+    windows = [given] * config.num_hidden_layers if isinstance(given, int) else given
+    return replace(
+        _roberta(config),
+        name="Longformer",
+        qkv=LongformerAttention.layout,
+        gate=HalfOfRow(),
+        windows=tuple(windows),
+        replacement=LongformerAttention,
+        adapt=with_halves,
+        causal=False,
+    )
 
 
 def _vit(config: Config) -> Architecture:
@@ -536,6 +564,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "jamba": _jamba,
     "lfm2": _lfm2,
     "llama": _llama,
+    "longformer": _longformer,
     "mistral": _mistral,
     "mpt": _mpt,
     "opt": _opt,
@@ -556,7 +585,7 @@ _SPARSE: Final = (
 
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
-    **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
 }
 """Families that are not supported, each with the reason."""

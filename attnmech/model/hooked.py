@@ -93,6 +93,9 @@ class HookedModel:
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
         base: nn.Module = self._model.base_model
+        for plan in plans:
+            if plan.adapt is not None:
+                plan.adapt(base)
         self.stacks = {plan.stack: Stack(base, plan, self._in_force) for plan in plans}
         first = next(iter(self.stacks.values()))
         self.architecture: Architecture = first.architecture

@@ -18,9 +18,11 @@ from ..maths.precision import (
     table_tolerance,
 )
 from ..points import PointKey, full_name
+from .architectures import Gate, HalfOfRow
 from .block import PostNormEnd
 from .certificate import Check
 from .ledger import ScoreAudit
+from .local_global import halves_of, patterns_of, sum_of_halves
 from .position import rotary_tables
 from .probe import (
     Compared,
@@ -116,7 +118,7 @@ class LayerChecks(Probe):
                 if plan.gate is None
                 else [
                     checking(
-                        "gate", f"gate = {plan.gate.function}(attn_in W + b)", ("gate", "z"), self._gates(), self.local
+                        "gate", _statement_of(plan.gate), ("gate", "z"), self._gates(), self.local
                     )
                 ]
             ),
@@ -190,6 +192,8 @@ class LayerChecks(Probe):
         if isinstance(handed, str):
             return Check("attentions", statement, (), None, detail=handed)
         # A hybrid returns only the patterns of its layers with attention.
+        if self.plan.windows:
+            handed = patterns_of(self.passes.eager, self.batch, self.plan.windows)
         whole = len(handed) == len(self.layers)
         patterns = dict(zip(self.layers, handed, strict=True)) if whole else handed
 
@@ -388,6 +392,10 @@ class LayerChecks(Probe):
         gate = self.plan.gate
         assert gate is not None
         for run, layer in self.places():
+            if isinstance(gate, HalfOfRow):
+                found = self.at(run, "gate", layer)
+                yield self.compared(run, layer, found, halves_of(run.batch, found), torch.zeros_like(found))
+                continue
             projection = self.stack.module(layer, f"{self.plan.attention}.{gate.path}")
             made = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide)
             bias = bias_of(projection)
@@ -451,7 +459,8 @@ class LayerChecks(Probe):
         heads = torch.eye(len(W_O), device=z.device, dtype=self.wide)
         alone = einsum(rows, heads, "row head d_head, head other -> head row other d_head")
         given = rearrange(alone, "head row other d_head -> head row (other d_head)")
-        found = self.model.plain_module(self.stack, layer, self.plan.out)(given.to(dtype).contiguous())
+        alone = sum_of_halves(given, self.stack.n_heads) if self.plan.windows else given
+        found = self.model.plain_module(self.stack, layer, self.plan.out)(alone.to(dtype).contiguous())
         product = einsum(rows, W_O, "row head d_head, head d_head d_model -> head row d_model")
         summed = rearrange(norm_of(rows), "row head -> head row")[..., None] * norm_of(W_O, 1)[:, None]
         rounding = product_rounding(dtype, given.shape[-1])
@@ -542,6 +551,12 @@ class LayerChecks(Probe):
             left = self.at(run, "resid_post", layer)
             allowed = sum_rounding(self.model.dtype) * left.abs()
             yield self.compared(run, layer, self.at(run, "resid_pre", layer + 1), left, allowed)
+
+
+def _statement_of(gate: Gate | HalfOfRow) -> str:
+    if isinstance(gate, HalfOfRow):
+        return "gate = 1 in the half that a row uses, by the tokens that are global"
+    return f"gate = {gate.function}(attn_in W + b)"
 
 
 def _by_heads(x: Tensor, W: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm
 from ..points import full_name
-from .architectures import Architecture, first_tensor, has_module, submodule
+from .architectures import Architecture, Gate, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
 from .norms import frozen_norm
@@ -436,7 +436,7 @@ class Stack:
         separate = plan.attn_out not in ("", plan.out)
 
         def at_gate(module: nn.Module, args: Any, output: Tensor) -> None:
-            assert plan.gate is not None
+            assert isinstance(plan.gate, Gate)
             if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
                 in_force.note(gate=plan.gate.of(self._by_token(output), plan.n_heads))
 
@@ -453,8 +453,9 @@ class Stack:
             in_force.hold_z(self.label, layer, z)
             return (z.reshape(given.shape), *args[1:])
 
-        if plan.gate is not None:
+        if isinstance(plan.gate, Gate):
             submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_hook(at_gate)
+        if plan.gate is not None:
             submodule(block, plan.out).register_forward_pre_hook(at_z)
         submodule(block, plan.out).register_forward_hook(at_attn_raw)
         submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)

@@ -301,6 +301,9 @@ def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
 
 def _as_used(module: nn.Module, name: str) -> object:
     """A weight as the next pass will use it: under `torch.nn.utils.prune` the original times its mask."""
+    if (made := getattr(module, "as_used", None)) is not None:
+        # A projection of ours that is made of the model's own.
+        return made(name)  # type: ignore[no-any-return]
     original, mask = (getattr(module, f"{name}_{part}", None) for part in ("orig", "mask"))
     if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
         # The value under the name itself is left over from the last pass; each pass makes a new one.

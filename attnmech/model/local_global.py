@@ -1,0 +1,244 @@
+"""Attention within a window, and of a few global tokens with projections of their own (Longformer).
+
+A global token attends to every token through W_Q, W_K and W_V of its own, and every token attends to it. The heads of
+such a layer have two halves: d_head is twice as long, first what the local projections make and then what the global
+ones make, of queries, keys and values alike. A row's query is 0 in the half that it does not use, and so is its z:
+
+    score_ij = scale · (m_i ⊙ q_i)·k_j,   z_i = m_i ⊙ Σ_j pattern_ij v_j,   m_i = (1, 0) or, of a global token, (0, 1)
+
+so that one softmax, one ledger and one W_O, which is applied to the sum of the halves, are exact for both kinds of
+rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
+
+from ..batch import Batch
+from ..errors import InputError
+from ..maths.norms import FrozenNorm
+from .attention import attend
+from .mask import MaskRule
+from .replaced_attention import StandIn
+from .weights import Separate
+
+GLOBAL_MASK = "global_attention_mask"
+"""transformers' name for the input that says which tokens are global: 1 there, else 0."""
+
+
+@dataclass(frozen=True)
+class WindowRule(MaskRule):
+    """The keys up to `reach` tokens before and after each query, the global tokens, and all keys for these."""
+
+    reach: int = 0
+    is_global: Bool[Tensor, "batch position"] | None = None
+
+    @classmethod
+    def of(
+        cls, real: Bool[Tensor, "batch position"], is_global: Bool[Tensor, "batch position"] | None
+    ) -> "WindowRule":
+        """The rule of a batch, before any layer says how far its rows reach."""
+        texts, length = real.shape
+        chosen = None if is_global is None else is_global & real
+        chosen = None if chosen is None or not bool(chosen.any()) else chosen
+        return cls(texts, length, length, 0, 0, _everything, real, real.device, is_global=chosen)
+
+    def reaching(self, reach: int) -> "WindowRule":
+        """The rule of a layer, the same for all layers that reach as far."""
+
+        def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            near = (query - key).abs() <= reach
+            if self.is_global is None:
+                return near
+            return near | self.is_global[text, query] | self.is_global[text, key]
+
+        return self.once(("reaching", reach), lambda: replace(self, allows=allows, reach=reach, _known={}))
+
+
+def _everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return key >= 0
+
+
+class Halves(nn.Module):
+    """Two projections of the same input as one: of each head, what the first makes and then what the second makes."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, heads: int) -> None:
+        super().__init__()
+        self.first, self.second, self.heads = first, second, heads
+
+    def forward(self, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places features"]:
+        """Both outputs, head by head."""
+        return self._by_head(self.first(x), self.second(x))
+
+    def as_used(self, name: str) -> Tensor:
+        """The weight or the bias that this projection has."""
+        first, second = (getattr(part, name) for part in (self.first, self.second))
+        return self._by_head(first.T, second.T).T
+
+    def _by_head(self, *parts: Tensor) -> Tensor:
+        return rearrange(list(parts), "half ... (head d) -> ... (head half d)", head=self.heads)
+
+
+class OfBothHalves(nn.Module):
+    """W_O, applied to the sum of the halves of each head's z."""
+
+    def __init__(self, original: nn.Module, heads: int) -> None:
+        super().__init__()
+        for name, parameter in original.named_parameters():
+            self.register_parameter(name, parameter)
+        self.heads = heads
+
+    def forward(self, z: Float[Tensor, "*places features"]) -> Float[Tensor, "*places d_model"]:
+        """attn_raw, from z `[... (head half d)]`."""
+        return nn.functional.linear(sum_of_halves(z, self.heads), self.weight, self.bias)  # type: ignore[arg-type]
+
+    def as_used(self, name: str) -> Tensor | None:
+        """The weight, once for each half; the bias."""
+        value = getattr(self, name)
+        if name == "bias":
+            return value
+        return repeat(value, "d_model (head d) -> d_model (head half d)", head=self.heads, half=2)
+
+
+def sum_of_halves(z: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places half_features"]:
+    """What the model's own W_O reads: the sum of the halves of each head's z, of which one is 0."""
+    first, second = rearrange(z, "... (head half d) -> half ... (head d)", head=heads, half=2)
+    return first + second
+
+
+class LongformerAttention(StandIn):
+    """Longformer: a window, and global tokens."""
+
+    layout = Separate("both_query", "both_key", "both_value")
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.d_half = int(original.head_dim)  # type: ignore[arg-type]
+        self.reach = int(original.one_sided_attn_window_size)  # type: ignore[arg-type]
+
+    def forward(self, hidden_states: Tensor, attention_mask: WindowRule, **_: Any) -> tuple[Tensor]:
+        """transformers' signature: z of all heads."""
+        q, k, v = self.project(hidden_states, self.heads, self.heads)
+        used = halves_used(attention_mask, self.d_half).to(q.dtype)
+        by_head = used[:, :, None].expand(-1, -1, self.heads, -1)
+        self.attnmech_site.in_force.note(query_norm=FrozenNorm(by_head, centred=False), gate=by_head)
+        z = attend(
+            q * used[:, None], k, v, scale=self.d_half**-0.5, position=None,
+            mask=attention_mask.reaching(self.reach), site=self.attnmech_site,
+        )  # fmt: skip
+        return (rearrange(z * by_head, "batch position head d_head -> batch position (head d_head)"),)
+
+
+def halves_used(rule: WindowRule, d_half: int) -> Float[Tensor, "batch position d_head"]:
+    """m: 1 in the half that a row uses, 0 in the other; 0 in both at padding."""
+    assert rule.padding is not None
+    chosen = torch.zeros_like(rule.padding) if rule.is_global is None else rule.is_global
+    both = torch.stack((rule.padding & ~chosen, rule.padding & chosen), dim=-1)
+    return repeat(both.float(), "batch position half -> batch position (half d)", d=d_half)
+
+
+def halves_of(batch: Batch, like: Float[Tensor, "batch position head d_head"]) -> Tensor:
+    """m of a batch, from the tokens that it says are global: with the axes of q and z."""
+    used = like.new_zeros(*batch.mask.shape, 2, like.shape[-1] // 2)
+    for text, row in enumerate(global_tokens(batch)):
+        for position in batch.mask[text].nonzero()[:, 0].tolist():
+            used[text, position, int(row[position])] = 1
+    return used.flatten(2)[:, :, None].expand_as(like)
+
+
+def global_tokens(batch: Batch) -> Bool[Tensor, "batch position"]:
+    """Which tokens of a batch are global."""
+    given = batch.extra.get(GLOBAL_MASK)
+    if given is None:
+        return torch.zeros_like(batch.mask)
+    return given.bool().expand_as(batch.mask) & batch.mask
+
+
+def globals_by_default(model: nn.Module) -> Callable[[Batch], Bool[Tensor, "batch position"]]:
+    """Which tokens transformers makes global in a model of this class: the first, the question's, or none."""
+    kind = type(model).__name__
+    if kind.endswith("ForSequenceClassification"):
+        return lambda batch: torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids) == 0
+    if kind.endswith("ForQuestionAnswering"):
+        return partial(_question, int(model.config.sep_token_id))  # type: ignore[union-attr, arg-type]
+    return lambda batch: torch.zeros_like(batch.mask)
+
+
+def _question(separator: int, batch: Batch) -> Bool[Tensor, "batch position"]:
+    """The tokens before the first of three separators."""
+    ends = batch.ids == separator
+    if not bool((ends.sum(dim=1) == 3).all()):
+        raise InputError(
+            f"this model answers questions, so each text must have three separator tokens (id {separator}), as in "
+            "<s> question </s></s> context </s>, and its question's tokens are global. For other texts, say which "
+            f'tokens are: {{"input_ids": ..., "{GLOBAL_MASK}": ...}}, 1 at global tokens and 0 elsewhere.'
+        )
+    return ends.cumsum(dim=1) == 0
+
+
+def with_halves(base: nn.Module) -> None:
+    """Gives each attention of a Longformer its projections of both halves, and the texts as they are.
+
+    transformers pads each text to a multiple of the window, which our attention does not need, and makes a mask
+    [query, key] of which it keeps one row.
+    """
+    layers: Any = base.encoder.layer  # type: ignore[union-attr]
+    for layer in layers:
+        attention, output = layer.attention.self, layer.attention.output
+        for name in ("query", "key", "value"):
+            pair = attention.get_submodule(name), attention.get_submodule(f"{name}_global")
+            attention.add_module(f"both_{name}", Halves(*pair, attention.num_heads))
+        output.dense = OfBothHalves(output.dense, attention.num_heads)
+    base.forward = partial(_run, base)
+
+
+def _run(
+    base: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    global_attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    **_: Any,
+) -> LongformerBaseModelOutputWithPooling:
+    """transformers' `LongformerModel.forward`."""
+    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    chosen = None if global_attention_mask is None else global_attention_mask.bool()
+    rule = WindowRule.of(real.bool(), chosen)
+    x = base.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
+    for layer in base.encoder.layer:
+        x = layer(x, attention_mask=rule)[0]
+    pooled = None if base.pooler is None else base.pooler(x)
+    return LongformerBaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
+
+
+def patterns_of(output: Any, batch: Batch, windows: Sequence[int]) -> list[Float[Tensor, "batch head query key"]]:
+    """transformers' patterns over all keys, from its bands, its columns of global keys and its rows of global tokens.
+
+    A local row has first the global tokens of its text, then the window from the leftmost key to the rightmost.
+    """
+    chosen = global_tokens(batch)
+    most = int(chosen.sum(dim=1).max())
+    found = []
+    for layer, (band, window) in enumerate(zip(output.attentions, windows, strict=True)):
+        rows = band.shape[2]
+        whole = band.new_zeros(*band.shape[:2], rows, rows + window)
+        at = torch.arange(rows, device=band.device)
+        for offset in range(window + 1):
+            whole[:, :, at, at + offset] = band[..., most + offset]
+        whole = whole[..., window // 2 : window // 2 + rows]
+        for text, places in enumerate(chosen):
+            keys = places.nonzero()[:, 0]
+            # A global key in the window is counted among the global ones alone.
+            whole[text][..., keys] = band[text, :, :, : len(keys)]
+            if len(keys):
+                whole[text][:, keys] = output.global_attentions[layer][text][:, :rows, : len(keys)].transpose(1, 2)
+        found.append(whole)
+    return found
