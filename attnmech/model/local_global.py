@@ -27,7 +27,7 @@ from ..maths.norms import FrozenNorm
 from .attention import attend
 from .mask import MaskRule
 from .replaced_attention import StandIn
-from .weights import Separate
+from .weights import Separate, as_stored
 
 GLOBAL_MASK = "global_attention_mask"
 """transformers' name for the input that says which tokens are global: 1 there, else 0."""
@@ -77,34 +77,29 @@ class Halves(nn.Module):
         """Both outputs, head by head."""
         return self._by_head(self.first(x), self.second(x))
 
-    def as_used(self, name: str) -> Tensor:
+    def as_used(self, name: str) -> Tensor | None:
         """The weight or the bias that this projection has."""
-        first, second = (getattr(part, name) for part in (self.first, self.second))
-        return self._by_head(first.T, second.T).T
+        parts = [as_stored(part, name) for part in (self.first, self.second)]
+        if any(part is None for part in parts):
+            return None
+        return rearrange(parts, "half (head d) ... -> (head half d) ...", head=self.heads)
 
     def _by_head(self, *parts: Tensor) -> Tensor:
         return rearrange(list(parts), "half ... (head d) -> ... (head half d)", head=self.heads)
 
 
-class OfBothHalves(nn.Module):
-    """W_O, applied to the sum of the halves of each head's z."""
+def read_both_halves(out: nn.Module, heads: int) -> None:
+    """Applies W_O to the sum of the halves of each head's z: as a matrix, the weight once for each half."""
+    of_sum = out.forward
 
-    def __init__(self, original: nn.Module, heads: int) -> None:
-        super().__init__()
-        for name, parameter in original.named_parameters():
-            self.register_parameter(name, parameter)
-        self.heads = heads
-
-    def forward(self, z: Float[Tensor, "*places features"]) -> Float[Tensor, "*places d_model"]:
-        """attn_raw, from z `[... (head half d)]`."""
-        return nn.functional.linear(sum_of_halves(z, self.heads), self.weight, self.bias)  # type: ignore[arg-type]
-
-    def as_used(self, name: str) -> Tensor | None:
-        """The weight, once for each half; the bias."""
-        value = getattr(self, name)
-        if name == "bias":
+    def as_used(name: str) -> Tensor | None:
+        value = as_stored(out, name)
+        if name == "bias" or value is None:
             return value
-        return repeat(value, "d_model (head d) -> d_model (head half d)", head=self.heads, half=2)
+        return repeat(value, "d_model (head d) -> d_model (head half d)", head=heads, half=2)
+
+    out.as_used = as_used  # type: ignore[assignment]
+    out.forward = lambda z: of_sum(sum_of_halves(z, heads))
 
 
 def sum_of_halves(z: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places half_features"]:
@@ -195,7 +190,7 @@ def with_halves(base: nn.Module) -> None:
         for name in ("query", "key", "value"):
             pair = attention.get_submodule(name), attention.get_submodule(f"{name}_global")
             attention.add_module(f"both_{name}", Halves(*pair, attention.num_heads))
-        output.dense = OfBothHalves(output.dense, attention.num_heads)
+        read_both_halves(output.dense, attention.num_heads)
     base.forward = partial(_run, base)
 
 
