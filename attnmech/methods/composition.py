@@ -54,6 +54,11 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
     stack = model.output_stack
     layers, heads, wide = tuple(stack.layers), stack.n_heads, torch.float64
     plan = stack.architecture
+    if plan.windows:
+        raise InputError(
+            f"the heads of {plan.name} have two sets of W_Q, W_K and W_V, local and global ones, so that what one writes "
+            "enters the next by the kind of token; a score of weights alone has no one value."
+        )
     rotary = plan.rotary is not None
     kinds = {name: torch.full((count_layers(model, stack), heads) * 2, torch.nan, dtype=wide) for name in KINDS}
     read: list[dict[str, tuple[Tensor, Tensor]]] = []

@@ -116,11 +116,7 @@ class LayerChecks(Probe):
             *(
                 []
                 if plan.gate is None
-                else [
-                    checking(
-                        "gate", _statement_of(plan.gate), ("gate", "z"), self._gates(), self.local
-                    )
-                ]
+                else [checking("gate", _statement_of(plan.gate), ("gate", "z"), self._gates(), self.local)]
             ),
             checking(
                 "z",

@@ -10,14 +10,15 @@ so that one softmax, one ledger and one W_O, which is applied to the sum of the 
 rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import groupby
 from typing import Any
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
@@ -25,7 +26,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..maths.norms import FrozenNorm
 from .attention import attend
-from .mask import MaskRule
+from .mask import BLOCK_BYTES, MaskRule
 from .replaced_attention import StandIn
 from .weights import Separate, as_stored
 
@@ -41,9 +42,7 @@ class WindowRule(MaskRule):
     is_global: Bool[Tensor, "batch position"] | None = None
 
     @classmethod
-    def of(
-        cls, real: Bool[Tensor, "batch position"], is_global: Bool[Tensor, "batch position"] | None
-    ) -> "WindowRule":
+    def of(cls, real: Bool[Tensor, "batch position"], is_global: Bool[Tensor, "batch position"] | None) -> "WindowRule":
         """The rule of a batch, before any layer says how far its rows reach."""
         texts, length = real.shape
         chosen = None if is_global is None else is_global & real
@@ -60,6 +59,53 @@ class WindowRule(MaskRule):
             return near | self.is_global[text, query] | self.is_global[text, key]
 
         return self.once(("reaching", reach), lambda: replace(self, allows=allows, reach=reach, _known={}))
+
+    def row_blocks(self, cell_bytes: int) -> Iterator[range]:
+        """Blocks of local rows, as large as the keys that they reach allow, and blocks of rows global in some text."""
+        for run in self._runs():
+            if run.start in self._global_rows:
+                step = BLOCK_BYTES // (cell_bytes * self.keys)
+            else:
+                # A block of n rows has n + width keys.
+                width = 2 * self.reach + len(self._global_rows)
+                step = int(((width / 2) ** 2 + BLOCK_BYTES / cell_bytes) ** 0.5 - width / 2)
+            for start in range(run.start, run.stop, max(16, step)):
+                yield range(start, min(run.stop, start + max(16, step)))
+
+    def gathered(self, rows: range) -> Int[Tensor, " key"] | None:
+        """The keys that rows of one block reach, and the global ones; None where that is most of all keys."""
+        return self.once(("gathered", rows), lambda: self._reached(rows))
+
+    def _reached(self, rows: range) -> Int[Tensor, " key"] | None:
+        if rows.start in self._global_rows:
+            return None
+        reached = range(max(0, rows.start - self.reach), min(self.keys, rows.stop + self.reach))
+        keys = sorted({*reached, *self._global_rows})
+        return torch.tensor(keys, device=self.device) if 2 * len(keys) <= self.keys else None
+
+    def visible_at(self, rows: range, keys: Int[Tensor, " key"] | None) -> Bool[Tensor, "batch 1 row key"]:
+        """`visible` at some keys; None: at all."""
+        if keys is None:
+            return self.visible(rows)
+        assert self.padding is not None
+        row = torch.arange(rows.start, rows.stop, device=self.device)[:, None]
+        seen = ((row - keys).abs() <= self.reach).expand(self.batch, -1, -1)
+        if self.is_global is not None:
+            seen = seen | self.is_global[:, row] | self.is_global[:, None, keys]
+        return (seen & self.padding[:, None, keys])[:, None]
+
+    @cached_property
+    def _global_rows(self) -> frozenset[int]:
+        """The positions that are global in some text."""
+        if self.is_global is None:
+            return frozenset()
+        return frozenset(self.is_global.any(dim=0).nonzero()[:, 0].tolist())
+
+    def _runs(self) -> Iterator[range]:
+        """Runs of rows of one kind, local or global."""
+        for _, run in groupby(range(self.queries), self._global_rows.__contains__):
+            places = list(run)
+            yield range(places[0], places[-1] + 1)
 
 
 def _everything(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -104,8 +150,23 @@ def read_both_halves(out: nn.Module, heads: int) -> None:
 
 def sum_of_halves(z: Float[Tensor, "*places features"], heads: int) -> Float[Tensor, "*places half_features"]:
     """What the model's own W_O reads: the sum of the halves of each head's z, of which one is 0."""
-    first, second = rearrange(z, "... (head half d) -> half ... (head d)", head=heads, half=2)
-    return first + second
+    halves: Tensor = rearrange(z, "... (head half d) -> half ... (head d)", head=heads, half=2)
+    return halves[0] + halves[1]
+
+
+def local_half(value: Float[Tensor, "*places d_head"], mask: MaskRule) -> Float[Tensor, "*places some_d_head"]:
+    """Queries or keys as local tokens use them; all of them in a model without global tokens.
+
+    Raises `InputError` for texts with global tokens, which use another half.
+    """
+    if not isinstance(mask, WindowRule):
+        return value
+    if mask.is_global is not None:
+        raise InputError(
+            "one space of queries and keys needs one set of projections, but global tokens have their own; give texts "
+            f'without global tokens: {{"input_ids": ..., "{GLOBAL_MASK}": zeros}}.'
+        )
+    return value[..., : value.shape[-1] // 2]
 
 
 class LongformerAttention(StandIn):

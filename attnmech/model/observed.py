@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..batch import Batch
@@ -119,6 +119,9 @@ class RowBlock(Points):
     attention: Attention
     """The same rows after the softmax, with what follows from it: two highest, entropy."""
     values: Mapping[PointKey, Tensor]
+    keys: Int[Tensor, " key"] | None = None
+    """The positions of the keys, in order, in a block that leaves hidden ones out: only for observers that ask for such
+    blocks (`Reducer.gathered`). None: all keys from 0 on."""
 
     @property
     def pattern(self) -> Float[Tensor, "batch head row key"]:
@@ -128,6 +131,8 @@ class RowBlock(Points):
     @cached_property
     def visible(self) -> Bool[Tensor, "batch 1 row key"]:
         """True where the row can see the key."""
+        if self.keys is not None:
+            return self.mask.visible_at(self.rows, self.keys)
         return self.mask.visible(self.rows)[..., : self.scores.shape[-1]]
 
     @property

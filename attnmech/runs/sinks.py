@@ -19,6 +19,7 @@ from ..maths.focus import received_by_key
 from ..maths.null_attention import most_attended, sink_mass, value_ratio
 from ..maths.updates import Writer
 from ..model.block import attention_scale
+from ..model.carried import values_read
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.observed import LayerEnd, RowBlock
@@ -156,7 +157,10 @@ class SinkReducer(Reducer):
         at_sink = sink.expand_as(key).gather(-1, key.clamp(min=0))
         found = {
             "sink_mass": (sink_mass(received, sink, others), others.any(dim=-1)),
-            "value_ratio": (value_ratio(writer.norm(values), received, sink, others), others.any(dim=-1)),
+            "value_ratio": (
+                value_ratio(writer.norm(values_read(values, run.stack)), received, sink, others),
+                others.any(dim=-1),
+            ),
             "update_at_sink": _mean_where(update, looking & at_sink),
             "update_elsewhere": _mean_where(update, looking & ~at_sink),
         }
