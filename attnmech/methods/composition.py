@@ -56,8 +56,8 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
     plan = stack.architecture
     if plan.windows:
         raise InputError(
-            f"the heads of {plan.name} have two sets of W_Q, W_K and W_V, local and global ones, so that what one writes "
-            "enters the next by the kind of token; a score of weights alone has no one value."
+            f"the heads of {plan.name} have two sets of W_Q, W_K and W_V, local and global ones; which of them reads "
+            "what another head wrote depends on the token, so weights alone give no one score."
         )
     rotary = plan.rotary is not None
     kinds = {name: torch.full((count_layers(model, stack), heads) * 2, torch.nan, dtype=wide) for name in KINDS}

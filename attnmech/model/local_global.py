@@ -184,7 +184,10 @@ class LongformerAttention(StandIn):
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         used = halves_used(attention_mask, self.d_half).to(q.dtype)
         by_head = used[:, :, None].expand(-1, -1, self.heads, -1)
-        self.attnmech_site.in_force.note(query_norm=FrozenNorm(by_head, centred=False), gate=by_head)
+        whole = by_head.new_ones(1).expand_as(by_head)
+        self.attnmech_site.in_force.note(
+            query_norm=FrozenNorm(by_head, centred=False), key_norm=FrozenNorm(whole, centred=False), gate=by_head
+        )
         z = attend(
             q * used[:, None], k, v, scale=self.d_half**-0.5, position=None,
             mask=attention_mask.reaching(self.reach), site=self.attnmech_site,
@@ -218,25 +221,10 @@ def global_tokens(batch: Batch) -> Bool[Tensor, "batch position"]:
 
 
 def globals_by_default(model: nn.Module) -> Callable[[Batch], Bool[Tensor, "batch position"]]:
-    """Which tokens transformers makes global in a model of this class: the first, the question's, or none."""
-    kind = type(model).__name__
-    if kind.endswith("ForSequenceClassification"):
+    """Which tokens transformers makes global in a model of this class: the first of a text to classify, or none."""
+    if type(model).__name__.endswith("ForSequenceClassification"):
         return lambda batch: torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids) == 0
-    if kind.endswith("ForQuestionAnswering"):
-        return partial(_question, int(model.config.sep_token_id))  # type: ignore[union-attr, arg-type]
     return lambda batch: torch.zeros_like(batch.mask)
-
-
-def _question(separator: int, batch: Batch) -> Bool[Tensor, "batch position"]:
-    """The tokens before the first of three separators."""
-    ends = batch.ids == separator
-    if not bool((ends.sum(dim=1) == 3).all()):
-        raise InputError(
-            f"this model answers questions, so each text must have three separator tokens (id {separator}), as in "
-            "<s> question </s></s> context </s>, and its question's tokens are global. For other texts, say which "
-            f'tokens are: {{"input_ids": ..., "{GLOBAL_MASK}": ...}}, 1 at global tokens and 0 elsewhere.'
-        )
-    return ends.cumsum(dim=1) == 0
 
 
 def with_halves(base: nn.Module) -> None:

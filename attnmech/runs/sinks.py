@@ -148,6 +148,7 @@ class SinkReducer(Reducer):
         W_O = run.stack.weights(end.layer).W_O.detach().to(received.dtype) * scale.by_dimension
         x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
         writer = Writer(W_O, x)
+        v = values_read(v, run.stack)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
 
         key = state["top_key"][layer].long()
@@ -157,10 +158,7 @@ class SinkReducer(Reducer):
         at_sink = sink.expand_as(key).gather(-1, key.clamp(min=0))
         found = {
             "sink_mass": (sink_mass(received, sink, others), others.any(dim=-1)),
-            "value_ratio": (
-                value_ratio(writer.norm(values_read(values, run.stack)), received, sink, others),
-                others.any(dim=-1),
-            ),
+            "value_ratio": (value_ratio(writer.norm(values), received, sink, others), others.any(dim=-1)),
             "update_at_sink": _mean_where(update, looking & at_sink),
             "update_elsewhere": _mean_where(update, looking & ~at_sink),
         }

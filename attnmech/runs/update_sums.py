@@ -157,7 +157,7 @@ class _Attended:
     """Whether, in addition, its value is nonzero."""
 
     def but(self, rows: Bool[Tensor, "batch 1 query"], other: "_Attended") -> "_Attended":
-        """This, with other numbers in some rows."""
+        """The same with other numbers in some rows."""
         return _Attended(*(torch.where(rows, vars(other)[name], value) for name, value in vars(self).items()))
 
 
