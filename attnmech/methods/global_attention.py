@@ -44,7 +44,8 @@ def global_attention(
     sees. On rows of global tokens, `among_global` is Σ p_ij over global tokens.
 
     Which tokens are global is part of the input (`global_attention_mask`: 1 at global tokens, 0 elsewhere). For texts
-    it is what transformers does in a model of this class: the first token for sequence classification, else none. All rows count, also the first of each text: see `GlobalAttention.where`.
+    it is what transformers does in a model of this class: the first token for sequence classification, else none. All
+    rows count, also the first of each text: see `GlobalAttention.where`.
 
     One forward pass, with memory in proportion to the window; `truncate`, `shard`, `journal` and `progress` are those
     of `am.stream`. Raises `InputError` for a model without global tokens.

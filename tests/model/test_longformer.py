@@ -11,6 +11,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.model import local_global
 from attnmech.model import mask as masks
+from attnmech.model.load import UnprovenWarning
 from attnmech.runs.focus_sums import FocusSums
 
 F32, F64 = torch.float32, torch.float64
@@ -148,21 +149,22 @@ def test_ledger_of_local_and_global_rows() -> None:
     model = models.hooked("longformer", F64)
     given = {name: value[:1] for name, value in inputs().items()}
     attention = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
-    found = am.decompose_scores(model, given, layer=1, head=2)
+    found = am.decompose_scores(model, given, layers=[1])
     x = model.run(given, ["attn_in"], layers=[1])["attn_in", 1][0]
     for i, suffix in ((0, "_global"), (1, ""), (17, "_global"), (20, "")):
         query, key = (getattr(attention, f"{name}{suffix}") for name in ("query", "key"))
-        W_Q, W_K = (part.weight[14:].T for part in (query, key))
-        b_Q, b_K = (part.bias[14:] for part in (query, key))
-        q, k = x @ W_Q, x @ W_K
-        for name, expected in {
+        W_Q, W_K = (part.weight[14:].detach() for part in (query, key))
+        b_Q, b_K = (part.bias[14:].detach() for part in (query, key))
+        q, k = x @ W_Q.T, x @ W_K.T
+        expected = {
             "query_key": k @ q[i],
             "key_bias": k @ b_Q,
             "query_bias": (q[i] @ b_K).expand(LENGTH),
-        }.items():
-            term = found.term(name)[0, i] if found.term(name).ndim == 3 else found.term(name)[i]
-            seen = visible(8)[0, i]
-            torch.testing.assert_close(term.double()[seen], expected.detach()[seen] / 7**0.5, atol=1e-10, rtol=1e-8)
+            "constant": (b_Q @ b_K).expand(LENGTH),
+        }
+        for name, value in expected.items():
+            term = found.terms[name].expand(1, 1, 3, LENGTH, LENGTH)[0, 0, 2, i]
+            torch.testing.assert_close(term.double(), value / 7**0.5, atol=1e-10, rtol=1e-8)
 
 
 def test_certificate_holds_and_its_probe_has_global_tokens() -> None:
@@ -174,8 +176,9 @@ def test_certificate_holds_and_its_probe_has_global_tokens() -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> set[str]:
     monkeypatch.setattr(local_global, name, value)
-    model = am.load(models.fresh("longformer"), check=False)
-    return {check.name for check in am.certify(model).failing}
+    with pytest.warns(UnprovenWarning, match="NOT certified"):
+        model = am.load(models.fresh("longformer"))
+    return {check.name for check in model.certificate.failed}
 
 
 def test_certificate_finds_swapped_projections(monkeypatch: pytest.MonkeyPatch) -> None:
