@@ -184,9 +184,11 @@ class LongformerAttention(StandIn):
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         used = halves_used(attention_mask, self.d_half).to(q.dtype)
         by_head = used[:, :, None].expand(-1, -1, self.heads, -1)
-        whole = by_head.new_ones(1).expand_as(by_head)
-        self.attnmech_site.in_force.note(
-            query_norm=FrozenNorm(by_head, centred=False), key_norm=FrozenNorm(whole, centred=False), gate=by_head
+        whole, in_force = by_head.new_ones(1).expand_as(by_head), self.attnmech_site.in_force
+        # The gate is a constant, whose gradient somebody may ask for.
+        gate = by_head.clone().requires_grad_() if in_force.under_way.gradients else by_head
+        in_force.note(
+            query_norm=FrozenNorm(by_head, centred=False), key_norm=FrozenNorm(whole, centred=False), gate=gate
         )
         z = attend(
             q * used[:, None], k, v, scale=self.d_half**-0.5, position=None,
