@@ -302,6 +302,14 @@ def seq2seq(family: str, d_model: int, heads: tuple[int, int], kind: str = "", *
     return getattr(transformers, kind or f"{family}ForConditionalGeneration")(config)
 
 
+def longformer(kind: str = "ForMaskedLM", windows: tuple[int, ...] = (4, 8, 4)) -> Any:
+    config = transformers.LongformerConfig(
+        vocab_size=59, hidden_size=21, num_hidden_layers=len(windows), num_attention_heads=3, intermediate_size=26,
+        max_position_embeddings=70, type_vocab_size=2, pad_token_id=1, sep_token_id=2, attention_window=[*windows],
+    )  # fmt: skip
+    return getattr(transformers, f"Longformer{kind}")(config)
+
+
 OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "t5": t5,
     "t5_encoder_alone": lambda: t5("T5EncoderModel"),
@@ -315,6 +323,7 @@ OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "codegen": codegen,
     "gpt_neo": gpt_neo,
     "xlnet": xlnet,
+    "longformer": longformer,
 }
 """Models of several stacks, of images, hybrids, and others with tests of their own."""
 

@@ -59,6 +59,11 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
         raise InputError(f"composition needs heads that write into a stream that later heads read; {plan.no_stream}.")
     if plan.v_norm or isinstance(plan.gate, NormGate):
         raise InputError("composition needs heads that write x W_V W_O; a norm stands between the two in this model.")
+    if plan.windows:
+        raise InputError(
+            f"the heads of {plan.name} have two sets of W_Q, W_K and W_V, local and global ones; which of them reads "
+            "what another head wrote depends on the token, so weights alone give no one score."
+        )
     rotary = plan.rotary is not None
     kinds = {name: torch.full((count_layers(model, stack), heads) * 2, torch.nan, dtype=wide) for name in KINDS}
     read: list[dict[str, tuple[Tensor, Tensor]]] = []

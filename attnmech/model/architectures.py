@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from ..maths.norms import reciprocal_rms
 from .disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
+from .local_global import LongformerAttention, with_halves
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .replaced_attention import (
     BloomAttention,
@@ -97,6 +98,14 @@ class NormGate:
         y = y.to(torch.promote_types(y.dtype, torch.float32))
         scale = (weight.to(y) + self.offset) * reciprocal_rms(y, epsilon)[..., None]
         return rearrange(scale, "... (head d_value) -> ... head d_value", head=heads)
+
+
+@dataclass(frozen=True)
+class HalfOfRow:
+    """A gate that is 1 in the half of a head's values that a row reads and 0 in the other (`local_global.py`)."""
+
+    def __str__(self) -> str:
+        return "1 in the half that a row uses, of the local or the global projections"
 
 
 @dataclass(frozen=True)
@@ -198,7 +207,7 @@ final_norm norm; rotary rotate_halves
     """The layers of a rotary model that do not rotate."""
     qk_norm: tuple[str, str] | None = None
     """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
-    gate: Gate | NormGate | None = None
+    gate: Gate | NormGate | HalfOfRow | None = None
     v_norm: str = ""
     """A norm of each head's values, below the attention module; the point `v` is what it returns."""
     v_norm_axes: str = "batch position head d_head"
@@ -217,6 +226,10 @@ final_norm norm; rotary rotate_halves
     """The module that `replacement` replaces, if that is not the attention."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
+    adapt: Callable[[nn.Module], None] | None = None
+    """What else has to change in a base model so that the attention can be replaced."""
+    windows: tuple[int, ...] = ()
+    """How many tokens each layer's rows see around their own, half before and half after, if some are global."""
     reads: Literal["tokens", "pixels", "sound", "tensors"] = "tokens"
     """What a model is given; "tensors" for a module of the user's own."""
     position_limit: int | None = None
@@ -494,7 +507,7 @@ def _lfm2(config: Config) -> Architecture:
 
 
 def _bert(config: Config, name: str = "BERT") -> Architecture:
-    if config.add_cross_attention:
+    if getattr(config, "add_cross_attention", False):
         _refuse("add_cross_attention=True (cross-attention to another model's states)")
     return Architecture(
         name=name,
@@ -509,7 +522,7 @@ def _bert(config: Config, name: str = "BERT") -> Architecture:
         embed_norm="embeddings.LayerNorm",
         head_refused="its head transforms the stream with its own layer before the unembedding",
         position_limit=config.max_position_embeddings,
-        causal=bool(config.is_decoder),
+        causal=bool(getattr(config, "is_decoder", False)),
     )
 
 
@@ -517,6 +530,21 @@ def _roberta(config: Config) -> Architecture:
     # Positions are counted from padding_idx + 1, so the table holds fewer tokens than it has rows.
     limit = config.max_position_embeddings - (config.pad_token_id or 0) - 1
     return replace(_bert(config, "RoBERTa"), position_limit=limit)
+
+
+def _longformer(config: Config) -> Architecture:
+    given = config.attention_window
+    windows = [given] * config.num_hidden_layers if isinstance(given, int) else given
+    return replace(
+        _roberta(config),
+        name="Longformer",
+        qkv=LongformerAttention.layout,
+        gate=HalfOfRow(),
+        windows=tuple(windows),
+        replacement=LongformerAttention,
+        adapt=with_halves,
+        causal=False,
+    )
 
 
 def _deberta_v2(config: Config, name: str = "DeBERTa-v2") -> Architecture:
@@ -689,6 +717,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "jamba": _jamba,
     "lfm2": _lfm2,
     "llama": _llama,
+    "longformer": _longformer,
     "mistral": _mistral,
     "mpt": _mpt,
     "opt": _opt,
@@ -718,7 +747,7 @@ _WINDOWS: Final = (
 
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
-    **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _WINDOWS),
     "vit_mae": (
         "it leaves out most patches at random in every pass; its encoder sees all of them in a ViTModel: "

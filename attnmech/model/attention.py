@@ -6,7 +6,7 @@ through transformers' attention interface, or through a module of ours that stan
 time, so that no [query key] mask need exist.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,9 +29,6 @@ from .observed import LayerAttention, RowBlock
 
 IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
-
-_BLOCK_BYTES: Final = 8 * 2**20
-"""Rows are processed in blocks whose scores have roughly this size, so that they stay in the CPU's cache."""
 
 
 def attend(
@@ -57,7 +54,8 @@ def attend(
     head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
     eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
     rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
-    whole rows. `weights` is given each block of the pattern, after edits, and the number of keys.
+    whole rows: those after the last visible one, and all of them where observers bear it (`RowBlock.keys`). `weights`
+    is given each block of the pattern, after edits, and the number of keys.
     """
     in_force, layer = site.in_force, site.layer
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
@@ -74,13 +72,14 @@ def attend(
     whole = any(in_force.wants(site.point(name), layer) for name in ("scores", "pattern"))
     whole = whole or (changes is not None and changes.whole_rows)
     watch = in_force.under_way.watch
-    index = watch.layers.get((site.stack, layer)) if watch.rows else None
-    blocks = []
-    for rows in _row_blocks(q, k.shape[2], whole):
-        span = mask.span(rows)
-        keys = k.shape[2] if whole else span.stop
+    index, blocks = watch.layers.get((site.stack, layer)) if watch.rows else None, []
+    free = changes is None and position is None and added is None and weights is None and not whole
+    free = free and (index is None or watch.gathered)
+    for rows in [range(q.shape[2])] if whole else mask.row_blocks(q[:, :, 0, 0].nbytes):
+        at = mask.gathered(rows) if free else None
+        keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
         queries = q[:, :, rows.start : rows.stop]
-        scores = _scores(queries, k[:, :, :keys], scale, position, added, rows)
+        scores = _scores(queries, k[:, :, keys], scale, position, added, rows)
         if changes is not None and ledgers is not None:
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
@@ -88,9 +87,8 @@ def attend(
         if whole:
             scores = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
             scores = in_force.visit(site.point("scores"), layer, scores, owned=True)
-        elif span:
-            hidden = ~mask.visible(rows)[..., span.start : span.stop]
-            scores[..., span.start :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        else:
+            _hide(scores, mask, rows, at)
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
@@ -103,19 +101,28 @@ def attend(
             visited = in_force.visit(site.point("pattern"), layer, attention.pattern, owned=True)
             if in_force.edits(site.point("pattern"), layer) and not torch.equal(visited, attention.pattern):
                 attention = Attention(visited, None)
-        read = _weighted_values(attention.pattern, v[:, :, :keys])
-        read = read if other_values is None else read + attention.pattern @ other_values[:, :, :keys]
+        read = _weighted_values(attention.pattern, v[:, :, keys])
+        read = read if other_values is None else read + attention.pattern @ other_values[:, :, keys]
         blocks.append(read.to(dtype).transpose(1, 2))
         if weights is not None:
             weights(attention.pattern, k.shape[2])
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, in_force.under_way.batch, queries, k, v, scale, position, mask, softcap,
-                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values, relative,
+                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values, relative, at,
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
     return _visit_z(site, torch.cat(blocks, dim=1))
+
+
+def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, at: Tensor | None) -> None:
+    """Puts the lowest finite number, in place, where the mask hides a key; `at` are the positions of gathered keys."""
+    lowest = torch.finfo(scores.dtype).min
+    if at is not None:
+        scores.masked_fill_(~mask.visible_at(rows, at), lowest)
+    elif span := mask.span(rows):
+        scores[..., span.start :].masked_fill_(~mask.visible(rows)[..., span.start : span.stop], lowest)
 
 
 def _visit_z(site: "Site", weighted: Tensor) -> Tensor:
@@ -210,14 +217,6 @@ def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
 
 def _rows_of(position: Tensor, rows: range) -> Tensor:
     return position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
-
-
-def _row_blocks(q: Tensor, keys: int, whole: bool) -> Iterator[range]:
-    batch, heads, queries, _ = q.shape
-    row_bytes = batch * heads * keys * q.element_size()
-    step = queries if whole else max(16, _BLOCK_BYTES // max(1, row_bytes))
-    for start in range(0, queries, step):
-        yield range(start, min(queries, start + step))
 
 
 @dataclass(frozen=True)

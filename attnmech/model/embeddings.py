@@ -12,6 +12,7 @@ from ..errors import InputError
 from .architectures import Architecture
 from .in_force import InForce
 from .inputs import Encoder
+from .local_global import GLOBAL_MASK, globals_by_default
 
 
 def token_embedding(model: PreTrainedModel) -> Tensor:
@@ -89,12 +90,13 @@ def encoder_of(
         )
     further = _further_inputs(model, plan.position_limit)
     start = _decoder_start(model.config) if decoder else None
-    return Encoder(tokenizer, n_vocab, plan.position_limit, further, bos, device, start)
+    chosen = globals_by_default(model) if GLOBAL_MASK in further else None
+    return Encoder(tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen)
 
 
 def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[str, int | None]:
     """What this model takes besides tokens and mask, each with the size of its table (None: any number works)."""
-    tables = {"position_ids": position_limit}
+    tables = {"position_ids": position_limit, GLOBAL_MASK: 2}
     if hasattr(model.config, "type_vocab_size"):
         tables["token_type_ids"] = model.config.type_vocab_size
     taken = inspect.signature(model.forward).parameters

@@ -99,6 +99,9 @@ class HookedModel:
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
         base: nn.Module = self._model.base_model
+        for plan in plans:
+            if plan.adapt is not None:
+                plan.adapt(base)
         self.stacks = {plan.stack: Stack(base, plan, self._in_force) for plan in plans}
         first = next(iter(self.stacks.values()))
         self.architecture: Architecture = first.architecture
@@ -450,17 +453,19 @@ class HookedModel:
         passing: Iterable[PointKey] = (),
         layers: Iterable[tuple[str, int]] | None = None,
         part: Part | None = None,
+        gathered: bool = False,
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients; returns the captured values and feeds the observers.
 
         `rows` see every block of rows and `ends` every finished layer, for the (stack, layer) in `layers` or for all;
-        they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run.
-        Besides points, `captures` may name `further_embeddings`, without a layer.
+        they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run;
+        with `gathered`, blocks of rows may leave out hidden keys. Besides points, `captures` may name
+        `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
         places = {layer: place for place, layer in enumerate(layers)}
-        watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
+        watch = Watch(places, rows, ends, frozenset(passing), gathered) if rows or ends else Watch()
         wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
             self._passes.run(wanted)

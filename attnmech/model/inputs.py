@@ -1,6 +1,6 @@
 """How do a user's inputs (a text, texts, token ids, model inputs) become one `Batch`, and which are refused?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..arguments import dense, shown
 from ..batch import Batch
 from ..errors import InputError
+from .local_global import GLOBAL_MASK
 from .pieces import read_piece, texts_of_pieces
 from .processors import Picture, Recording
 
@@ -49,6 +50,7 @@ class Encoder:
         bos: bool | None,
         device: torch.device,
         decoder_start: int | None = None,
+        global_tokens: Callable[[Batch], Tensor] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -58,6 +60,8 @@ class Encoder:
         self.device = device
         self.decoder_start = decoder_start
         """The token that the decoder starts with, in an encoder-decoder model; else None."""
+        self.global_tokens = global_tokens
+        """Which tokens of a text are global if the input does not say; None if the model has no global tokens."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_pieces: dict[int, str | bytes] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
@@ -228,6 +232,8 @@ class Encoder:
             raise InputError(
                 f"decoder_input_ids must have one row per text; got {len(target.ids)} rows for {len(batch.ids)} texts."
             )
+        if self.global_tokens is not None and GLOBAL_MASK not in extra:
+            extra = {**extra, GLOBAL_MASK: self.global_tokens(batch).long()}
         return replace(batch, target=target, extra={name: x.to(self.device) for name, x in extra.items()})
 
     def _tokens(self, ids: Tensor, mask: Any) -> Batch:

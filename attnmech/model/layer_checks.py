@@ -18,10 +18,11 @@ from ..maths.precision import (
     table_tolerance,
 )
 from ..points import PointKey, full_name
-from .architectures import Gate, NormGate, submodule
+from .architectures import Gate, HalfOfRow, NormGate, submodule
 from .block import PostNormEnd
 from .certificate import Check
 from .ledger import ScoreAudit, rotated_in
+from .local_global import halves_of, patterns_of, sum_of_halves
 from .norms import epsilon_of, weight_of
 from .position import rotary_tables
 from .probe import (
@@ -133,7 +134,7 @@ class LayerChecks(Probe):
             *(
                 []
                 if plan.gate is None
-                else [checking("gate", self._gate_statement(plan.gate), ("gate", "z"), self._gates(), self._gate_limit)]
+                else [checking("gate", _statement_of(plan.gate), ("gate", "z"), self._gates(), self._gate_limit)]
             ),
             checking(
                 "z",
@@ -218,6 +219,8 @@ class LayerChecks(Probe):
         if isinstance(handed, str):
             return Check("attentions", statement, (), None, detail=handed)
         # A hybrid returns only the patterns of its layers with attention.
+        if self.plan.windows:
+            handed = patterns_of(self.passes.eager, self.batch, self.plan.windows)
         whole = len(handed) == len(self.layers)
         patterns = dict(zip(self.layers, handed, strict=True)) if whole else handed
 
@@ -462,11 +465,6 @@ class LayerChecks(Probe):
         """How far a gate may be off: norms compute in float32, in a float64 model too."""
         return max(self.local, step_tolerance(torch.float32)) if isinstance(self.plan.gate, NormGate) else self.local
 
-    def _gate_statement(self, gate: Gate | NormGate) -> str:
-        if isinstance(gate, NormGate):
-            return "gate = γ / √(mean (pattern v)² + ε), over all heads"
-        return f"gate = {gate.function}(attn_in W + b)"
-
     def _gates(self) -> Iterator[Compared]:
         gate = self.plan.gate
         assert gate is not None
@@ -479,6 +477,10 @@ class LayerChecks(Probe):
                 yield self.compared(
                     run, layer, self.at(run, "gate", layer), expected, by_row(expected, self._gate_limit)
                 )
+                continue
+            if isinstance(gate, HalfOfRow):
+                found = self.at(run, "gate", layer)
+                yield self.compared(run, layer, found, halves_of(run.batch, found), torch.zeros_like(found))
                 continue
             projection = self.stack.module(layer, f"{self.plan.attention}.{gate.path}")
             made = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide)
@@ -551,7 +553,8 @@ class LayerChecks(Probe):
         heads = torch.eye(len(W_O), device=z.device, dtype=self.wide)
         alone = einsum(rows, heads, "row head d_head, head other -> head row other d_head")
         given = rearrange(alone, "head row other d_head -> head row (other d_head)")
-        found = self.model.plain_module(self.stack, layer, self.plan.out)(given.to(dtype).contiguous())
+        alone = sum_of_halves(given, self.stack.n_heads) if self.plan.windows else given
+        found = self.model.plain_module(self.stack, layer, self.plan.out)(alone.to(dtype).contiguous())
         product = einsum(rows, W_O, "row head d_head, head d_head d_model -> head row d_model")
         summed = rearrange(norm_of(rows), "row head -> head row")[..., None] * norm_of(W_O, 1)[:, None]
         rounding = product_rounding(dtype, given.shape[-1])
@@ -644,6 +647,14 @@ class LayerChecks(Probe):
             left = self.at(run, "resid_post", layer)
             allowed = sum_rounding(self.model.dtype) * left.abs()
             yield self.compared(run, layer, self.at(run, "resid_pre", layer + 1), left, allowed)
+
+
+def _statement_of(gate: Gate | NormGate | HalfOfRow) -> str:
+    if isinstance(gate, NormGate):
+        return "gate = γ / √(mean (pattern v)² + ε), over all heads"
+    if isinstance(gate, HalfOfRow):
+        return "gate = 1 in the half that a row uses, by the tokens that are global"
+    return f"gate = {gate.function}(attn_in W + b)"
 
 
 def _by_heads(x: Tensor, W: Tensor) -> Tensor:

@@ -1,17 +1,20 @@
 """Which keys can each query see? A rule over positions, so that no [query key] mask is needed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..batch import Batch
 from ..errors import UnsupportedModelError
 
 Found = TypeVar("Found")
+
+BLOCK_BYTES: Final = 8 * 2**20
+"""Rows are processed in blocks whose scores have roughly this size, so that they stay in the CPU's cache."""
 
 _HIDDEN: Final = -1e4
 """What is added to the score of a hidden key, or less."""
@@ -70,15 +73,25 @@ class MaskRule:
 
         If one of the rows sees nothing at all (padding on the left), the span reaches to the last key.
         """
-        return self.once(("span", rows), lambda: self._span(rows))
+        return self._looked_at(rows)[0]
 
-    def _span(self, rows: range) -> range:
-        visible = self.visible(rows)
-        partly = (~visible.all(dim=(0, 1, 2))).nonzero()
-        seen = visible.any(dim=(0, 1, 2)).nonzero()
-        end = int(seen[-1]) + 1 if len(seen) and bool(visible.any(dim=3).all()) else self.keys
-        start = int(partly[0]) if len(partly) else end
-        return range(min(start, end), end)
+    def _looked_at(self, rows: range) -> tuple[range, Tensor | None]:
+        """`span` and `gathered`, from one evaluation of the mask."""
+        return self.once(("looked at", rows), lambda: _looked_at(self.visible(rows)))
+
+    def row_blocks(self, cell_bytes: int) -> Iterator[range]:
+        """The rows in blocks whose scores have roughly `BLOCK_BYTES`; `cell_bytes` is what one cell of them takes."""
+        step = max(16, BLOCK_BYTES // max(1, cell_bytes * self.keys))
+        for start in range(0, self.queries, step):
+            yield range(start, min(self.queries, start + step))
+
+    def gathered(self, rows: range) -> Int[Tensor, " key"] | None:
+        """The keys that some of the rows can see, in order, where they are few; None where all are to be looked at."""
+        return self._looked_at(rows)[1]
+
+    def visible_at(self, rows: range, keys: Int[Tensor, " key"] | None) -> Bool[Tensor, "batch 1 row key"]:
+        """`visible` at some keys; None: at all."""
+        return self.visible(rows) if keys is None else self.visible(rows)[..., keys]
 
     def within(self, window: int) -> "MaskRule":
         """The same rule, of the last `window` keys of each query alone."""
@@ -94,6 +107,16 @@ class MaskRule:
             self._known[key] = make()
         found: Found = self._known[key]
         return found
+
+
+def _looked_at(visible: Bool[Tensor, "batch 1 row key"]) -> tuple[range, Tensor | None]:
+    """The keys for which the mask of a block of rows must be evaluated; and all keys seen, where they are few."""
+    partly = (~visible.all(dim=(0, 1, 2))).nonzero()
+    seen = visible.any(dim=(0, 1, 2)).nonzero()[:, 0]
+    bound = len(seen) > 0 and bool(visible.any(dim=3).all())
+    end = int(seen[-1]) + 1 if bound else visible.shape[-1]
+    start = int(partly[0]) if len(partly) else end
+    return range(min(start, end), end), seen if bound and 2 * len(seen) <= end else None
 
 
 def mask_rule(

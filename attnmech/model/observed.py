@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..batch import Batch
@@ -125,6 +125,9 @@ class RowBlock(Points):
     values: Mapping[PointKey, Tensor]
     relative: Relative | None = None
     """Tables of relative positions that queries and keys are multiplied with (DeBERTa); None if there are none."""
+    keys: Int[Tensor, " key"] | None = None
+    """The positions of the keys, in order, in a block that leaves hidden ones out: only for observers that ask for such
+    blocks (`Reducer.gathered`). None: all keys from 0 on."""
 
     @property
     def pattern(self) -> Float[Tensor, "batch head row key"]:
@@ -134,6 +137,8 @@ class RowBlock(Points):
     @cached_property
     def visible(self) -> Bool[Tensor, "batch 1 row key"]:
         """True where the row can see the key."""
+        if self.keys is not None:
+            return self.mask.visible_at(self.rows, self.keys)
         return self.mask.visible(self.rows)[..., : self.scores.shape[-1]]
 
     @property

@@ -18,6 +18,7 @@ from ..points import PointKey, split_stack
 from .certificate import Check, LensHook
 from .hooked import HookedModel
 from .images import ImageEncoder
+from .local_global import GLOBAL_MASK
 from .observed import RowBlock
 from .own_inputs import OwnEncoder
 from .passes import call
@@ -309,7 +310,7 @@ def probe_batch(model: HookedModel) -> Batch:
     if length > 1:
         # One token only: in a sliding window, rows of padding that see nothing are NaN in transformers' float64.
         mask[1, -1] = 0
-    given = {"input_ids": ids, "attention_mask": mask}
+    given = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
     if "decoder" in model.stacks:
         given["decoder_input_ids"] = torch.randint(0, model.n_vocab, (2, length - 2), generator=generator)
     return model.encode(given)
@@ -318,11 +319,14 @@ def probe_batch(model: HookedModel) -> Batch:
 def long_batch(model: HookedModel) -> Batch | None:
     """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
     limit = model.architecture.position_limit
-    length = _LONG if limit is None else min(_LONG, limit)
+    # Longer than a window reaches.
+    length = max(_LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
+    length = length if limit is None else min(length, limit)
     if not model.reads_tokens or length <= 2 * _PADDING:
         return None
     generator = torch.Generator().manual_seed(SEED + 1)
     given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
+    given |= _global_tokens(model, given["input_ids"])
     if "decoder" in model.stacks:
         target = _padded(model, length - 2, generator)
         given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
@@ -333,6 +337,20 @@ def text_of(model: HookedModel, length: int) -> Batch:
     """One text of random tokens."""
     generator = torch.Generator().manual_seed(SEED + 3)
     return model.encode(torch.randint(0, model.n_vocab, (1, length), generator=generator))
+
+
+def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Tensor]:
+    """Two global tokens in the first text and one in the others, or `same` in all, if the model has such tokens."""
+    if not model.architecture.windows:
+        return {}
+    chosen = torch.zeros_like(ids)
+    if same:
+        chosen[:, list(same)] = 1
+    else:
+        length = ids.shape[1]
+        chosen[0, [length // 3, length // 2]] = 1
+        chosen[1:, length // 4] = 1
+    return {GLOBAL_MASK: chosen}
 
 
 def _padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -368,6 +386,7 @@ def padded_batch(model: HookedModel) -> Batch | None:
         return ids, real
 
     given = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
+    given |= _global_tokens(model, given["input_ids"], _FILLED + 1)
     if "decoder" in model.stacks:
         given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), filled(), strict=True))
     return model.encode(given)

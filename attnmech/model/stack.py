@@ -513,11 +513,10 @@ class Stack:
             in_force.hold_z(self.label, layer, z)
             return (z.reshape(given.shape), *args[1:])
 
-        source = submodule(block, f"{plan.attention}.{plan.gate.path}")
         if isinstance(plan.gate, NormGate):
-            source.register_forward_pre_hook(at_norm_of_z)
-        else:
-            source.register_forward_hook(at_gate)
+            submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_pre_hook(at_norm_of_z)
+        elif isinstance(plan.gate, Gate):
+            submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_hook(at_gate)
         submodule(block, plan.out).register_forward_pre_hook(at_z)
 
     def _wire_added(self, layer: int, block: nn.Module) -> None:

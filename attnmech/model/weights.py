@@ -1,7 +1,7 @@
 """Where are a layer's attention weights, in the field's names and shapes, and are they usable?"""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -299,13 +299,20 @@ def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
     return bias if isinstance(bias, torch.Tensor) else None
 
 
-def _as_used(module: nn.Module, name: str) -> object:
-    """A weight as the next pass will use it: under `torch.nn.utils.prune` the original times its mask."""
+def _as_used(module: nn.Module, name: str) -> Tensor | None:
+    """A weight as the next pass will use it; a projection of ours that is made of the model's own says itself."""
+    made: Callable[[str], Tensor | None] | None = getattr(module, "as_used", None)
+    return as_stored(module, name) if made is None else made(name)
+
+
+def as_stored(module: nn.Module, name: str) -> Tensor | None:
+    """A module's own weight: under `torch.nn.utils.prune` the original times its mask."""
     original, mask = (getattr(module, f"{name}_{part}", None) for part in ("orig", "mask"))
     if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
         # The value under the name itself is left over from the last pass; each pass makes a new one.
         return original * mask.to(original)
-    return getattr(module, name, None)
+    found = getattr(module, name, None)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:

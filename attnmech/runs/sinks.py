@@ -19,6 +19,7 @@ from ..maths.focus import received_by_key
 from ..maths.null_attention import most_attended, sink_mass, value_ratio
 from ..maths.updates import Writer
 from ..model.block import attention_scale
+from ..model.carried import values_read
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.observed import LayerEnd, RowBlock
@@ -147,6 +148,7 @@ class SinkReducer(Reducer):
         W_O = run.stack.weights(end.layer).W_O.detach().to(received.dtype) * scale.by_dimension
         x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
         writer = Writer(W_O, x)
+        v = values_read(v, run.stack)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
         gamma = run.stack.gamma_of_z(end.layer)
         written = writer.norm(values if gamma is None else values * gamma.to(values))
