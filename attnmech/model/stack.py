@@ -289,19 +289,6 @@ class Stack:
         in_force, plan = self._in_force, self.architecture
         layout = plan.qkv
         attention = submodule(block, plan.attention)
-        patches = plan.reads == "pixels"
-
-        def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            rotates = plan.rotary is not None and not plan.rotary.tables
-            if rotates and (tables := tables_of(args, kwargs)) is not None:
-                in_force.note(rotary=tables_for(tables, _stream_of(args, kwargs).shape[1]) if patches else tables)
-            for given, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
-                if kwargs.get(given) is not None:
-                    in_force.note(**{note: kwargs[given]})
-            args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
-            if in_force.scales_in(self.label, layer):
-                in_force.note(attn_in=_stream_of(args, kwargs))
-            return args, kwargs
 
         def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             names = [self.point(name) for name in "qkv"]
@@ -342,7 +329,7 @@ class Stack:
 
             return at_projection
 
-        attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
+        self._wire_attn_in(layer, attention)
         self._wire_tables(attention)
         if isinstance(layout, Expanded):
             self._wire_latents(layer, attention, layout)
@@ -358,6 +345,25 @@ class Stack:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
             for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
+
+    def _wire_attn_in(self, layer: int, attention: nn.Module) -> None:
+        """Visits `attn_in`, and notes what else the attention is given."""
+        in_force, plan = self._in_force, self.architecture
+        patches = plan.reads == "pixels"
+
+        def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            rotates = plan.rotary is not None and not plan.rotary.tables
+            if rotates and (tables := tables_of(args, kwargs)) is not None:
+                in_force.note(rotary=tables_for(tables, _stream_of(args, kwargs).shape[1]) if patches else tables)
+            for given, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
+                if kwargs.get(given) is not None:
+                    in_force.note(**{note: kwargs[given]})
+            args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
+            if in_force.scales_in(self.label, layer):
+                in_force.note(attn_in=_stream_of(args, kwargs))
+            return args, kwargs
+
+        attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
 
     def _wire_v_norm(self, layer: int, attention: nn.Module) -> None:
         """Visits v where a norm returns it."""
