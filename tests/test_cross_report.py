@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.cli import main
+from attnmech import cli
 from attnmech.draw.score_sections import row_sentences
 from attnmech.draw.scores import marks_of
 
@@ -278,11 +278,15 @@ def test_a_head_of_cross_attention_is_ablated_by_a_template() -> None:
         am.ablate_heads(model, given, method=am.Intervention.zero("all", stack="encoder"), metric=likelihood)
 
 
-def test_the_command_line_takes_two_texts(tmp_path: Path) -> None:
+def test_the_command_line_takes_two_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder, page = tmp_path / "model", tmp_path / "page.html"
     models.fresh("t5").save_pretrained(folder)
     t5().tokenizer.save_pretrained(folder)
-    main(["report", "--model", str(folder), "--text", SOURCE, "--target", TARGET, "--out", str(page)])
+    words = ["attnmech", "report", "--model", folder, "--text", SOURCE, "--target", TARGET, "--out", page]
+    monkeypatch.setattr("sys.argv", [str(word) for word in words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
     html = page.read_text("utf-8")
     assert [f'data-stack="{name}"' in html for name in ("encoder", "decoder", "cross")] == [True] * 3
     assert all(each not in html for each in HOSTILE)
