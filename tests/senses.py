@@ -51,6 +51,8 @@ DINO: Final[dict[str, Any]] = SQUARE | {
     "mlp_ratio": 2,
 }
 
+BEIT: Final[dict[str, Any]] = SIZES | SQUARE | {"layer_scale_init_value": 0.0}
+
 IMAGES: Final[dict[str, Callable[[], Any]]] = {
     "vit": lambda: made("ViTForImageClassification", "ViT", SIZES | OBLONG),
     "deit": lambda: made("DeiTForImageClassification", "DeiT", SIZES | OBLONG),
@@ -67,6 +69,8 @@ IMAGES: Final[dict[str, Callable[[], Any]]] = {
     "vit_msn": lambda: made("ViTMSNModel", "ViTMSN", SIZES | SQUARE),
     "ijepa": lambda: made("IJepaForImageClassification", "IJepa", SIZES | SQUARE),
     "aimv2": lambda: made("Aimv2VisionModel", "Aimv2Vision", SIZES | SQUARE),
+    "beit": lambda: made("BeitForImageClassification", "Beit", BEIT | {"use_relative_position_bias": True}),
+    "beit_shared": lambda: made("BeitModel", "Beit", BEIT | {"use_shared_relative_position_bias": True}),
     "yolos": lambda: made(
         "YolosForObjectDetection", "Yolos",
         SIZES | OBLONG | {"image_size": [8, 12], "num_detection_tokens": 5, "use_mid_position_embeddings": False},

@@ -11,6 +11,7 @@ from senses import IMAGES, SENSES, SOUND, WAVE, hooked, inputs_of, plain, raw
 from torch import Tensor, nn
 
 import attnmech as am
+from attnmech.model.mask import MaskRule
 from attnmech.model.signals import below_head
 
 F32, F64 = torch.float32, torch.float64
@@ -202,6 +203,15 @@ def test_a_forgotten_layer_scale_fails() -> None:
     with pytest.warns(UserWarning, match="stream"):
         certificate = am.load(model, architecture=wrong).certificate
     assert {"stream", "chain"} & {check.name for check in certificate.failed}
+
+
+def test_a_dropped_position_bias_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    position = am.decompose_scores(hooked("beit"), inputs_of("beit")).terms["position"]
+    assert position.shape[-2:] == (10, 10) and float(position.std()) > 0.1
+    monkeypatch.setattr(MaskRule, "__radd__", lambda rule, bias: rule)
+    with pytest.warns(UserWarning, match="transformers"):
+        certificate = am.load(raw("beit")).certificate
+    assert {"transformers", "attentions"} <= {check.name for check in certificate.failed}
 
 
 # -- other sizes, padding ------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import senses
 import torch
 import transformers
 from models import randomised
-from PIL import Image
 from scipy.io import wavfile  # type: ignore[import-untyped]
 
 import attnmech as am
 from attnmech.model.sounds import SoundEncoder
 from attnmech.model.spectrograms import spectrogram_of
+
+Image = pytest.importorskip("PIL.Image", reason="pip install 'attnmech[images]'")
 
 
 @cache
@@ -29,7 +30,7 @@ def image_processor() -> Any:
     return transformers.ViTImageProcessorPil(size={"height": 12, "width": 12})
 
 
-def picture() -> Image.Image:
+def picture() -> Any:
     return Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 41, 3), dtype=np.uint8))
 
 
