@@ -45,6 +45,9 @@ class _Reader:
     def __init__(self, original: PreTrainedModel) -> None:
         if original.config.is_encoder_decoder:
             raise UnreadableError("it is an encoder-decoder; of these, attnmech supports only T5")
+        config = original.config.get_text_config()
+        if any(getattr(each, "clip_qkv", None) for each in (config, getattr(config, "attn_config", None))):
+            raise UnreadableError("it clips its queries, keys and values (clip_qkv), which are then not a sum of terms")
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
