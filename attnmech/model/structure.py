@@ -50,6 +50,9 @@ class Reader:
 
     def __init__(self, original: PreTrainedModel) -> None:
         self._signal = signal_of(original)
+        config = original.config.get_text_config() if self._signal is None else original.config
+        if any(getattr(each, "clip_qkv", None) for each in (config, getattr(config, "attn_config", None))):
+            raise UnreadableError("it clips its queries, keys and values (clip_qkv), which are then not a sum of terms")
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model

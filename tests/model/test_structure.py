@@ -264,6 +264,13 @@ def test_what_cannot_be_read_is_refused_with_the_reason(kind: str) -> None:
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
+def test_clipped_queries_and_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing of the certificate's probes is clipped."""
+    monkeypatch.setattr(tiny, "_own", lambda kind, size: {"clip_qkv": 900.0})
+    with pytest.raises(am.UnsupportedModelError, match="clip_qkv"):
+        am.load(tiny.model_of("olmo"))
+
+
 def test_a_model_without_an_embedding_is_refused() -> None:
     model = tiny.model_of("arcee")
     model.get_input_embeddings = lambda: SimpleNamespace()
