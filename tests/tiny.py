@@ -128,7 +128,8 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "granitemoehybrid": mamba | {"layer_types": ["mamba", "attention"] * 2},
         "helium": {"head_dim": size["hidden"] // heads},
         "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
-        "kimi_linear": latent | {"layer_types": ["linear_attention", "full_attention"] * 2},
+        "kimi_linear": latent
+        | {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_head_dim": 8, "linear_num_heads": heads},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
         "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
         "mimo_v2_flash": one_group | {"layer_types": ["full_attention", "sliding_attention"] * 2},
