@@ -66,9 +66,9 @@ MAX_NEW: Final = 48
 """Where an encoder-decoder is given no target, at most so many tokens of its own are taken for one."""
 
 STACK_WORDS: Final = {
-    "encoder": "encoder: the source attends to itself",
-    "decoder": "decoder: the target attends to itself",
-    "cross": "cross: the target attends to the source",
+    "encoder": "encoder: source to source",
+    "decoder": "decoder: target to target",
+    "cross": "cross: target to source",
 }
 """The stacks of an encoder-decoder, for a reader who chooses one."""
 
