@@ -15,7 +15,8 @@ from attnmech.interventions import Intervention
 from attnmech.model.architectures import submodule
 from attnmech.model.partial_pass import Blocks
 
-ONE_STACK = sorted((models.MAKERS | models.NEW | models.OTHERS).keys() - {"t5", "mt5", "t5_encoder_alone", "longformer"})
+NOT_HERE = {"t5", "mt5", "t5_encoder_alone", "longformer"}
+ONE_STACK = sorted((models.MAKERS | models.NEW | models.OTHERS).keys() - NOT_HERE)
 HEADED = [name for name in ONE_STACK if "headless" not in name]
 TEXTS = [name for name in HEADED if name != "vit"]
 
