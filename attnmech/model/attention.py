@@ -6,7 +6,7 @@ through transformers' attention interface, or through a module of ours that stan
 time, so that no [query key] mask need exist.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,9 @@ from .observed import LayerAttention, RowBlock
 
 IMPLEMENTATION: Final = "attnmech"
 """The name under which transformers finds `attend` (`config._attn_implementation`)."""
+
+_BLOCK_BYTES: Final = 8 * 2**20
+"""Rows are processed in blocks whose scores have roughly this size, so that they stay in the CPU's cache."""
 
 
 def attend(
@@ -75,7 +78,7 @@ def attend(
     index, blocks = watch.layers.get((site.stack, layer)) if watch.rows else None, []
     free = changes is None and position is None and added is None and weights is None and not whole
     free = free and (index is None or watch.gathered)
-    for rows in [range(q.shape[2])] if whole else mask.row_blocks(q[:, :, 0, 0].nbytes):
+    for rows in _row_blocks(q, mask, whole):
         at = mask.gathered(rows) if free else None
         keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
         queries = q[:, :, rows.start : rows.stop]
@@ -217,6 +220,12 @@ def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
 
 def _rows_of(position: Tensor, rows: range) -> Tensor:
     return position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
+
+
+def _row_blocks(q: Tensor, mask: MaskRule, whole: bool) -> Iterable[range]:
+    batch, heads, queries, _ = q.shape
+    cell_bytes = batch * heads * q.element_size()
+    return [range(queries)] if whole else mask.row_blocks(_BLOCK_BYTES // max(1, cell_bytes))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..maths.norms import FrozenNorm
 from .attention import attend
-from .mask import BLOCK_BYTES, MaskRule
+from .mask import MaskRule
 from .replaced_attention import StandIn
 from .weights import Separate, as_stored
 
@@ -60,15 +60,15 @@ class WindowRule(MaskRule):
 
         return self.once(("reaching", reach), lambda: replace(self, allows=allows, reach=reach, _known={}))
 
-    def row_blocks(self, cell_bytes: int) -> Iterator[range]:
+    def row_blocks(self, cells: int) -> Iterator[range]:
         """Blocks of local rows, as large as the keys that they reach allow, and blocks of rows global in some text."""
         for run in self._runs():
             if run.start in self._global_rows:
-                step = BLOCK_BYTES // (cell_bytes * self.keys)
+                step = cells // self.keys
             else:
                 # A block of n rows has n + width keys.
                 width = 2 * self.reach + len(self._global_rows)
-                step = int(((width / 2) ** 2 + BLOCK_BYTES / cell_bytes) ** 0.5 - width / 2)
+                step = int(((width / 2) ** 2 + cells) ** 0.5 - width / 2)
             for start in range(run.start, run.stop, max(16, step)):
                 yield range(start, min(run.stop, start + max(16, step)))
 

@@ -13,9 +13,6 @@ from ..errors import UnsupportedModelError
 
 Found = TypeVar("Found")
 
-BLOCK_BYTES: Final = 8 * 2**20
-"""Rows are processed in blocks whose scores have roughly this size, so that they stay in the CPU's cache."""
-
 _HIDDEN: Final = -1e4
 """What is added to the score of a hidden key, or less."""
 
@@ -79,9 +76,9 @@ class MaskRule:
         """`span` and `gathered`, from one evaluation of the mask."""
         return self.once(("looked at", rows), lambda: _looked_at(self.visible(rows)))
 
-    def row_blocks(self, cell_bytes: int) -> Iterator[range]:
-        """The rows in blocks whose scores have roughly `BLOCK_BYTES`; `cell_bytes` is what one cell of them takes."""
-        step = max(16, BLOCK_BYTES // max(1, cell_bytes * self.keys))
+    def row_blocks(self, cells: int) -> Iterator[range]:
+        """The rows in blocks of roughly as many cells (row, key)."""
+        step = max(16, cells // self.keys)
         for start in range(0, self.queries, step):
             yield range(start, min(self.queries, start + step))
 

@@ -36,12 +36,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "without attention",
     ),
-    "longformer": (
-        lambda: transformers.LongformerForMaskedLM(
-            transformers.LongformerConfig(**TINY, attention_window=4, max_position_embeddings=32)
-        ),
-        "local and global with projections of its own",
-    ),
     "big_bird": (
         lambda: transformers.BigBirdForMaskedLM(
             transformers.BigBirdConfig(**TINY, max_position_embeddings=64, block_size=4, num_random_blocks=1)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.model import local_global
-from attnmech.model import mask as masks
+from attnmech.model import attention, local_global
 from attnmech.model.load import UnprovenWarning
 from attnmech.runs.focus_sums import FocusSums
 
@@ -70,7 +69,7 @@ def visible(window: int, chosen: bool = True) -> Tensor:
 def by_hand(layer: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
     """Pattern and z of a layer, row by row, from transformers' hidden states and raw weights."""
     model = models.plain("longformer", dtype)
-    attention = model.longformer.encoder.layer[layer].attention.self
+    theirs = model.longformer.encoder.layer[layer].attention.self
     x = acts(dtype)["resid_pre", layer]
     pattern = torch.zeros(3, 3, LENGTH, LENGTH, dtype=dtype)
     z = torch.zeros(3, LENGTH, 3, 7, dtype=dtype)
@@ -78,9 +77,7 @@ def by_hand(layer: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
     for text in range(3):
         for i in range(LENGTH):
             suffix = "_global" if is_global()[text, i] else ""
-            q, k, v = (
-                getattr(attention, name + suffix)(x[text]).view(LENGTH, 3, 7) for name in ("query", "key", "value")
-            )
+            q, k, v = (getattr(theirs, name + suffix)(x[text]).view(LENGTH, 3, 7) for name in ("query", "key", "value"))
             for head in range(3):
                 scores = (k[:, head] @ q[i, head]) / 7**0.5
                 row = torch.softmax(scores.masked_fill(~seen[text, i], -torch.inf), dim=0)
@@ -135,24 +132,24 @@ def test_patterns_and_z_by_hand(layer: int) -> None:
 
 
 def test_points_have_both_halves() -> None:
-    attention = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
+    theirs = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
     x = acts(F64)["attn_in", 1]
     for name, point in (("query", "q"), ("key", "k"), ("value", "v")):
         value = acts(F64)[point, 1]
         assert value.shape == (3, LENGTH, 3, 14)
         for half, suffix in ((value[..., :7], ""), (value[..., 7:], "_global")):
-            expected = getattr(attention, name + suffix)(x).view(3, LENGTH, 3, 7)
+            expected = getattr(theirs, name + suffix)(x).view(3, LENGTH, 3, 7)
             torch.testing.assert_close(half, expected, atol=1e-12, rtol=1e-10)
 
 
 def test_ledger_of_local_and_global_rows() -> None:
     model = models.hooked("longformer", F64)
     given = {name: value[:1] for name, value in inputs().items()}
-    attention = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
+    theirs = models.plain("longformer", F64).longformer.encoder.layer[1].attention.self
     found = am.decompose_scores(model, given, layers=[1])
     x = model.run(given, ["attn_in"], layers=[1])["attn_in", 1][0]
     for i, suffix in ((0, "_global"), (1, ""), (17, "_global"), (20, "")):
-        query, key = (getattr(attention, f"{name}{suffix}") for name in ("query", "key"))
+        query, key = (getattr(theirs, f"{name}{suffix}") for name in ("query", "key"))
         W_Q, W_K = (part.weight[14:].detach() for part in (query, key))
         b_Q, b_K = (part.bias[14:].detach() for part in (query, key))
         q, k = x @ W_Q.T, x @ W_K.T
@@ -209,7 +206,7 @@ def test_certificate_finds_ignored_global_tokens(monkeypatch: pytest.MonkeyPatch
 
 def test_gathered_keys_change_no_statistic(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.hooked("longformer", F64)
-    monkeypatch.setattr(local_global, "BLOCK_BYTES", 2**10)
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 2**10)
     found = [am.attention_focus(model, inputs())]
     monkeypatch.setattr(FocusSums, "gathered", False)
     found.append(am.attention_focus(model, inputs()))
@@ -219,7 +216,7 @@ def test_gathered_keys_change_no_statistic(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_gathered_keys_of_a_sliding_window(monkeypatch: pytest.MonkeyPatch) -> None:
     model = am.load(models.randomised(models.like_llama("Mistral", sliding_window=5), dtype=F64))
-    monkeypatch.setattr(masks, "BLOCK_BYTES", 2**10)
+    monkeypatch.setattr(attention, "_BLOCK_BYTES", 2**10)
     ids = models.token_ids("llama", 2, 50)
     seen = []
     add = FocusSums.add
