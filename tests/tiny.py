@@ -106,6 +106,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "nemotron": {"num_key_value_heads": size["kv"]},
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
         "xmod": {"default_language": "en_XX"},
+        "yolos": {"image_size": [64, 96], "num_detection_tokens": 7},
         "youtu": latent,
         "zaya": {"num_experts_per_tok": 1},
     }.get(kind, {})
