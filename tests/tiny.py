@@ -153,6 +153,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "xglm": {"attention_heads": heads},
         "xmod": {"default_language": "en_XX"},
         "vibevoice_asr": {"acoustic_tokenizer_encoder_config": sound, "semantic_tokenizer_encoder_config": sound},
+        "yolos": {"image_size": [64, 96], "num_detection_tokens": 7},
         "youtu": latent,
         "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": heads},
         "zamba2": {
