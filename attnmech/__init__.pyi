@@ -31,6 +31,8 @@ from .methods.flow import AttentionFlow as AttentionFlow
 from .methods.flow import attention_flow as attention_flow
 from .methods.focus import AttentionFocus as AttentionFocus
 from .methods.focus import attention_focus as attention_focus
+from .methods.global_attention import GlobalAttention as GlobalAttention
+from .methods.global_attention import global_attention as global_attention
 from .methods.group_attention import GroupAttention as GroupAttention
 from .methods.group_attention import group_attention as group_attention
 from .methods.head_types import HeadTypes as HeadTypes

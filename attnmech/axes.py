@@ -4,6 +4,7 @@
 'query token'
 """
 
+import re
 from typing import Final
 
 QUERY: Final = "query"
@@ -30,10 +31,18 @@ def spread(count: int, at_most: int) -> list[int]:
     return sorted({round(place * (count - 1) / (at_most - 1)) for place in range(at_most)})
 
 
+_LABEL: Final = re.compile(r"[\w.,]+( [\w.,]+)+")
+"""Words with a space between them, such as the time of a frame."""
+
+
 def token_text(token: str) -> str:
     """A token as it is shown to a reader: spaces, line ends and tabs made visible.
 
-    >>> token_text(" the"), token_text("\\n")
-    ('·the', '⏎')
+    Between words, a space is seen as it is.
+
+    >>> token_text(" the"), token_text("\\n"), token_text("0.34 s")
+    ('·the', '⏎', '0.34 s')
     """
+    if _LABEL.fullmatch(token):
+        return token
     return token.replace(" ", "·").replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥") or "∅"

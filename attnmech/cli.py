@@ -96,11 +96,16 @@ def report(
     text: TextOption = None,
     file: FileOption = None,
     out: OutOption = Path("report.html"),
+    target: Annotated[
+        str | None,
+        typer.Option("--target", help="What the decoder of an encoder-decoder reads; its own words if left out."),
+    ] = None,
     start: Annotated[int, typer.Option(help="First token to run and show, if the text is longer.")] = 0,
 ) -> None:
     """Writes one offline page about one text of up to 192 tokens: every attention score as a sum of its terms.
 
-    Of a longer text, only 192 tokens are run and shown: the first ones, or those from --start on.
+    Of a longer text, only 192 tokens are run and shown: the first ones, or those from --start on. Of an
+    encoder-decoder, --text is the encoder's, and the page has a choice of stack: encoder, decoder or cross.
     """
     console = Console()
     from .files import check_writable
@@ -115,7 +120,7 @@ def report(
         step("loading and certifying the model")
         hooked = load(model)
         step("decomposing the scores")
-        made = make_report(hooked, wanted if wanted is not None else _own_paragraph(), start=start)
+        made = make_report(hooked, wanted if wanted is not None else _own_paragraph(), target=target, start=start)
         step("writing the page")
         made.save(out)
     _print_report(console, hooked, made)
@@ -553,6 +558,8 @@ def _print_certificate(console: Console, model: "HookedModel", certificate: "Cer
         style = {"holds": "green", "differs": "yellow", "FAILS": "bold red"}.get(item.status, "dim")
         table.add_row(item.name, f"[{style}]{item.status}[/{style}]", _plain(item.statement), _plain(item.evidence))
     console.print(table)
+    if certificate.left_out:
+        console.print(_plain(certificate.left_out), highlight=False)
     differing = [hook for hook in certificate.lens if hook.verdict == "differs"]
     if differing:
         console.print(

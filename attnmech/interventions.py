@@ -46,7 +46,9 @@ Positions: TypeAlias = str | Sequence[int]
 Span: TypeAlias = tuple[int, int]
 """(start, end): positions from `start` to `end` − 1."""
 
-TERMS: Final = ("query_key", "key_bias", "query_bias", "constant", "position")
+TERMS: Final = (
+    "query_key", "key_bias", "query_bias", "constant", "position", "content_to_position", "position_to_content",
+)  # fmt: skip
 """The terms of the scores that can be scaled."""
 
 EDITS: Final[Mapping[str, tuple[Edit, ...]]] = {
@@ -276,10 +278,10 @@ class Intervention:
     ) -> Self:
         """Multiplies a term of the score ledger by `factor`, before the softmax; 0 drops it.
 
-        `term` is a name in `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant" or
-        "position". A soft cap acts on the result. With `centre`, means from `am.mean_qk`, it is a term of the scores
-        split at these: `scale("position", 0, [(16, 0)], centre=means)` leaves a previous-token head of a model that
-        rotates without its position.
+        `term` is a name in `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant",
+        "position" or, in DeBERTa, "content_to_position" or "position_to_content". A soft cap acts on the result. With
+        `centre`, means from `am.mean_qk`, it is a term of the scores split at these: `scale("position", 0, [(16, 0)],
+        centre=means)` leaves a previous-token head of a model that rotates without its position.
 
         >>> print(Intervention.scale("key_bias", 0.5, [(0, 1)]))
         key_bias in the scores of L0H1 is multiplied by 0.5

@@ -1,7 +1,7 @@
 """Several results of one text on one page: what `attnmech report` shows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -18,9 +18,10 @@ from .demo.text import documents
 from .draw.embed import View
 from .draw.focus_sections import about_all_heads
 from .draw.numbers import ScoreNumbers, TableRow
-from .draw.page import render_page
+from .draw.page import Page, render_page, render_stacks
 from .draw.section import OfPattern, Section
 from .draw.text import bound, html_text, percent
+from .draw.wording import TEXT, Wording
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
 from .maths.head_types import targets
@@ -36,16 +37,21 @@ from .model.certificate import Certificate
 from .model.certify import certify
 from .model.hooked import HookedModel, require_model
 from .model.inputs import Inputs
+from .model.other_layers import about_other_layers
 from .model.stack import Stack
 from .points import full_name
 from .results.mean_qk import MeanQK
 from .runs.effects import HeadEffects
 from .runs.repeated import TOKENS
 from .runs.stream import Reducer, stream
+from .sense_report import sense_section, wording_of
 from .token_report import TokenPaths
 
 MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
+
+MAX_POSITIONS: Final = 800
+"""A page shows at most this many patches of an image, or frames of a recording, which cannot be cut."""
 
 MAX_WORK: Final = 1_000_000_000_000
 """A page's sweeps take at most so many multiplications of a weight each, about 20 seconds on two cores."""
@@ -55,6 +61,16 @@ MAX_REASONS: Final = 6_000
 
 OTHER_TEXTS: Final = 40
 """With the demo model, as many further texts give the sweeps their intervals."""
+
+MAX_NEW: Final = 48
+"""Where an encoder-decoder is given no target, at most so many tokens of its own are taken for one."""
+
+STACK_WORDS: Final = {
+    "encoder": "encoder: source to source",
+    "decoder": "decoder: target to target",
+    "cross": "cross: target to source",
+}
+"""The stacks of an encoder-decoder, for a reader who chooses one."""
 
 MAX_CELLS: Final = 2_250_000
 """A page holds at most this many scores, about 20 MB; of larger models it shows some layers."""
@@ -116,6 +132,14 @@ class Report:
     """What becomes of each token."""
     value_norms: Float[Tensor, "layer head key"] | None
     """‖(x_j W_V + b_V) W_O‖ of each key in each head; None where a gate is between attention and W_O."""
+    sense: Section | None = None
+    """The image or the recording itself, with the attention of a row."""
+    wording: Wording = TEXT
+    """What the input and its positions are called."""
+    key_special: tuple[bool, ...] = ()
+    """In cross-attention, which of the key tokens are special ones."""
+    others: Mapping[str, "Report"] = field(default_factory=dict)
+    """Of a model with several stacks, the reports of the others by their names: `report.others["cross"]`."""
 
     def __sub__(self, other: object) -> "Report":
         raise InputError("two reports have no difference; subtract results that they hold: one.focus - other.focus.")
@@ -131,16 +155,35 @@ class Report:
         )
 
     def to_html(self) -> str:
-        """The page: one file that opens without a network."""
+        """The page: one file that opens without a network; of several stacks a reader chooses one."""
+        if not self.others:
+            return render_page(self._page())
+        reports = {self.stack: self, **self.others}
+        return render_stacks({name: each._page() for name, each in reports.items()}, STACK_WORDS)
+
+    @property
+    def stack(self) -> str:
+        """The stack that this is about: "encoder", "decoder", "cross", or "self" where there is one."""
+        return str(self.scores.provenance.options["stack"])
+
+    def _page(self) -> Page:
+        """What the page says of this stack."""
         view = self.scores.numbers(pattern=self.pattern)
         norms = None if self.value_norms is None else self.value_norms.float().cpu().numpy()
-        view = replace(view, notes=(*self.notes, *view.notes), special=self.special, value_norms=norms)
+        said = self.wording
+        view = replace(
+            view,
+            notes=tuple(map(said, (*self.notes, *view.notes))),
+            special=self.special,
+            key_special=self.key_special,
+            value_norms=norms,
+        )
         provenance = self.scores.provenance
-        return render_page(
+        return Page(
             title=f"Where the attention of “{_short(provenance.model)}” looks, and why",
-            lead=self.lead,
+            lead=said(self.lead),
             view=view,
-            sections=self._sections(view),
+            sections=[said.section(section) for section in self._sections(view)],
             facts=self._facts(view),
             checks=[
                 TableRow(check.name, check.statement, _STATUS[check.status], check.evidence)
@@ -149,8 +192,9 @@ class Report:
             provenance=provenance.entries,
             setup=self.calls["setup"],
             reasons=self._reasons(len(view.tokens)),
-            brief=self.findings,
+            brief={question: said(finding) for question, finding in self.findings.items()},
             start=self._start(view),
+            wording=said,
         )
 
     @property
@@ -195,6 +239,7 @@ class Report:
         further = [each.result.section(each.call, layers, self._texts) for each in self.measured]
         overview, *scores = self.scores.sections(view, calls["scores"], calls["view"], about_all_heads(focus), other)
         return [
+            *([] if self.sense is None else [self.sense]),
             overview if self.types is None else self._with_types(overview, self.types),
             *([] if self.types is None else [self._types(self.types)]),
             *scores,
@@ -306,7 +351,8 @@ class Report:
         largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")
         return [
-            TableRow("tokens", str(len(view.tokens))),
+            TableRow("tokens" if self.wording == TEXT else "positions", str(len(view.tokens))),
+            *([TableRow("key tokens", str(len(view.keys)))] if view.crosses else []),
             TableRow("layers shown", ", ".join(map(str, view.layers))),
             TableRow("heads in each", str(view.scores.shape[1])),
             TableRow("terms of a score", terms),
@@ -373,6 +419,7 @@ def report(
     inputs: Inputs,
     *,
     bos: bool | None = None,
+    target: str | None = None,
     start: int = 0,
     centre: Literal["auto", "mean"] | MeanQK | None = "auto",
 ) -> Report:
@@ -387,11 +434,15 @@ def report(
     `centre` is where queries and keys are split, as in `am.decompose_scores`: by default at the text's own means where
     the model rotates them, since its own terms then do not tell position from content, and at its biases elsewhere.
 
+    An encoder-decoder takes the decoder's text as `target`, or in a mapping of model inputs; without one, what the
+    model itself writes is taken (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder or
+    cross, each with its own tokens.
+
     Under hooks and interventions the page shows what the model then does. Raises `ExactnessError` under one that
     changes the scores themselves, since they are no longer the sum of their terms.
     """
     require_model(model)
-    batch = model.encode(inputs, bos=bos)
+    batch = model.encode(inputs, bos=bos, target=target)
     if len(batch.ids) > 1:
         raise InputError(f"a report shows one text; got {len(batch.ids)}. Make one for each.")
     notes: list[str] = []
@@ -403,17 +454,89 @@ def report(
         batch = batch.part(start, MAX_TOKENS)
     if model.is_own and whole > MAX_TOKENS:
         raise InputError(f"a report shows up to {MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
+    if whole > MAX_POSITIONS and not model.reads_tokens:
+        raise InputError(
+            f"a report shows up to {MAX_POSITIONS} patches or frames; got {whole}. Take am.attention_focus, or "
+            'model.run(..., points=["pattern"]).show("pattern") of single heads.'
+        )
     length = batch.ids.shape[1]
     if length < whole:
         notes.append(_about_cut(model, batch, whole, start))
-    shown = next(iter(model.stacks.values()))
-    if len(model.stacks) > 1:
-        others = ", ".join(label for label in model.stacks if label != shown.label)
-        notes.append(f"The {shown.label} is shown; {others} by am.decompose_scores(..., stack=...).")
-    fits = max(1, MAX_CELLS // (shown.n_heads * length**2))
+    batch, continued = _with_target(model, batch, notes)
+    part = (start, MAX_TOKENS) if length < whole else None
+    proven = not model.edited and model.certificate.weights == model.weights_hash
+    certificate = model.certificate if proven else certify(model)
+    made = _Made(model, batch, certificate, Given(inputs, bos, target, continued, part))
+    first, *others = (_of_stack(made, stack, centre, [*notes]) for stack in model.stacks.values())
+    return replace(first, others={each.stack: each for each in others})
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a report was given, to write the calls that make its numbers again."""
+
+    inputs: Inputs
+    bos: bool | None
+    target: str | None
+    continued: bool
+    """Whether the target is the model's own continuation."""
+    part: tuple[int, int] | None
+    """Where a text was cut, and to how many tokens."""
+
+    @property
+    def text(self) -> str:
+        """The text, as Python."""
+        text = repr(self.inputs) if isinstance(self.inputs, str) else "...  # what this report was given"
+        if self.part is None and self.target is None and not self.continued:
+            return text
+        options = ("" if self.bos is None else f", bos={self.bos}") + (
+            "" if self.target is None else f", target={self.target!r}"
+        )
+        cut = "" if self.part is None else f".part{self.part}"
+        encoded = f"model.encode({text}{options}){cut}" if options or cut else text
+        return f"model.generate({encoded}, {MAX_NEW})" if self.continued else encoded
+
+    @property
+    def options(self) -> str:
+        """What calls that take the text are given besides it."""
+        return "" if self.bos is None or self.text.startswith("model.") else f", bos={self.bos}"
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What the reports of a model's stacks share."""
+
+    model: HookedModel
+    batch: Batch
+    certificate: Certificate
+    given: Given
+
+
+def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, bool]:
+    """The batch with a decoder's text that is shown whole, and whether the model wrote it."""
+    target = batch.target
+    if target is None or not model.reads_tokens:
+        return batch, False
+    if target.ids.shape[1] == 1 and model.points["logits"].absent is None:
+        notes.append("The decoder's text is what the model itself writes, the likeliest token at each step.")
+        return model.generate(batch, MAX_NEW), True
+    if target.ids.shape[1] > MAX_TOKENS:
+        notes.append(f"The decoder's text has {target.ids.shape[1]} tokens; the first {MAX_TOKENS} were run.")
+        return replace(batch, target=target.beginning(MAX_TOKENS)), False
+    return batch, False
+
+
+def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQK | None, notes: list[str]) -> Report:
+    """What is shown of one of the model's stacks."""
+    model, batch = made.model, made.batch
+    queries, keys = batch.queries(shown.label), batch.key_tokens(shown.label)
+    fits = max(1, MAX_CELLS // (len(model.stacks) * shown.n_heads * queries.ids.shape[1] * keys.ids.shape[1]))
     layers = [shown.layers[place] for place in spread(shown.n_layers, fits)]
     if len(layers) < shown.n_layers:
-        notes.append(f"The model has {shown.n_layers} layers; {len(layers)} of them are shown.")
+        of_stack = f"The {shown.label} stack" if shown.label else "The model"
+        notes.append(f"{of_stack} has {shown.n_layers} layers; {len(layers)} of them are shown.")
+    if left_out := about_other_layers(shown):
+        notes.append(f"{left_out[0].upper()}{left_out[1:]}.")
     if model.is_demo:
         notes = notes_on_demo(batch.ids[0].tolist()) + notes
     stack = shown.label or None
@@ -430,19 +553,17 @@ def report(
     on_text = "" if types is None else head_types(model, batch, stack=stack).on_text()
     measured = _measured(model, batch, notes)
     sources = _sources(model, batch, layers, notes)
-    proven = not model.edited and model.certificate.weights == model.weights_hash
-    certificate = model.certificate if proven else certify(model)
-    shown_tokens = batch.queries(shown.label)
-    special = tuple(token in shown_tokens.special for token in shown_tokens.ids[0].tolist())
+    special, key_special = (
+        tuple(token in tokens.special for token in tokens.ids[0, tokens.mask[0]].tolist()) for tokens in (queries, keys)
+    )
     pattern, norms, expected = _last_pass(model, batch, shown, layers)
-    part = (start, MAX_TOKENS) if length < whole else None
-    calls = _calls(model, inputs, shown.label, bos, part, centre, weighted=norms is not None)
+    calls = _calls(model, made.given, shown.label, centre, weighted=norms is not None)
     return Report(
         scores,
         native,
         focus,
         updates,
-        certificate,
+        made.certificate,
         tuple(notes),
         types,
         on_text,
@@ -454,6 +575,9 @@ def report(
         pattern,
         paths,
         norms,
+        sense_section(model, batch, pattern.float().cpu().numpy(), calls["view"].replace("{figure}", "map")),
+        wording_of(model),
+        key_special if shown.label == "cross" else (),
     )
 
 
@@ -462,10 +586,12 @@ def _streamed(
 ) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths]:
     """What one pass measures: where heads look, what they write if there is a stream, what becomes of each token."""
     reducers: dict[str, Reducer] = {"focus": AttentionFocus.reducer()}
-    if shown.architecture.streams:
+    if shown.label == "cross":
+        notes.append('What heads write is left out: am.residual_updates(model, inputs, stack="cross") measures it.')
+    elif shown.architecture.streams:
         reducers["updates"] = ResidualUpdates.reducer()
     else:
-        notes.append("What heads write is left out: no module around the attention takes and returns a stream.")
+        notes.append(f"What heads write is left out: {model.points[shown.point('resid_pre')].absent}.")
     by_token = TokenPaths.reducers(model, batch, notes)
     reducers |= by_token
     found = dict(zip(reducers, stream(model, batch, list(reducers.values()), stack=shown.label or None), strict=True))
@@ -501,11 +627,11 @@ def _last_pass(
     v = stack.point("v")
     with_v = [] if model.points[v].absent is not None or v in model.refused else [v]
     ran = model.run(batch, [point, *with_v, *(["logits"] if predicts else [])], layers=layers)
-    real = batch.queries(stack.label).mask[0]
-    pattern = torch.stack([ran[point, layer][0][:, real][:, :, real] for layer in layers])
+    real, real_keys = batch.queries(stack.label).mask[0], batch.key_tokens(stack.label).mask[0]
+    pattern = torch.stack([ran[point, layer][0][:, real][:, :, real_keys] for layer in layers])
     norms = None
     if all((point, layer) in ran.value_norms for layer in layers):
-        norms = torch.stack([ran.value_norms[point, layer][0][:, real] for layer in layers])
+        norms = torch.stack([ran.value_norms[point, layer][0][:, real_keys] for layer in layers])
     return pattern, norms, ran.show("logits") if predicts else None
 
 
@@ -541,6 +667,8 @@ def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measu
     if len(INTERVENTIONS) * work > MAX_WORK:
         notes.append("The test of null attention is left out, since it would take minutes: see attnmech null.")
         return (effects,)
+    if not model.output_stack.architecture.streams:
+        return (effects,)
     null = Measured("First token", null_attention(model, iter(texts)), "am.null_attention(model, texts)")
     return effects, null
 
@@ -559,23 +687,14 @@ def _sources(model: HookedModel, batch: Batch, layers: list[int], notes: list[st
 
 
 def _calls(
-    model: HookedModel,
-    inputs: Inputs,
-    stack: str,
-    bos: bool | None,
-    part: tuple[int, int] | None,
-    centre: Literal["mean"] | MeanQK | None,
-    *,
-    weighted: bool,
+    model: HookedModel, made_of: Given, stack: str, centre: Literal["mean"] | MeanQK | None, *, weighted: bool
 ) -> dict[str, str]:
-    """The Python that makes the page's numbers again; `part` is where a text was cut, and to how many tokens."""
+    """The Python that makes the page's numbers again."""
     captured, weight = ('"pattern", "v"', ", weighted={weight}") if weighted else ('"pattern"', "")
+    if stack:
+        captured = captured.replace('"pattern', f'"{stack}.pattern').replace('"v"', f'"{stack}.v"')
     options = f", stack={stack!r}" if stack else ""
-    with_bos = "" if bos is None else f", bos={bos}"
-    text = repr(inputs) if isinstance(inputs, str) else "...  # what this report was given"
-    if part is not None:
-        text = f"model.encode({text}{with_bos}).part{part}"
-        with_bos = ""
+    with_bos, text = made_of.options, made_of.text
     given = f"(model, text{options}{with_bos})"
     split = "" if centre is None else ", centre={split}" if centre == "mean" else ", centre=means"
     setup = ["import attnmech as am", "", f"model = {model.source}", f"text = {text}"]

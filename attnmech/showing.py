@@ -252,8 +252,8 @@ def _norms(activations: Captured, name: str, layers: list[int], keys: _Rows) -> 
             continue
         if (v, layer) in activations.values:
             raise MissingPointError(
-                f"layer {layer} has no value-weighted attention: a gate between attention and W_O makes what a key "
-                "writes depend on the query, or the run was one with gradients."
+                f"layer {layer} has no value-weighted attention: a gate or a norm between attention and W_O makes what "
+                "a key writes depend on the query, or the run was one with gradients."
             )
         raise MissingPointError(
             f'weighted="value" needs {v!r} of layer {layer} beside {name!r}: capture both with '

@@ -43,8 +43,8 @@ class TokenPaths:
             found["flow"] = FlowReducer("norm_residual")
         elif architecture.streams:
             notes.append(
-                "Where a token's parts come from is left out: a gate between attention and W_O makes what a key writes "
-                "depend on the query."
+                "Where a token's parts come from is left out: a gate or a norm between attention and W_O makes what a "
+                "key writes depend on the query."
             )
         if model.reads_tokens and Segmented.of(batch, "sentence").most > 1:
             found["segments"] = SegmentReducer("sentence")

@@ -66,7 +66,7 @@ def missing(model: am.HookedModel, stack: str, notes: Notes) -> str:
     by_reason: dict[str, list[str]] = {}
     for full, point in model.points.items():
         label, name = split_stack(full)
-        if point.absent is not None and label in ("", stack) and name not in ("gate", "latent"):
+        if point.absent is not None and label in ("", stack) and name not in ("gate", "latent", "mixer_out"):
             # The same reason is one note, whichever family it is said of.
             reason = point.absent.replace(model.architecture.name, "the family", 1)
             by_reason.setdefault(reason, []).append(name)
@@ -111,7 +111,7 @@ def table(names: Sequence[str]) -> str:
         warnings.simplefilter("ignore", UserWarning)
         body = sorted(rows(names, notes), key=lambda row: row[0])
     lines = [HEADER, tuple(":-:" if title in TERMS else "---" for title in HEADER), *body]
-    points = ", ".join(f"`{point}`" for point in POINTS if point not in ("gate", "latent"))
+    points = ", ".join(f"`{point}`" for point in POINTS if point not in ("gate", "latent", "mixer_out"))
     drawn = "\n".join("| " + " | ".join(cell for cell in line) + " |" for line in lines)
     return f"{ABOUT.format(points=points)}\n{drawn}\n\n{notes}\n"
 
@@ -125,12 +125,12 @@ def census(kinds: Sequence[str], sizes: str, seed: int) -> bool:
     import tiny
 
     chosen = {"one": tiny.ONE, "other": tiny.OTHER}[sizes]
-    found = every.taken(kinds or list(tiny.kinds()), chosen, seed)
+    found = every.taken(kinds or [*tiny.kinds(), *tiny.senses()], chosen, seed)
     if (list(kinds), sizes, seed) == ([], "one", 0):
         Path(__file__).with_name("census.md").write_text(every.page(found), encoding="utf-8")
     else:
         print(*sorted(map(str, found)), sep="\n")
-    print(every.summary(found))
+    print(every.summaries(found))
     return not any(row.result == "WRONG" for row in found)
 
 

@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 import attnmech as am
 from attnmech.model import bridge
 from attnmech.model.architectures import ARCHITECTURES, REFUSED
+from attnmech.model.signals import signal_of
 from attnmech.model.stack import Stack
 
 Result: TypeAlias = Literal["certified", "refused", "failed", "WRONG", "not built"]
@@ -42,15 +43,19 @@ SAME: Final = 1e-3
 MOVED: Final = 1e-4
 """How far an edit must move some logit, in the same units."""
 LEDGER: Final = 1e-5
+IMAGE: Final = 64
+"""Height and width of images for models that do not say theirs."""
 
 HEADER: Final = ("model type", "class", "how", "result", "ledger, or reason")
 ABOUT: Final = """# Census
 
 Every model type in transformers {version}'s auto classes for causal, masked and sequence-to-sequence language models,
-built small with random weights and loaded. Made by `python examples/architectures.py --census`.
+built small with random weights and loaded; beside them, counted apart, those for images and sound. Made by
+`python examples/architectures.py --census`.
 
 **{summary}**
 
+- **Class**: encoder and decoder together, where a type has such a class; else the causal, else the masked one.
 - **How**: by attnmech's table of architectures, or read from a traced pass.
 - **certified**: no check of the certificate fails; the number is the ledger's residual in float32, max |Σ terms −
   score| relative to the largest score. The model was then compared with plain transformers, independently of that:
@@ -80,8 +85,15 @@ class Row:
 
 
 def inputs_of(raw: Any, seed: int) -> dict[str, Tensor]:
-    """Random tokens, also for a decoder where there is one."""
+    """Random tokens, also for a decoder where there is one; random images or recordings."""
     generator = torch.Generator().manual_seed(1000 + seed)
+    try:
+        if (signal := signal_of(raw)) is not None:
+            return signal.noise(2, 1000 + seed, next(raw.parameters()))
+    except am.UnsupportedModelError:  # convolutions take any size
+        if raw.main_input_name == "pixel_values":
+            return {"pixel_values": torch.randn(2, 3, IMAGE, IMAGE, generator=generator)}
+        raise
     vocabulary = raw.get_input_embeddings().weight.shape[0]
     ids = torch.randint(10, vocabulary, (2, LENGTH), generator=generator)
     decoded = {"decoder_input_ids": ids[:, : LENGTH - 4].flip(1)} if raw.config.is_encoder_decoder else {}
@@ -91,9 +103,21 @@ def inputs_of(raw: Any, seed: int) -> dict[str, Tensor]:
 def logits_of(raw: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     """The logits of plain transformers."""
     with torch.no_grad():
-        found = raw(**inputs, use_cache=False) if "use_cache" in raw.config.to_dict() else raw(**inputs)
-    assert isinstance(found.logits, torch.Tensor)
-    return found.logits
+        cached = "use_cache" in raw.config.to_dict() and "input_ids" in inputs
+        found = raw(**inputs, use_cache=False) if cached else raw(**inputs)
+    # Models of images and sound may have no head.
+    made = found.logits if "input_ids" in inputs or "logits" in found else found.last_hidden_state
+    assert isinstance(made, torch.Tensor)
+    return made
+
+
+def output_of(model: am.HookedModel, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The same of ours."""
+    output = model.output(model.encode(dict(inputs)))
+    made = getattr(output, "logits", None)
+    found = output.last_hidden_state if made is None else made
+    assert isinstance(found, torch.Tensor)
+    return found
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
@@ -105,35 +129,66 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
     """A copy of a transformers model with the columns of W_O that read one head set to 0."""
     plan, copied = stack.architecture, copy.deepcopy(raw)
+    if plan.replaced:  # XLNet: its matrix is no module's, and has an axis for heads
+        with torch.no_grad():
+            copied.base_model.get_submodule(f"{plan.blocks}.{layer}.{plan.replaced}").o[:, head] = 0
+        return copied
     path = ".".join(filter(None, (plan.blocks, str(layer), plan.within, plan.out)))
-    out = copied.base_model.get_submodule(path)
+    shared = _uses(copied, stack, layer)
+    out = copied.base_model.get_submodule(path) if shared is None else shared[0]
     width = (out.weight.shape[0] if isinstance(out, Conv1D) else out.weight.shape[1]) // stack.n_heads
+    out.weight = torch.nn.Parameter(out.weight.detach().clone())  # other layers may share it (Zamba)
     columns = slice(head * width, (head + 1) * width)
+    if shared is not None:
+        _zero_in_one_use(out, shared[1], columns)
+        return copied
     with torch.no_grad():
         (out.weight if isinstance(out, Conv1D) else out.weight.T)[columns] = 0
     return copied
+
+
+def _uses(raw: Any, stack: Stack, layer: int) -> tuple[Any, int] | None:
+    """A W_O that several layers share, and the number of its use in one of them; None if it belongs to one layer."""
+    weights = {each: stack.module(each, stack.architecture.out).weight for each in stack.layers}
+    alike = [each for each, weight in weights.items() if weight is weights[layer]]
+    if len(alike) == 1:
+        return None
+    found = next(part for part in raw.modules() if torch.equal(getattr(part, "weight", torch.ones(())), weights[layer]))
+    return found, alike.index(layer)
+
+
+def _zero_in_one_use(out: Any, number: int, columns: slice) -> None:
+    """Has one call of a module in each pass read zeros in some columns."""
+    calls = iter(range(1000))
+
+    def before(module: Any, args: Any) -> Any:
+        if next(calls) != number:
+            return None
+        given = args[0].clone()
+        given[..., columns] = 0
+        return (given, *args[1:])
+
+    out.register_forward_pre_hook(before)
 
 
 def faults(model: am.HookedModel, raw: Any, inputs: Mapping[str, Tensor]) -> Iterator[str]:
     """What a certified model gives otherwise than plain transformers does."""
     if any(stack.architecture.trusted == "eager" for stack in model.stacks.values()):
         raw.set_attn_implementation("eager")
-    plain, ours = logits_of(raw, inputs), model.run(inputs).logits
-    assert ours is not None
+    plain, ours = logits_of(raw, inputs), output_of(model, inputs)
     if (found := difference(ours, plain)) > SAME:
         yield f"its logits differ by {found:.0e}"
-    yield from _padded_faults(model, raw, inputs)
+    if model.reads_tokens:
+        yield from _padded_faults(model, raw, inputs)
     for stack in model.stacks.values():
         name = f" of the {stack.label} stack" if stack.label else ""
         layer, head = stack.layers[len(stack.layers) // 2], stack.n_heads // 2
         with model.intervene(am.Intervention.zero([(layer, head)], stack=stack.label)):
-            zeroed = model.run(inputs).logits
-        assert zeroed is not None
+            zeroed = output_of(model, inputs)
         if (found := difference(zeroed, logits_of(without_head(raw, stack, layer, head), inputs))) > SAME:
             yield f"without head L{layer}H{head}{name} its logits differ by {found:.0e}"
         with model.intervene(am.Intervention.attend([(layer, head)], "first", stack=stack.label)):
-            moved = model.run(inputs).logits
-        assert moved is not None
+            moved = output_of(model, inputs)
         if difference(moved, ours) < MOVED:
             yield f"a pattern edit in L{layer}H{head}{name} does not move its logits"
 
@@ -262,16 +317,16 @@ def rows(kinds: Sequence[str], sizes: Mapping[str, int], seed: int) -> Iterator[
                 running.remove(each)
                 known = each.kind in ARCHITECTURES or each.kind in REFUSED
                 how = "–" if found[0] == "not built" else "table" if known else "read"
-                yield Row(each.kind, tiny.kinds()[each.kind], how, *found)
+                yield Row(each.kind, tiny.class_of(each.kind), how, *found)
 
 
-def summary(found: Sequence[Row]) -> str:
+def summary(found: Sequence[Row], what: str = "model types") -> str:
     """One line of numbers."""
     count = Counter(row.result for row in found)
     read = sum(row.result == "certified" and row.how == "read" for row in found)
     wrong = f", {count['WRONG']} WRONG" if count["WRONG"] else ", none of the certified is wrong"
     return (
-        f"{len(found)} model types: {len(found) - count['not built']} built; {count['certified']} certified ({read} of "
+        f"{len(found)} {what}: {len(found) - count['not built']} built; {count['certified']} certified ({read} of "
         f"them read), {count['refused']} refused, {count['failed']} failed a check{wrong}; {count['not built']} could "
         "not be built small."
     )
@@ -279,13 +334,31 @@ def summary(found: Sequence[Row]) -> str:
 
 def page(found: Sequence[Row]) -> str:
     """The whole page."""
-    about = ABOUT.format(version=transformers.__version__, summary=summary(found))
-    lines = [
+    senses = tiny.senses()
+    about = ABOUT.format(version=transformers.__version__, summary=summaries(found).replace("\n", "**\n\n**"))
+    lines = _table([row for row in found if row.kind not in senses])
+    for sense in tiny.SENSES:
+        if of_sense := [row for row in found if row.kind in senses and senses[row.kind][0] == sense]:
+            lines += ["", f"## {sense.capitalize()}", "", *_table(of_sense)]
+    return "\n".join([about, *lines, ""])
+
+
+def summaries(found: Sequence[Row]) -> str:
+    """A line of numbers for the types of text, and one for those of images and of sound."""
+    senses = tiny.senses()
+    lines = [summary(some)] if (some := [row for row in found if row.kind not in senses]) else []
+    for sense in tiny.SENSES:
+        if of_sense := [row for row in found if row.kind in senses and senses[row.kind][0] == sense]:
+            lines.append(summary(of_sense, f"types of {sense}"))
+    return "\n".join(lines)
+
+
+def _table(found: Sequence[Row]) -> list[str]:
+    return [
         f"| {' | '.join(HEADER)} |",
         f"|{' --- |' * len(HEADER)}",
         *map(str, sorted(found, key=lambda row: row.kind)),
     ]
-    return "\n".join([about, *lines, ""])
 
 
 def taken(kinds: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[Row]:

@@ -21,11 +21,16 @@ def randomised(model: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if not parameter.requires_grad:  # sines and cosines, which are no more learned than drawn
+                continue
             if parameter.ndim > 1:
                 parameter.copy_(noise if "emb" in name or "wte" in name else noise / parameter.shape[-1] ** 0.5)
             else:
                 norm = name.endswith("weight")
                 parameter.copy_(1 + 0.3 * noise if norm else 0.5 * noise)
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.copy_(torch.randn(buffer.shape, generator=generator))
     return model.to(dtype).eval()
 
 
@@ -156,6 +161,28 @@ def roberta(heads: int = 3, d_head: int = 7, layers: int = 2, kind: str = "Rober
     return getattr(transformers, f"{kind}ForMaskedLM")(config)
 
 
+def deberta(heads: int = 3, d_head: int = 7, layers: int = 2, **options: Any) -> Any:
+    config = transformers.DebertaConfig(
+        vocab_size=59, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=26, type_vocab_size=0,
+        **{"position_biased_input": False, "max_position_embeddings": 140, "relative_attention": True,
+           "max_relative_positions": 4, "pos_att_type": "c2p|p2c", **options},
+    )  # fmt: skip
+    return transformers.DebertaForMaskedLM(config)
+
+
+def deberta_v2(heads: int = 3, d_head: int = 7, layers: int = 2, **options: Any) -> Any:
+    config = transformers.DebertaV2Config(
+        vocab_size=59, hidden_size=heads * d_head, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=26,
+        **{"position_biased_input": False, "max_position_embeddings": 140, "relative_attention": True,
+           "max_relative_positions": 6, "position_buckets": 4, "pos_att_type": "p2c|c2p", "share_att_key": True,
+           "norm_rel_ebd": "layer_norm",
+           "type_vocab_size": 0, **options},
+    )  # fmt: skip
+    return transformers.DebertaV2ForMaskedLM(config)
+
+
 MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "bloom": bloom,
     "bloom5": lambda: bloom(heads=5, d_head=4),
@@ -203,6 +230,11 @@ NEW: Final[dict[str, Callable[[], Any]]] = {
     "gpt_oss_yarn": lambda: gpt_oss(YARN, layers=1),
     "roberta": roberta,
     "xlm_roberta": lambda: roberta(heads=2, d_head=9, kind="XLMRoberta"),
+    "deberta": deberta,
+    "deberta_v2": deberta_v2,
+    "deberta_v2_own_projections": lambda: deberta_v2(
+        heads=2, d_head=9, share_att_key=False, position_buckets=-1, norm_rel_ebd="none", type_vocab_size=2
+    ),
 }
 """Models of the families beyond those, for tests/families."""
 
@@ -252,10 +284,37 @@ def lfm2() -> Any:
     return transformers.Lfm2ForCausalLM(config)
 
 
+def xlnet(heads: int = 4, d_head: int = 6, layers: int = 3, **options: Any) -> Any:
+    config = transformers.XLNetConfig(
+        vocab_size=53, d_model=heads * d_head, n_layer=layers, n_head=heads, d_inner=26, **options
+    )
+    return transformers.XLNetLMHeadModel(config)
+
+
+def seq2seq(family: str, d_model: int, heads: tuple[int, int], kind: str = "", **options: Any) -> Any:
+    """BART and its relatives: two layers with `heads[0]` heads in the encoder, three with `heads[1]` in the decoder."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=43, d_model=d_model, encoder_layers=2, decoder_layers=3, encoder_attention_heads=heads[0],
+        decoder_attention_heads=heads[1], encoder_ffn_dim=17, decoder_ffn_dim=19, max_position_embeddings=33,
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
+           "forced_eos_token_id": None, **options},
+    )  # fmt: skip
+    return getattr(transformers, kind or f"{family}ForConditionalGeneration")(config)
+
+
+def longformer(kind: str = "ForMaskedLM", windows: tuple[int, ...] = (4, 8, 4)) -> Any:
+    config = transformers.LongformerConfig(
+        vocab_size=59, hidden_size=21, num_hidden_layers=len(windows), num_attention_heads=3, intermediate_size=26,
+        max_position_embeddings=70, type_vocab_size=2, pad_token_id=1, sep_token_id=2, attention_window=[*windows],
+    )  # fmt: skip
+    return getattr(transformers, f"Longformer{kind}")(config)
+
+
 OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "t5": t5,
     "t5_encoder_alone": lambda: t5("T5EncoderModel"),
     "mt5": lambda: t5("MT5ForConditionalGeneration", "MT5Config"),
+    "mvp": lambda: seq2seq("Mvp", 28, (4, 7)),
     "vit": vit,
     "vit_headless": lambda: vit("ViTModel"),
     "jamba": jamba,
@@ -263,8 +322,18 @@ OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "lfm2": lfm2,
     "codegen": codegen,
     "gpt_neo": gpt_neo,
+    "xlnet": xlnet,
+    "longformer": longformer,
 }
 """Models of several stacks, of images, hybrids, and others with tests of their own."""
+
+
+CROSSED: Final[dict[str, Callable[[], Any]]] = {
+    "bart": lambda: seq2seq("Bart", 24, (3, 4)),
+    "marian": lambda: seq2seq("Marian", 20, (5, 2), "MarianMTModel", scale_embedding=True, forced_eos_token_id=None),
+    "mbart": lambda: seq2seq("MBart", 18, (2, 3), scale_embedding=True),
+}
+"""Encoder-decoders whose three stacks are read: post-norm, post-norm with sinusoids, pre-norm."""
 
 SINGLE_ONLY: Final = ("gpt_oss", "gpt_oss_yarn", "jamba")
 """Models that transformers cannot run in float64."""
@@ -272,7 +341,7 @@ SINGLE_ONLY: Final = ("gpt_oss", "gpt_oss_yarn", "jamba")
 
 def fresh(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     """A model of its own, for tests that change it."""
-    return randomised((MAKERS | NEW | OTHERS)[name](), dtype=dtype, seed=seed)
+    return randomised((MAKERS | NEW | OTHERS | CROSSED)[name](), dtype=dtype, seed=seed)
 
 
 @cache

@@ -63,8 +63,17 @@ _PLACES: Final = {
     ),
 }  # fmt: skip
 _PLACES["xlm-roberta"] = _PLACES["roberta"]
+_DEBERTA: Final = {
+    "out": "attention.output.dense", "norm": None, "before": ("output.LayerNorm", "deberta.embeddings.LayerNorm"),
+    "eps": "layer_norm_eps", "block": "deberta.encoder.layer.{}.",
+}  # fmt: skip
+_PLACES["deberta"] = Place(qkv=("attention.self.in_proj",), **_DEBERTA)  # type: ignore[arg-type]
+_PLACES["deberta-v2"] = Place(
+    qkv=tuple(f"attention.self.{name}_proj" for name in ("query", "key", "value")),
+    **_DEBERTA,  # type: ignore[arg-type]
+)
 
-ENCODERS: Final = ("bert", "roberta", "xlm-roberta")
+ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "deberta", "deberta-v2")
 
 
 @dataclass
@@ -114,7 +123,7 @@ def _start(kind: str, part: int, head: int, heads: int, kv: int) -> int:
     """Which block of d_head rows of a fused projection holds a head of q (part 0), k (1) or v (2)."""
     if kind in ("gpt2", "mpt"):
         return part * heads + head
-    if kind in ("bloom", "gpt_neox"):
+    if kind in ("bloom", "gpt_neox", "deberta"):
         return 3 * head + part
     group = heads // kv
     if part == 0:
@@ -137,6 +146,8 @@ def layer_weights(model: Any, layer: int) -> Layer:
         matrix = matrix.T if kind == "gpt2" else matrix
         starts = [d * (_start(kind, part, head, heads, kv) if len(place.qkv) == 1 else head) for head in range(count)]
         W.append([matrix[start : start + d].T for start in starts])
+        if kind == "deberta" and part != 1:
+            bias, starts = state[f"{at}attention.self.{'qkv'[part]}_bias"], [d * head for head in range(count)]
         b.append(None if bias is None else [bias[start : start + d] for start in starts])
     out = state[at + place.out + ".weight"]
     out = out if kind == "gpt2" else out.T
@@ -253,6 +264,8 @@ def scale(model: Any) -> float:
     """By what q·k is multiplied."""
     if family(model) == "gemma2":
         return float(model.config.query_pre_attn_scalar) ** -0.5
+    if family(model) in ("deberta", "deberta-v2"):
+        return 1 / math.sqrt(heads_of(model)[2] * (1 + len(model.config.pos_att_type)))
     return 1 / math.sqrt(heads_of(model)[2])
 
 
@@ -325,6 +338,8 @@ def terms(model: Any, layer: int, x: Tensor, mask: Tensor, fold_norm: bool = Fal
     position = position_term(model, mask, x.dtype)
     if position is not None:
         result["position"] = position[:, :, None].expand(batch, heads, length, length)
+    if family(model) in ("deberta", "deberta-v2"):
+        result |= relative_terms(model, layer, x)
     cap = getattr(model.config, "attn_logit_softcapping", None)
     if cap is not None:
         total = torch.stack(list(result.values())).sum(0)
@@ -333,6 +348,56 @@ def terms(model: Any, layer: int, x: Tensor, mask: Tensor, fold_norm: bool = Fal
     hidden[~visible(model, mask, layer).expand_as(hidden)] = torch.finfo(x.dtype).min
     result["mask"] = hidden
     return result
+
+
+def relative_row(config: Any, distance: int) -> int:
+    """Which row of DeBERTa's embedding of relative positions a distance has, in exact arithmetic."""
+    buckets, largest = getattr(config, "position_buckets", -1), config.max_relative_positions
+    if buckets <= 0:
+        return min(max(distance + largest, 0), 2 * largest - 1)
+    half, far = buckets // 2, abs(distance)
+    bucket = far
+    if far > half:
+        share = math.log(far / half) / math.log((largest - 1) / half)
+        bucket = half + math.ceil(round(share * (half - 1), 6))
+    return min(max((bucket if distance >= 0 else -bucket) + buckets, 0), 2 * buckets - 1)
+
+
+def relative_tables(model: Any, layer: int) -> dict[str, Tensor]:
+    """DeBERTa's embedding of relative positions, projected as keys (c2p) and as queries (p2c): `[place head d]`."""
+    config, state = model.config, {name: value.detach() for name, value in model.state_dict().items()}
+    heads, _, d = heads_of(model)
+    rows = state["deberta.encoder.rel_embeddings.weight"]
+    if "layer_norm" in getattr(config, "norm_rel_ebd", "none"):
+        norm = "deberta.encoder.LayerNorm."
+        spread = (rows - rows.mean(-1, keepdim=True)) / (rows.var(-1, unbiased=False, keepdim=True) + 1e-7).sqrt()
+        rows = spread * state[norm + "weight"] + state[norm + "bias"]
+    shared = getattr(config, "share_att_key", False)
+    of_v2 = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
+    found = {}
+    names = ("pos_proj", "pos_q_proj") if family(model) == "deberta" else of_v2
+    for kind, name in zip(("c2p", "p2c"), names, strict=True):
+        path = f"{_place(model).block.format(layer)}attention.self.{name}"
+        if kind in config.pos_att_type:
+            table = rows @ state[path + ".weight"].T
+            found[kind] = (table + state.get(path + ".bias", torch.zeros(()))).reshape(-1, heads, d)
+    return found
+
+
+def relative_terms(model: Any, layer: int, x: Tensor) -> dict[str, Tensor]:
+    """c2p and p2c of DeBERTa, pair by pair (He et al. 2021, eq. 4): whole queries and keys, with their biases."""
+    w, tables = layer_weights(model, layer), relative_tables(model, layer)
+    batch, length, _ = x.shape
+    q, k = project(x, w.W_Q, w.b_Q), project(x, w.W_K, w.b_K)
+    found = {}
+    for kind, table in tables.items():
+        term = torch.zeros(batch, len(w.W_Q), length, length, dtype=x.dtype)
+        for i in range(length):
+            for j in range(length):
+                content = q[:, i] if kind == "c2p" else k[:, j]
+                term[:, :, i, j] = (content * table[relative_row(model.config, i - j)]).sum(-1) * scale(model)
+        found["content_to_position" if kind == "c2p" else "position_to_content"] = term
+    return found
 
 
 def _frozen(model: Any, layer: int, value: Tensor, which: str) -> Tensor:

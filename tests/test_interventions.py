@@ -245,7 +245,7 @@ WRONG: Mapping[str, tuple[Callable[[], Any], str]] = {
     ),
     "an unknown term": (
         lambda: Intervention.scale("alibi"),
-        "`term` must be one of query_key, key_bias, .*, position; got 'alibi'",
+        "`term` must be one of query_key, key_bias, .*, position, .*; got 'alibi'",
     ),
     "the mask dropped": (lambda: Intervention.scale("mask"), "`term` must be one of"),
     "an infinite factor": (

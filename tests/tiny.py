@@ -10,11 +10,29 @@ from models import randomised
 from transformers.models.auto import modeling_auto
 
 LISTS: Final = {
+    "sequence to sequence": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    "sequence to sequence": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 }
 """The auto classes whose types the census builds."""
+
+SENSES: Final = {
+    "images": (
+        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_BACKBONE_MAPPING_NAMES,
+    ),
+    "sound": (
+        modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES, modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
+    ),
+}  # fmt: skip
+"""The auto classes of images and of sound, whose types the census counts beside those of text."""
+
+SIGNALS: Final[Mapping[str, Any]] = {
+    "image_size": 64, "patch_size": 16, "max_length": 42, "num_mel_bins": 28, "max_source_positions": 22,
+    "conv_dim": (20, 28), "conv_kernel": (10, 4), "conv_stride": (5, 3), "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 4, "use_mid_position_embeddings": False,
+}  # fmt: skip
+"""The sizes of images, recordings and what cuts them."""
 
 SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden": ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "model_dim", "embedding_size"),
@@ -61,13 +79,33 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
     heads, twice = size["heads"], 2 * size["hidden"]
     one_group = {"n_group": 1, "topk_group": 1}
     latent = one_group | {"num_key_value_heads": heads}
-    mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads}
+    # T5 does not divide scores by √d: with many dimensions, those of random weights saturate the softmax.
+    unscaled = {"d_kv": size["rope"]}
+    sound = {"num_filters": 4, "depths": [1, 1], "downsampling_ratios": [2]}
+    alike = {"global_head_dim": size["head_dim"]}
+    indexer = {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+        "hc_lowrank": 12,
+    }
+    mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads, "mamba_d_state": 14, "mamba_chunk_size": 16}
     return {
         "axk1": latent,
         "axk2": latent,
-        "bailing_hybrid": latent | {"num_group": 1},
+        "bailing_hybrid": latent | {"num_group": 1, "layer_types": ["linear_attention", "full_attention"] * 2},
         "bamba": mamba | {"attn_layer_indices": [1, 3]},
         "beam": one_group,
+        "cohere_compass_text": {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 5,
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta}
+                for kind, theta in (("sliding_attention", 1e4), ("full_attention", 1e6))
+            },
+        },
         "codegen": {"n_head": 4, "rotary_dim": 8},
         "deepseek_v2": latent | {"num_experts_per_tok": 2},
         "deepseek_v3": latent | {"n_routed_experts": 4, "first_k_dense_replace": 1},
@@ -77,26 +115,91 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "esm": {"vocab_size": size["vocab"], "mask_token_id": 5, "pad_token_id": 1},
         "glm4_moe_lite": latent,
         "glm_moe_dsa": latent,
+        "falcon_h1": {"mamba_d_ssm": twice}
+        | mamba
+        | {"mamba_expand": 2, "key_multiplier": 0.4, "attention_out_multiplier": 0.9, "ssm_out_multiplier": 0.7},
+        "gemma4": {"text_config": alike},
+        "gemma4_text": alike,
+        "gemma4_unified": {"text_config": alike},
+        "gemma4_unified_text": alike,
+        "gemma3n_text": {"num_kv_shared_layers": 0},
         "gpt_neo": {"attention_types": [[["global", "local"], size["layers"] // 2]], "window_size": 5},
         "gptj": {"rotary_dim": 4},
         "granitemoehybrid": mamba | {"layer_types": ["mamba", "attention"] * 2},
         "helium": {"head_dim": size["hidden"] // heads},
         "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+        "kimi_linear": latent
+        | {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_head_dim": 8, "linear_num_heads": heads},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
         "mamba2": {"n_groups": 2, "num_heads": heads, "head_dim": twice // heads},
+        "mimo_v2_flash": one_group | {"layer_types": ["full_attention", "sliding_attention"] * 2},
         "minicpm3": {"num_key_value_heads": heads},
+        "mt5": unscaled,
+        "mobilebert": {"embedding_size": size["hidden"] - 8, "intra_bottleneck_size": 5 * heads},
         "nemotron": {"num_key_value_heads": size["kv"]},
+        "nemotron_h": {
+            "mamba_num_heads": heads,
+            "mamba_head_dim": twice // heads,
+            "n_groups": 2,
+            "ssm_state_size": 14,
+            "chunk_size": 16,
+        },
+        "qwen4_exp": {"text_config": indexer},
+        "qwen4_exp_text": indexer,
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
+        "switch_transformers": unscaled,
+        "t5": unscaled,
+        "umt5": unscaled,
+        "xglm": {"attention_heads": heads},
         "xmod": {"default_language": "en_XX"},
+        "vibevoice_asr": {"acoustic_tokenizer_encoder_config": sound, "semantic_tokenizer_encoder_config": sound},
+        "yolos": {"image_size": [64, 96], "num_detection_tokens": 7},
         "youtu": latent,
+        "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_key_value_heads": heads},
+        "zamba2": {
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "num_mem_blocks": 1,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 14,
+            "chunk_size": 16,
+            "n_mamba_heads": heads,
+            "num_key_value_heads": heads,
+        },
         "zaya": {"num_experts_per_tok": 1},
     }.get(kind, {})
 
 
 def config_of(kind: str, sizes: Mapping[str, int] = ONE) -> Any:
     """A small config of a model type: its defaults, with every size that the recipe knows made small."""
-    made = transformers.CONFIG_MAPPING[kind]
-    return made(**_options(made, sizes) | dict(_own(kind, sizes)))
+    made = transformers.CONFIG_MAPPING[_type_of(kind)]
+    signals = _signals(made) if kind in senses() else {}
+    return made(**_merged(_options(made, sizes) | signals, _own(kind, sizes)))
+
+
+def _type_of(kind: str) -> str:
+    return kind.partition(" (")[0]
+
+
+def _signals(made: Any) -> dict[str, Any]:
+    """What the recipe sets of images and sound, where the defaults have a value of the same kind."""
+    defaults = made()
+    found = {
+        name: value
+        for name, value in SIGNALS.items()
+        if hasattr(defaults, name)
+        and isinstance(value, tuple | list) == isinstance(getattr(defaults, name), tuple | list)
+    }
+    for name in getattr(made, "sub_configs", None) or {}:
+        part = getattr(defaults, name, None)
+        if name.startswith("vision") and isinstance(part, transformers.PreTrainedConfig):
+            found[name] = {"model_type": part.model_type} | _options(type(part), ONE) | _signals(type(part))
+    return found
+
+
+def _merged(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with those of a type, also in the configs of its parts."""
+    both = {name for name in own if isinstance(own[name], dict) and isinstance(options.get(name), dict)}
+    return {**options, **own, **{name: _merged(options[name], own[name]) for name in both}}
 
 
 def _options(made: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -145,12 +248,28 @@ def _as_given(made: Any, name: str) -> str:
 
 @cache
 def kinds() -> dict[str, str]:
-    """Every model type of the auto classes with the class that is built: causal first."""
+    """Every model type of the auto classes with the class that is built, of the first list that has it."""
     found: dict[str, str] = {}
     for names in LISTS.values():
         for kind, name in names.items():
             found.setdefault(kind, name if isinstance(name, str) else name[0])
     return found
+
+
+@cache
+def senses() -> dict[str, tuple[str, str]]:
+    """Every model type of images and of sound, with which of these it is and the class that is built."""
+    found: dict[str, tuple[str, str]] = {}
+    for sense, lists in SENSES.items():
+        for kind, name in (pair for names in lists for pair in names.items()):
+            label = f"{kind} ({sense})" if kind in kinds() else kind
+            found.setdefault(label, (sense, name if isinstance(name, str) else name[0]))
+    return found
+
+
+def class_of(kind: str) -> str:
+    """The class that is built of a type."""
+    return kinds()[kind] if kind in kinds() else senses()[kind][1]
 
 
 def parameters_of(kind: str, sizes: Mapping[str, int] = ONE) -> int:
@@ -166,7 +285,7 @@ def model_of(kind: str, sizes: Mapping[str, int] = ONE, *, seed: int = 0, dtype:
 
 
 def _made(kind: str, sizes: Mapping[str, int]) -> Any:
-    config, made = config_of(kind, sizes), getattr(transformers, kinds()[kind])
+    config, made = config_of(kind, sizes), getattr(transformers, class_of(kind))
     if not isinstance(config, made.config_class):
         config = config.get_text_config()
     return made._from_config(config, dtype=torch.float32)

@@ -301,6 +301,10 @@ interface Colouring {
 interface PageData {
   /** What Python calls visible; as text. */
   tokens: string[];
+  /** The tokens that these attend to, where they are another text's. */
+  keys?: string[];
+  /** Which of a model's stacks the page is about, where there are several. */
+  stack?: string;
   /** Escaped for plotly. */
   labels: string[];
   special: boolean[];

@@ -130,7 +130,8 @@ def page_of_views(
             carriers=Markup(scripts.carriers(carried.values())),
             boot=Markup(boot),
             **dict.fromkeys(
-                ("brief", "notes", "contents", "choices", "tokens", "precision", "data", "script", "weighted"), ""
+                ("brief", "notes", "contents", "choices", "tokens", "precision", "data", "script", "weighted", "keys"),
+                "",
             ),
         )
     )

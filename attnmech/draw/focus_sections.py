@@ -68,6 +68,21 @@ _FIGURES: Final = (
 )
 
 
+_CROSS_FIGURES: Final = (
+    replace(
+        _FIGURES[1],
+        contents="5 Looks at the first key",
+        heading="Figure 5. How often heads look at the first key token",
+        reading="Every head of every layer at the fraction of rows whose highest score is at position 0 of the "
+        "encoder's text.",
+        caveat=_RANKS_JOINED,
+        many="look at the first key token in at least half of the rows",
+    ),
+    replace(_FIGURES[2], caveat="Lines join heads as in figure 5."),
+)
+"""The same in cross-attention, where no key is the token itself."""
+
+
 def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) -> list[Section]:
     """Figures 4 to 6 of all heads.
 
@@ -77,7 +92,8 @@ def focus_sections(view: FocusNumbers, call: str, layers: Sequence[int] = ()) ->
         layers: those in which a page's reader can choose a head; if empty, none is chosen.
 
     """
-    return [_chosen(view, each, call, layers) if layers else _plain(view, each, call) for each in _FIGURES]
+    figures = _CROSS_FIGURES if view.crosses else _FIGURES
+    return [_chosen(view, each, call, layers) if layers else _plain(view, each, call) for each in figures]
 
 
 def _plain(view: FocusNumbers, figure: _Figure, call: str) -> Section:
@@ -108,6 +124,11 @@ def about_all_heads(view: FocusNumbers) -> str:
     def count(name: str) -> int:
         return int((getattr(view, name) >= MANY).sum())
 
+    if view.crosses:
+        return (
+            f"Of {view.self_top.size} heads, {count('first_top')} look most at the first key token in at least half of "
+            "their rows."
+        )
     return (
         f"Of {view.self_top.size} heads, in at least half of their rows {count('first_top')} look most at the first "
         f"token, {count('self_top')} at the token itself, {count('previous_top')} at the one before."

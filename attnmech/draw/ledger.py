@@ -41,6 +41,7 @@ def row_ledger(
     query: int,
     top: int = MOST_KEYS,
     against: str = "zero",
+    keys: Sequence[str] | None = None,
 ) -> go.Figure:
     """The keys that one query looks at most: score = Σ terms on the left, its probability on the right.
 
@@ -58,6 +59,7 @@ def row_ledger(
         top: the largest number of keys drawn, by falling probability.
         against: what the terms and the score are drawn against: "zero", or "mean" for each minus its mean over the
             visible keys, or "runner_up" for each minus what it is at the key of the second highest probability.
+        keys: the key tokens in cross-attention; the query tokens by default.
 
     Returns:
         One trace of stacked bars per term, the marks of the scores ("score") and the bars of "probability", named by
@@ -71,13 +73,14 @@ def row_ledger(
     terms = {name: as_array(term, np.float64) for name, term in terms.items()}
     score, pattern = as_array(score, np.float64), as_array(pattern, np.float64)
     top = whole_number("top", top, least=1)
-    _require_row(terms, score, pattern, tokens)
+    _require_row(terms, score, pattern, tokens if keys is None else keys)
     query = index_of("query", query, len(tokens), f"the text has {len(tokens)} tokens")
     chart = ledger_chart(
         {name: term[None, None, None] for name, term in terms.items()},
         score[None, None, None],
         pattern[None, None, None],
         tokens,
+        keys=keys,
         queries=[query],
         top=top,
         references=[against],
@@ -91,6 +94,7 @@ def ledger_chart(
     pattern: Float[np.ndarray, "layer head query key"],
     tokens: Sequence[str],
     *,
+    keys: Sequence[str] | None = None,
     queries: Sequence[int] | None = None,
     top: int = MOST_KEYS,
     references: Sequence[str] = tuple(REFERENCES),
@@ -99,13 +103,13 @@ def ledger_chart(
 
     With several `references` these are a choice, "against"; terms may have an axis "split" in front.
     """
-    labels = token_labels(tokens)
+    labels, key_labels = token_labels(tokens), token_labels(tokens if keys is None else keys)
     ranked = likeliest(scores, pattern)
     order = ranked[..., :top]
-    keys = np.where(np.isfinite(np.take_along_axis(scores, order, axis=-1)), order, -1)
+    drawn_keys = np.where(np.isfinite(np.take_along_axis(scores, order, axis=-1)), order, -1)
 
     def at_keys(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "*split layer head query row"]:
-        return np.where(keys < 0, np.nan, along_keys(of_every_cell(values, scores), order))
+        return np.where(drawn_keys < 0, np.nan, along_keys(of_every_cell(values, scores), order))
 
     names = sorted(terms, key=term_order)
     drawn = {name: at_keys(terms[name]) for name in names} | {"score": at_keys(scores)}
@@ -114,7 +118,7 @@ def ledger_chart(
     written = ByChoice(_in_thousandths(probability), _OF_ROW, words=_THOUSANDTHS)
     over = {name: with_split(values, _OF_ROW, rest=1) for name, values in drawn.items()}
     in_words = (*(ByChoice(values, over[name], digits=3) for name, values in drawn.items()), written)
-    rows = ByChoice(keys, _OF_ROW, words=tuple(labels))
+    rows = ByChoice(drawn_keys, _OF_ROW, words=tuple(key_labels))
     hover = [
         "key %{y}",
         *(f"{term_style(name).label} %{{customdata[{place}]}}" for place, name in enumerate(names)),

@@ -38,19 +38,34 @@ class ScoreNumbers:
     """Which tokens are special ones of the tokenizer; none if left out."""
     value_norms: Float32[np.ndarray, "layer head key"] | None = None
     """‖f(x_j)‖ of each key in each head; the page then shows value-weighted attention, too."""
+    keys: tuple[str, ...] = ()
+    """In cross-attention the tokens of the text that `tokens` attend to; empty where these attend to each other."""
+    key_special: tuple[bool, ...] = ()
+    """Which of `keys` are special tokens; none if left out."""
+
+    @property
+    def crosses(self) -> bool:
+        """Whether queries and keys are tokens of two texts: then no key is the query itself."""
+        return bool(self.keys)
+
+    @property
+    def key_tokens(self) -> tuple[str, ...]:
+        """The tokens that can be attended to."""
+        return self.keys or self.tokens
 
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers or not self.ranked_share:
             raise InputError("A view needs at least one token, one layer and one term in `ranked_share`; got none.")
         heads, ranks = self.ranked_key.shape[1], self.ranked_key.shape[3]
         by_head = (len(self.layers), heads, len(self.tokens))
+        by_key = (len(self.layers), heads, len(self.key_tokens))
         expected = {
-            "scores": (self.scores, (*by_head, len(self.tokens))),
-            "pattern": (self.pattern, (*by_head, len(self.tokens))),
+            "scores": (self.scores, (*by_head, len(self.key_tokens))),
+            "pattern": (self.pattern, (*by_head, len(self.key_tokens))),
             "ranked_key": (self.ranked_key, (*by_head, ranks)),
             **{f"ranked_share[{name!r}]": (share, (*by_head, ranks)) for name, share in self.ranked_share.items()},
-            **{f"key_terms[{name!r}]": (term, by_head) for name, term in self.key_terms.items()},
-            **({} if self.value_norms is None else {"value_norms": (self.value_norms, by_head)}),
+            **{f"key_terms[{name!r}]": (term, by_key) for name, term in self.key_terms.items()},
+            **({} if self.value_norms is None else {"value_norms": (self.value_norms, by_key)}),
         }
         for name, (array, shape) in expected.items():
             if array.shape != shape:
@@ -58,11 +73,10 @@ class ScoreNumbers:
             if np.isinf(array).any():
                 raise InputError(f"`{name}` must be finite, with NaN where a cell is hidden; got an infinity.")
         for name, term in self.terms.items():
-            count = len(self.tokens)
-            if term.shape[:2] != by_head[:2] or not set(term.shape[2:]) <= {1, count} or term.ndim != 4:
-                raise InputError(
-                    f"`terms[{name!r}]` must broadcast to the shape {(*by_head, count)}; got {term.shape}."
-                )
+            whole = (*by_head, len(self.key_tokens))
+            fits = term.ndim == 4 and all(one in (1, all_) for one, all_ in zip(term.shape[2:], whole[2:], strict=True))
+            if term.shape[:2] != by_head[:2] or not fits:
+                raise InputError(f"`terms[{name!r}]` must broadcast to the shape {whole}; got {term.shape}.")
 
     def terms_of_row(self, layer: int, head: int, query: int) -> dict[str, Float32[np.ndarray, " key"]]:
         """Every term at each key of one row; `layer` counts the view's layers."""
@@ -91,6 +105,8 @@ class FocusNumbers:
     """The lower ends of intervals, by the name of the number above; empty where there are none."""
     high: Mapping[str, Float32[np.ndarray, "layer head"]] = field(default_factory=dict)
     """The upper ends, with the names of `low`."""
+    crosses: bool = False
+    """Whether queries and keys are tokens of two texts: then none is itself, or the one before."""
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -10,6 +10,7 @@ const allOf = (selector) => /** @type {HTMLElement[]} */ ([...document.querySele
 /** @type {PageData} */
 const page = JSON.parse(element("data").textContent);
 const { tokens, labels, choices, marks } = page;
+const keys = page.keys ?? tokens; // in cross-attention, the tokens of another text
 const names = Object.keys(choices);
 const optional = new Set(page.optional); // left out of the address where nothing was chosen
 const selectors = /** @type {HTMLSelectElement[]} */ (allOf("select[data-choice]"));
@@ -120,7 +121,7 @@ function filled({ figure, slots }) {
 const textOf = (id, at = state) => chosen(page.texts[id], at)[0];
 
 function weightsOf(query) {
-  return shown.of(state.layer, state.head).subarray(query * tokens.length, (query + 1) * tokens.length);
+  return shown.of(state.layer, state.head).subarray(query * keys.length, (query + 1) * keys.length);
 }
 
 // ---- figures ----------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ function titleOf(id) {
 function fitWidth(figure, width) {
   figure.layout.width = width;
   figure.layout.height = Math.min(figure.layout.height, Math.round(width * MOST_ASPECT));
-  const cell = (0.7 * width) / tokens.length;
+  const cell = (0.7 * width) / keys.length;
   const largestMark = Math.max(cell + 1, 4);
   for (const trace of figure.data) {
     if (trace.z && cell < 8) Object.assign(trace, { xgap: 0, ygap: 0 });
@@ -218,8 +219,8 @@ async function drawOther(id) {
 async function drawPattern(id) {
   const stage = stageOf(id);
   const { layer, head } = state;
-  const about = { layers: choices.layer, heads, words, queries: tokens, keys: tokens, special: page.special };
-  const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: false };
+  const about = { layers: choices.layer, heads, words, queries: tokens, keys, special: page.special };
+  const options = { chosen: { layer, head }, embedded: true, overview: true, threshold: 0.1, across: keys !== tokens };
   const given = { ...about, ...options, told: page.told[id], pattern: shown, rest };
   const control = await attnmech.views[page.views[id]](stage, given);
   stage.control = control;
@@ -239,16 +240,33 @@ const chips = tokens.map((token, position) => {
   return chip;
 });
 
+/** What can be attended to: the same tokens, or those of the other text, which are no queries. */
+const keyChips = !page.keys ? chips : keys.map((token) => {
+  const chip = document.createElement("span");
+  chip.className = "token";
+  chip.textContent = token;
+  return chip;
+});
+
+/** How a key is marked; of two texts, none is the query itself. */
+function markOf(key, query) {
+  if (key === query && keys === tokens) return "self";
+  if (key === 0) return "first";
+  return keys !== tokens && key === keys.length - 1 ? "last" : undefined;
+}
+
 function shadeTokens(query) {
   const weights = weightsOf(query);
-  chips.forEach((chip, key) => {
-    const mark = { [query]: "self" }[key] ?? (key === 0 ? "first" : undefined);
+  keyChips.forEach((chip, key) => {
+    const mark = markOf(key, query);
     if (mark) Object.assign(chip.dataset, { mark, sign: marks[mark] });
     else for (const name of ["mark", "sign"]) delete chip.dataset[name];
     chip.style.setProperty("--depth", String(Math.sqrt(weights[key]))); // the root keeps small ones visible
     chip.title = `token ${key}: ${words.whole} ${percent(weights[key])}`;
-    chip.setAttribute("aria-pressed", String(key === state.query));
-    chip.tabIndex = key === state.query ? 0 : -1;
+  });
+  chips.forEach((chip, position) => {
+    chip.setAttribute("aria-pressed", String(position === state.query));
+    chip.tabIndex = position === state.query ? 0 : -1;
   });
   for (const id of ["row-finding", "reason"]) if (id in page.texts) element(id).textContent = textOf(id, { ...state, query });
 }
@@ -300,6 +318,7 @@ function withChoices(call) {
 
 function address() {
   const said = names.filter((name) => !optional.has(name) || state[name]).map((name) => [name, chosenValue(name)]);
+  if (page.stack) said.unshift(["stack", page.stack]);
   return new URL(`#${new URLSearchParams(said)}`, location.href); // inside a frame, "#…" alone is refused
 }
 
@@ -383,6 +402,7 @@ for (const button of allOf("[data-control]")) {
   button.addEventListener("click", () => choose({ [control]: state[control] + Number(step) }));
 }
 element("tokens").append(...chips);
+if (page.keys) element("key-tokens").append(...keyChips);
 element("tokens").addEventListener("keydown", moveAlongTokens);
 element("tokens").addEventListener("pointerleave", () => shadeTokens(state.query));
 new MutationObserver(() => show()).observe(document.documentElement, { attributeFilter: ["data-theme"] });

@@ -7,6 +7,7 @@ and sentences of what is chosen into their places, when they scroll into view.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -22,10 +23,11 @@ from attnmech.draw.patterns import PROBABILITY, VALUE_WEIGHTED
 from attnmech.draw.score_sections import row_sentences
 from attnmech.draw.scores import of_heads
 from attnmech.draw.section import Choice, OfPattern, Section
-from attnmech.draw.style import MARKS
+from attnmech.draw.style import CROSS_MARKS, MARKS, MarkStyle
 from attnmech.draw.templates import rendered
 from attnmech.draw.text import bound, json_for_script, token_labels, visible_token
 from attnmech.draw.token_weights import unattended
+from attnmech.draw.wording import TEXT, Wording
 
 SINK: Final = 1e-3
 """Where a row's probabilities fall short of 1 by more than this, a sink takes the rest."""
@@ -34,73 +36,115 @@ STATUS_WORDS: Final = {"ok": "✓ ok", "warn": "! caveat", "fail": "✗ fails"}
 """A check's outcome, readable without its colour."""
 
 
-def render_page(
-    *,
-    title: str,
-    lead: str,
-    view: ScoreNumbers,
-    sections: Sequence[Section],
-    facts: Sequence[TableRow],
-    checks: Sequence[TableRow],
-    provenance: Mapping[str, str],
-    setup: str = "",
-    reasons: Sequence[Sequence[Sequence[str]]] = (),
-    brief: Mapping[str, str] | None = None,
-    start: tuple[int, int, int] | None = None,
-) -> str:
-    """The whole page as HTML.
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What a page about one text says and shows."""
+
+    title: str
+    """The page's heading."""
+    lead: str
+    """One sentence below it."""
+    view: ScoreNumbers
+    """The text, and the attention of every layer and head."""
+    sections: Sequence[Section]
+    """What there is to say, in order; `{layer}`, `{head}`, … in their calls stand for what is chosen."""
+    facts: Sequence[TableRow]
+    """What is known of the model and the run, such as layers, heads, the largest residual."""
+    checks: Sequence[TableRow]
+    """The certificate's checks, with their status."""
+    provenance: Mapping[str, str]
+    """What the numbers came from: model, weights' hash, versions, options."""
+    setup: str = ""
+    """The Python that precedes the calls."""
+    reasons: Sequence[Sequence[Sequence[str]]] = ()
+    """For each layer of `view`, head and query, one line that says why the head looks where it looks."""
+    brief: Mapping[str, str] = field(default_factory=dict)
+    """What was found, in a sentence for each question."""
+    start: tuple[int, int, int] | None = None
+    """The layer, head and query that the page begins with; else the first head and the last token."""
+    wording: Wording = TEXT
+    """What the input and its positions are called, in the page's own sentences; sections have it already."""
+
+
+def render_page(page: Page) -> str:
+    """The whole page as HTML, to be written as UTF-8; it opens from a file without a network."""
+    data = _data(page)
+    return _document([page], data=_json(page, data), **_values(page, data))
+
+
+def render_stacks(pages: Mapping[str, Page], words: Mapping[str, str]) -> str:
+    """One page for several stacks of one model, of which a reader chooses one: the first at the beginning.
 
     Args:
-        title: the page's heading.
-        lead: one sentence below it.
-        view: the text, and the attention of every layer and head.
-        sections: what there is to say, in order; `{layer}`, `{head}`, … in their calls stand for what is chosen.
-        facts: what is known of the model and the run, such as layers, heads, the largest residual.
-        checks: the certificate's checks, with their status.
-        provenance: what the numbers came from: model, weights' hash, versions, options.
-        setup: the Python that precedes the calls.
-        reasons: for each layer of `view`, head and query, one line that says why the head looks where it looks.
-        brief: what was found, in a sentence for each question.
-        start: the layer, head and query that the page begins with; else the first head and the last token.
-
-    Returns:
-        HTML to be written as UTF-8; it opens from a file without a network.
+        pages: by the name of the stack, what is shown of it.
+        words: by the same names, the stack in words.
 
     """
-    carried = [scripts.views(), scripts.plotly(), *_libraries(sections)]
-    page, boot = scripts.package_text("page.js"), f"{scripts.boot()}\n{scripts.package_text('theme.js')}"
-    choices = _choices(view, sections)
-    data = _data(view, sections, choices, reasons)
-    first = dict(zip(("layer", "head", "query"), start or (view.layers[0], 0, len(view.tokens) - 1), strict=True))
-    data |= {"start": first, "scripts": {each.label: each.name for each in carried}}
+    bodies = {}
+    for name, page in pages.items():
+        data = _data(page) | {"stack": name}
+        values = _values(page, data) | {"stack_names": words, "stack": name}
+        numbers = Markup('<script type="application/json" id="data">{}</script>').format(_json(page, data))
+        bodies[name] = rendered("page_body.html", **values) + numbers
+    first = next(iter(pages.values()))
+    choose = scripts.package_text("stacks.js")
+    return _document(list(pages.values()), choose, stacks=bodies, title=first.title, contents=True, data="")
+
+
+def _document(pages: Sequence[Page], before: str = "", **values: Any) -> str:
+    """The page around what it says: its style, its policy and its scripts; one may run `before` the others."""
+    carried, page = _carried(pages), scripts.package_text("page.js")
+    boot = "\n".join(filter(None, (scripts.boot(), before, scripts.package_text("theme.js"))))
     return str(
         rendered(
             "page.html",
             policy=scripts.content_policy(boot, page, *(each.text for each in carried)),
-            style=Markup(scripts.package_text("page.css") + _mark_colours()),
-            title=title,
-            lead=lead,
-            brief=brief or {},
-            notes=view.notes,
-            contents=_contents(sections),
-            choices=choices,
-            tokens=view.tokens,
-            weighted=view.value_norms is not None,
-            sections=sections,
-            elements=dict.fromkeys((name for each in sections for name in each.figures), ""),
-            table="",
-            facts=facts,
-            checks=checks,
-            statuses=STATUS_WORDS,
-            setup=setup,
-            provenance=provenance,
-            precision=_precision(sections, data),
+            style=Markup(scripts.package_text("page.css") + _mark_colours(any(each.view.crosses for each in pages))),
             carriers=Markup(scripts.carriers(carried)),
-            data=Markup(json_for_script(data)),
             boot=Markup(boot),
             script=Markup(page),
+            **values,
         )
     )
+
+
+def _values(page: Page, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template of a page's body names."""
+    return {
+        "title": page.title,
+        "lead": page.lead,
+        "brief": page.brief,
+        "notes": page.view.notes,
+        "contents": _contents(page.sections, page.wording),
+        "wording": page.wording,
+        "choices": _choices(page.view, page.sections),
+        "tokens": page.view.tokens,
+        "keys": page.view.keys,
+        "weighted": page.view.value_norms is not None,
+        "sections": page.sections,
+        "elements": dict.fromkeys((name for each in page.sections for name in each.figures), ""),
+        "table": "",
+        "facts": page.facts,
+        "checks": page.checks,
+        "statuses": STATUS_WORDS,
+        "setup": page.setup,
+        "provenance": page.provenance,
+        "precision": _precision(page.sections, data),
+    }
+
+
+def _json(page: Page, data: Mapping[str, Any]) -> Markup:
+    """The numbers as the page holds them, with where it begins and the names of its scripts."""
+    first = page.start or (page.view.layers[0], 0, len(page.view.tokens) - 1)
+    start = dict(zip(("layer", "head", "query"), first, strict=True))
+    names = {each.label: each.name for each in _carried([page])}
+    return Markup(json_for_script({**data, "start": start, "scripts": names}))
+
+
+def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
+    """The scripts that pages need, each once."""
+    further = {script.name: script for page in pages for script in _libraries(page.sections)}
+    return [scripts.views(), scripts.plotly(), *further.values()]
 
 
 def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
@@ -115,16 +159,13 @@ def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
     ]
 
 
-def _data(
-    view: ScoreNumbers,
-    sections: Sequence[Section],
-    choices: Sequence[Choice],
-    reasons: Sequence[Sequence[Sequence[str]]],
-) -> dict[str, Any]:
+def _data(page: Page) -> dict[str, Any]:
     """What page.js reads."""
+    view, sections, reasons = page.view, page.sections, page.reasons
+    choices = _choices(view, sections)
     store = Carried({choice.name: choice.values for choice in choices})
     drawn = {name: figure for section in sections for name, figure in section.figures.items()}
-    texts = {"row-finding": row_sentences(view)}
+    texts = {"row-finding": page.wording.said(row_sentences(view))}
     if reasons:
         texts["reason"] = ByChoice.texts(
             ("layer", "head", "query"), view.scores.shape[:3], lambda layer, head, query: reasons[layer][head][query]
@@ -133,11 +174,12 @@ def _data(
         parts = {"finding": each.finding, "reading": each.reading}
         texts |= {f"{each.anchor}-{name}": text for name, text in parts.items() if isinstance(text, ByChoice)}
     rest = unattended(view.pattern)
-    return {
+    other = {"keys": [visible_token(token) for token in view.keys]} if view.crosses else {}
+    return other | {
         "tokens": [visible_token(token) for token in view.tokens],
         "labels": token_labels(view.tokens),
-        "special": list(view.special) or [False] * len(view.tokens),
-        "marks": {mark: style.sign for mark, style in MARKS.items()},
+        "special": list(view.key_special if view.crosses else view.special) or [False] * len(view.key_tokens),
+        "marks": {mark: style.sign for mark, style in _marks(view).items()},
         "choices": {choice.name: choice.values for choice in choices},
         "inCalls": {choice.name: choice.in_calls for choice in choices if choice.in_calls},
         "optional": [choice.name for choice in choices if not choice.everywhere and choice.name != "query"],
@@ -180,9 +222,9 @@ def _libraries(sections: Sequence[Section]) -> list[scripts.Script]:
     return list({script.name: script for view in views for script in view.libraries}.values())
 
 
-def _contents(sections: Sequence[Section]) -> dict[str, str]:
+def _contents(sections: Sequence[Section], wording: Wording) -> dict[str, str]:
     return {
-        "text": "The text",
+        "text": f"The {wording.text}",
         **{section.anchor: section.contents or section.heading for section in sections},
         "run": "Model and run",
         "checks": "Checks",
@@ -203,6 +245,11 @@ def _precision(sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     return f"{found} Value-weighted shares are within {bound(max(error, 2e-3))} % of theirs."
 
 
-def _mark_colours() -> str:
+def _marks(view: ScoreNumbers) -> Mapping[str, MarkStyle]:
+    return CROSS_MARKS if view.crosses else MARKS
+
+
+def _mark_colours(crosses: bool) -> str:
     """The marks' colours as CSS variables, so that chips and figures agree."""
-    return ":root{" + "".join(f"--mark-{mark}:{style.colour};" for mark, style in MARKS.items()) + "}"
+    marks = MARKS | CROSS_MARKS if crosses else MARKS
+    return ":root{" + "".join(f"--mark-{mark}:{style.colour};" for mark, style in marks.items()) + "}"

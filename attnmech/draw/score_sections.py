@@ -70,7 +70,7 @@ def score_sections(
             in `call` stands for where they are split.
 
     """
-    tokens, heads = view.tokens, view.scores.shape[1]
+    tokens, keys, heads = view.tokens, view.keys or None, view.scores.shape[1]
     splits = _Splits((view,) if other is None else (view, other))
 
     def plotted(figure: str, *options: str) -> str:
@@ -78,7 +78,7 @@ def score_sections(
 
     weighted = view.value_norms is not None
     shown = shown.replace("{weight}", "{weight}" if weighted else "None")
-    attention = attention_chart(view.scores, view.pattern, view.value_norms, tokens=tokens)
+    attention = attention_chart(view.scores, view.pattern, view.value_norms, tokens=tokens, keys=keys)
     measured = plotted("attention_map", 'measure="{measure}"')
     in_view = shown.replace("{figure}", "attention_pattern").replace("{weight}", '"value"')
     measure = replace(
@@ -110,9 +110,9 @@ def score_sections(
             finding=_about_rows(view),
             reading="One row for each query token, one column for each key token. The mark is the highest score of its "
             "row; the frame is the chosen query: click a row to choose another.",
-            caveat="A row with one visible key (row 0 of a causal model) has no choice: it is neither marked nor "
-            "counted. Hidden keys are blank. A high score says where the head looks, not that the model's output "
-            "depends on it: attention is not explanation.",
+            caveat=f"A row with one visible key{'' if keys else ' (row 0 of a causal model)'} has no choice: it is "
+            "neither marked nor counted. Hidden keys are blank. A high score says where the head looks, not that the "
+            "model's output depends on it: attention is not explanation.",
             figures={"attention-map": attention},
             call="{measure}" if weighted else measured,
             choices=(measure if weighted else MEASURE,),
@@ -152,8 +152,8 @@ def score_sections(
             "keys than the rank asks for, are left out. The triangle shows three terms relative to their sum; a corner "
             "marked “not in this model” stays empty.",
             figures={
-                "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens),
-                "share-bars": bars_chart(splits.shares, view.ranked_key, tokens),
+                "share-triangle": triangle_chart(splits.shares, view.ranked_key, tokens, keys),
+                "share-bars": bars_chart(splits.shares, view.ranked_key, tokens, keys),
             },
             call=plotted("score_shares", "rank={rank}"),
             choices=(
@@ -172,7 +172,7 @@ def score_sections(
             else "What each key gains or loses from these terms, the same for every query.",
             caveat="Each line is shown minus its mean over the keys: adding a constant to all keys changes nothing "
             "after the softmax, so only the trend matters.",
-            figures={"key-terms": key_terms_chart(splits.key_terms, tokens)},
+            figures={"key-terms": key_terms_chart(splits.key_terms, view.key_tokens)},
             call=plotted("key_terms"),
         ),
     ]
@@ -233,7 +233,9 @@ def _ledger(splits: _Splits, call: str) -> Section:
         caveat="A term that is the same at every key of the row changes no probability, however long its bar: drawn "
         "minus the row's mean or minus the runner-up's, it vanishes. The hover box has the terms as the model computes "
         "them.",
-        figures={"row-ledger": ledger_chart(splits.terms, view.scores, view.pattern, view.tokens)},
+        figures={
+            "row-ledger": ledger_chart(splits.terms, view.scores, view.pattern, view.tokens, keys=view.keys or None)
+        },
         call=call,
         choices=(AGAINST,),
     )
@@ -255,7 +257,7 @@ def row_sentences(view: ScoreNumbers) -> ByChoice:
             row = carried[layer, head, query]
         seen = np.flatnonzero(row > 0)
         top = seen[np.argsort(-row[seen], kind="stable")][:3].tolist()
-        parts = [f"{percent(float(row[key]))} {'from' if weighted else 'to'} {_token(view, key)}" for key in top]
+        parts = [f"{percent(float(row[key]))} {'from' if weighted else 'to'} {_key(view, key)}" for key in top]
         listed = f"{', '.join(parts) or 'nothing'}{', …' if len(seen) > 3 else '.'}"
         if weighted:
             return f"Of the norms ‖p f(x)‖ that this head brings to query {_token(view, query)}: {listed}"
@@ -267,10 +269,17 @@ def row_sentences(view: ScoreNumbers) -> ByChoice:
 
 
 def _about_rows(view: ScoreNumbers) -> ByChoice:
-    marks = marks_of(highest_key(view.scores))
+    marks = marks_of(highest_key(view.scores), len(view.keys) or None)
 
     def told(layer: int, head: int) -> str:
-        itself, first, other = (int((marks[layer, head] == code).sum()) for code in range(len(MARKS)))
+        counts = [int((marks[layer, head] == code).sum()) for code in range(len(MARKS))]
+        if view.crosses:
+            first, last, other = counts
+            return (
+                f"Of the {sum(counts)} rows with a choice, {first} score highest at the first key token, {last} at the "
+                f"last, {other} at another."
+            )
+        itself, first, other = counts
         return (
             f"Of the {itself + first + other} rows with a choice, {itself} score highest at the token itself, {first} "
             f"at the first token, {other} at another token."
@@ -295,11 +304,11 @@ def _about_leads(splits: _Splits) -> ByChoice:
         row = place[-3:]
         best, *after = order[row].tolist()
         if count[row] < 2:
-            return f"Query {_token(view, row[2])} sees {_token(view, best)} alone: it has no choice."
+            return f"Query {_token(view, row[2])} sees {_key(view, best)} alone: it has no choice."
         leads = _leads({name: term[place] for name, term in terms.items()})
         score = scores[row]
         return (
-            f"The score of key {_token(view, best)} leads that of {_token(view, after[0])} by "
+            f"The score of key {_key(view, best)} leads that of {_key(view, after[0])} by "
             f"{signed(float(score[0] - score[1]), '.3f')}{': ' if leads else ''}{leads}."
         )
 
@@ -348,6 +357,10 @@ def _about_key_terms(splits: _Splits) -> ByChoice | str:
         return f"From the lowest to the highest key, the score changes: {', '.join(spreads)}."
 
     return splits.texts(("layer", "head"), splits.view.scores.shape[:2], told)
+
+
+def _key(view: ScoreNumbers, position: int) -> str:
+    return f"{position} {quoted(view.key_tokens[position])}"
 
 
 def _token(view: ScoreNumbers, position: int) -> str:

@@ -17,7 +17,16 @@ from attnmech.axes import KEY, QUERY, axis_label
 from attnmech.draw.chart import ByChoice, Chart, Slot, row_frame, with_split
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import VALUE_WEIGHTED, as_array
-from attnmech.draw.style import FIGURE_STYLE, MARKS, SCORE_COLOURS, TERMS, term_order, term_style
+from attnmech.draw.style import (
+    CROSS_MARKS,
+    FIGURE_STYLE,
+    MARKS,
+    SCORE_COLOURS,
+    TERMS,
+    MarkStyle,
+    term_order,
+    term_style,
+)
 from attnmech.draw.text import percent, token_labels
 from attnmech.errors import InputError
 
@@ -73,6 +82,7 @@ def attention_map(
     outlined: int | None = None,
     measure: str = "score",
     pattern: Float[np.ndarray, "query key"] | None = None,
+    keys: Sequence[str] | None = None,
 ) -> go.Figure:
     """Figure 1: the scores before softmax, one row per query, with the highest score of each row marked.
 
@@ -86,10 +96,12 @@ def attention_map(
         outlined: a query whose row gets a frame.
         measure: "score", or "relative" for each score minus the highest of its row, or "probability".
         pattern: probability after softmax, where that is the measure.
+        keys: the key tokens in cross-attention; the query tokens by default.
 
     Returns:
-        A heat map and one trace of marks for each of "self", "first" and "other" (the traces' `meta`). A row with
-        fewer than two visible keys has no choice and gets no mark.
+        A heat map and one trace of marks for each of "self", "first" and "other" (the traces' `meta`); in
+        cross-attention "first", "last" and "other". A row with fewer than two visible keys has no choice and gets no
+        mark.
 
     """
     strings("tokens", tokens)
@@ -101,11 +113,12 @@ def attention_map(
     for name, array in arrays.items():
         if array.ndim != 2:
             raise InputError(f"`{name}` must have the axes [query key]; got the shape {array.shape}.")
-        for length in array.shape:
-            _require_length(length, tokens, name)
+        for length, labels in zip(array.shape, (tokens, tokens if keys is None else keys), strict=True):
+            _require_length(length, labels, name)
     chart = attention_chart(
         *(array[None, None] for array in arrays.values()),
         tokens=tokens,
+        keys=keys,
         measures=[measure],
         framed=outlined is not None,
     )
@@ -118,11 +131,12 @@ def attention_chart(
     norms: Float[np.ndarray, "layer head key"] | None = None,
     *,
     tokens: Sequence[str],
+    keys: Sequence[str] | None = None,
     measures: Sequence[str] = tuple(MEASURES),
     framed: bool = True,
 ) -> Chart:
     """Figure 1 of every head; with several measures these are a choice, "measure", with `norms` one more of them."""
-    labels = token_labels(tokens)
+    labels, key_labels = token_labels(tokens), token_labels(tokens if keys is None else keys)
     of_head = ("layer", "head")
     highest_score = np.where(np.isnan(scores), -np.inf, scores).max(axis=-1)
     drawn = ByChoice(scores, of_head)
@@ -131,7 +145,7 @@ def attention_chart(
     figure, slots = Figure(), []
     measures = measures if norms is None else (*measures, VALUE)
     for place, measure in enumerate(measures):
-        figure.add_trace(_heat_map(measure, labels, shown=place == 0))
+        figure.add_trace(_heat_map(measure, labels, key_labels, shown=place == 0))
         cells = values[measure]
         assert cells is not None
         less = ByChoice(highest_score, of_head) if measure == "relative" else None
@@ -143,16 +157,17 @@ def attention_chart(
                 Slot(f"data.{place}.visible", ByChoice(one_hot.astype(int), ("measure",), words=(False, True)))
             )
     highest = highest_key(scores)
-    marks, keys = ByChoice(marks_of(highest), of_head), ByChoice(highest, of_head, words=tuple(labels))
+    marks = ByChoice(marks_of(highest, None if keys is None else len(keys)), of_head)
+    top = ByChoice(highest, of_head, words=tuple(key_labels))
     queries = ByChoice(np.arange(len(tokens)), words=tuple(labels))
-    for code, (mark, style) in enumerate(MARKS.items()):
+    for code, (mark, style) in enumerate(_marks(keys).items()):
         at = f"data.{len(figure.data)}"
         figure.add_scatter(
             mode="markers",
             marker={
                 "color": style.colour,
                 "symbol": style.symbol,
-                "size": float(np.clip(420 / len(tokens), 4, 11)),
+                "size": float(np.clip(420 / max(len(labels), len(key_labels)), 4, 11)),
                 "line": {"color": "white", "width": 1},
             },
             name=style.label,
@@ -160,13 +175,13 @@ def attention_chart(
             showlegend=True,
             meta=mark,
         )
-        slots += [Slot(f"{at}.x", keys, where=marks, equals=code), Slot(f"{at}.y", queries, where=marks, equals=code)]
+        slots += [Slot(f"{at}.x", top, where=marks, equals=code), Slot(f"{at}.y", queries, where=marks, equals=code)]
     frame, follow = row_frame(len(tokens))
     figure.update_layout(
         template=FIGURE_STYLE,
         height=_height_of_rows(len(tokens)) + 245,
         legend={"title": {"text": "highest score of a row (one key: no mark)"}},
-        xaxis=_token_axis(labels, KEY) | {"showgrid": False, "tickangle": -90},
+        xaxis=_token_axis(key_labels, KEY) | {"showgrid": False, "tickangle": -90},
         yaxis=_token_axis(labels, QUERY, downwards=True) | {"showgrid": False},
         margin={"t": 125},
         shapes=[frame] if framed else [],
@@ -174,12 +189,12 @@ def attention_chart(
     return Chart(figure, (*slots, *(follow if framed else ())), clicks={"query": "y"})
 
 
-def _heat_map(measure: str, labels: list[str], *, shown: bool) -> go.Heatmap:
-    gap = 1 if len(labels) <= MOST_TOKENS_WITH_GAPS else 0
+def _heat_map(measure: str, labels: list[str], keys: list[str], *, shown: bool) -> go.Heatmap:
+    gap = 1 if max(len(labels), len(keys)) <= MOST_TOKENS_WITH_GAPS else 0
     words = {"score": "score", "relative": "below the highest", "probability": "probability", VALUE: "share"}[measure]
     paler = f" (palest from {PALEST_RELATIVE:g})".replace("-", "−") if measure == "relative" else ""
     return go.Heatmap(
-        x=labels,
+        x=keys,
         y=labels,
         xgap=gap,
         ygap=gap,
@@ -200,6 +215,7 @@ def score_shares(
     tokens: Sequence[str],
     *,
     rank: int,
+    key_tokens: Sequence[str] | None = None,
 ) -> go.Figure:
     """Figure 2 in one piece: `share_triangle` on the left, `share_bars` on the right.
 
@@ -208,10 +224,11 @@ def score_shares(
         keys: as in `share_triangle`.
         tokens: the text's tokens.
         rank: the rank of the keys in their rows, 0 the highest score; the figure names it.
+        key_tokens: as in `share_triangle`.
 
     """
-    triangle = share_triangle(shares, keys, tokens)
-    bars = share_bars(shares, keys, tokens)
+    triangle = share_triangle(shares, keys, tokens, key_tokens)
+    bars = share_bars(shares, keys, tokens, key_tokens=key_tokens)
     figure = Figure([*triangle.data, *bars.data], layout=bars.layout)
     figure.update_traces(legend="legend2", selector={"type": "bar"})
     figure.update_layout(
@@ -229,6 +246,7 @@ def share_triangle(
     shares: Mapping[str, Float[np.ndarray, " query"]],
     keys: Integer[np.ndarray, " query"],
     tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
 ) -> go.Figure:
     """Figure 2, left: what makes up the score of one key per row, each row a point between three terms.
 
@@ -237,31 +255,35 @@ def share_triangle(
             row minimum; NaN where undefined. A term that is absent is not in this model: its share is 0.
         keys: the key in question of each row, say the one of the second highest score; -1 where there is none.
         tokens: the text's tokens.
+        key_tokens: in cross-attention the tokens that `keys` are; by default `tokens`.
 
     Returns:
-        One trace for each of "self", "first" and "other" (the traces' `meta`), by where the key is.
+        One trace for each of "self", "first" and "other" (the traces' `meta`), by where the key is; in cross-attention
+        "first", "last" and "other".
         A term beyond the three is left out, and the three are drawn relative to their sum.
 
     """
     _require_shares(shares, keys, tokens)
-    return triangle_chart(*_as_one(shares, keys), tokens).figure(layer=0, head=0, rank=0)
+    return triangle_chart(*_as_one(shares, keys), tokens, key_tokens).figure(layer=0, head=0, rank=0)
 
 
 def triangle_chart(
     shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
     tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
 ) -> Chart:
     """Figure 2, left, of every head and rank, and of every split if there are several."""
-    labels = token_labels(tokens)
+    labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
     by_rank, key = _by_rank(shares, keys)
     defined = np.isfinite(np.stack([share.values for share in by_rank.values()])).all(axis=0)
-    codes = np.where(defined, marks_of(key), -1)
+    codes = np.where(defined, marks_of(key, None if key_tokens is None else len(key_tokens)), -1)
     marks = ByChoice(codes, with_split(codes, _OF_RANK, rest=1))
-    in_words = (ByChoice(np.arange(len(tokens)), words=tuple(labels)), ByChoice(key, _OF_RANK, words=tuple(labels)))
+    queries = ByChoice(np.arange(len(tokens)), words=tuple(labels))
+    in_words = (queries, ByChoice(key, _OF_RANK, words=tuple(key_labels)))
     nothing = ByChoice(np.zeros(len(tokens)))
     figure, slots = Figure(), []
-    for code, (mark, style) in enumerate(MARKS.items()):
+    for code, (mark, style) in enumerate(_marks(key_tokens).items()):
         here: dict[str, Any] = {"where": marks, "equals": code}
         slots += [
             Slot(f"data.{code}.{corner}", by_rank.get(term, nothing), **here)
@@ -323,6 +345,7 @@ def share_bars(
     tokens: Sequence[str],
     *,
     outlined: int | None = None,
+    key_tokens: Sequence[str] | None = None,
 ) -> go.Figure:
     """Figure 2, right: the shares of `share_triangle` as one stacked bar per query token.
 
@@ -331,13 +354,14 @@ def share_bars(
         keys: the key in question of each row; -1 where there is none.
         tokens: the text's tokens.
         outlined: a query whose row gets a frame.
+        key_tokens: as in `share_triangle`.
 
     Returns:
         One trace per term (the trace's `meta`).
 
     """
     _require_shares(shares, keys, tokens)
-    chart = bars_chart(*_as_one(shares, keys), tokens, framed=outlined is not None)
+    chart = bars_chart(*_as_one(shares, keys), tokens, key_tokens, framed=outlined is not None)
     return chart.figure(layer=0, head=0, rank=0, query=outlined or 0)
 
 
@@ -345,13 +369,14 @@ def bars_chart(
     shares: Mapping[str, Float[np.ndarray, "*split layer head query rank"]],
     keys: Integer[np.ndarray, "layer head query rank"],
     tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
     *,
     framed: bool = True,
 ) -> Chart:
     """Figure 2, right, of every head and rank."""
-    labels = token_labels(tokens)
+    labels, key_labels = token_labels(tokens), token_labels(tokens if key_tokens is None else key_tokens)
     by_rank, key = _by_rank(shares, keys)
-    named = ByChoice(np.where(key < 0, len(labels), key), _OF_RANK, words=(*labels, ""))
+    named = ByChoice(np.where(key < 0, len(key_labels), key), _OF_RANK, words=(*key_labels, ""))
     figure, slots = Figure(), []
     for place, name in enumerate(sorted(shares, key=term_order)):
         style = term_style(name)
@@ -448,14 +473,25 @@ def highest_key(scores: Float[np.ndarray, "*head query key"]) -> Int[np.ndarray,
     return np.where(visible.sum(axis=-1) > 1, np.where(visible, scores, -np.inf).argmax(axis=-1), -1)
 
 
-def marks_of(keys: Integer[np.ndarray, "*head query"]) -> Int[np.ndarray, "*head query"]:
+def marks_of(keys: Integer[np.ndarray, "*head query"], crossing: int | None = None) -> Int[np.ndarray, "*head query"]:
     """The place in `MARKS` of each query's key: the query itself, else the first token, else another; -1 without a key.
 
-    >>> marks_of(np.array([-1, 1, 0, 1])).tolist()
-    [-1, 0, 1, 2]
+    In cross-attention, `crossing` is the number of keys, and the place is that in `CROSS_MARKS`: the first key, the
+    last, or another.
+
+    >>> marks_of(np.array([-1, 1, 0, 1])).tolist(), marks_of(np.array([-1, 1, 0, 3]), crossing=4).tolist()
+    ([-1, 0, 1, 2], [-1, 2, 0, 1])
     """
+    if crossing is not None:
+        mark = np.where(keys == 0, 0, np.where(keys == crossing - 1, 1, 2))
+        return np.where(keys < 0, -1, mark)
     mark = np.where(keys == np.arange(keys.shape[-1]), 0, np.where(keys == 0, 1, 2))
     return np.where(keys < 0, -1, mark)
+
+
+def _marks(keys: Sequence[str] | None) -> Mapping[str, MarkStyle]:
+    """How marks are drawn, by whether keys are tokens of another text."""
+    return MARKS if keys is None else CROSS_MARKS
 
 
 def _token_axis(labels: list[str], axis: str, *, downwards: bool = False) -> dict[str, object]:

@@ -28,18 +28,25 @@ TERMS: Final = {
 """The three terms of formulas.md §1 that can move attention between keys, in the order of the stacked bars."""
 
 
+_RELATIVE: Final = {
+    "content_to_position": TermStyle("content to position", "#a6611a", "longdash", "cross"),
+    "position_to_content": TermStyle("position to content", "#018571", "longdashdot", "triangle-up"),
+}
+"""DeBERTa's, which depend on distance and on one of the two contents."""
+
+
 def term_style(name: str) -> TermStyle:
     """The style of a term; one that only some architectures have is grey.
 
     >>> term_style("softcap").label
     'softcap'
     """
-    return TERMS.get(name) or TermStyle(name.replace("_", " "), "#8c8c8c", "dashdot", "x")
+    return (TERMS | _RELATIVE).get(name) or TermStyle(name.replace("_", " "), "#8c8c8c", "dashdot", "x")
 
 
 def term_order(name: str) -> int:
     """Where a term stands among the stacked bars; those that only some architectures have come last."""
-    order = list(TERMS)
+    order = [*TERMS, *_RELATIVE]
     return order.index(name) if name in order else len(order)
 
 
@@ -58,6 +65,13 @@ MARKS: Final = {
     "first": MarkStyle("the first token", "#9a5fd6", "diamond", "◆"),
     "other": MarkStyle("another token", "#d55e00", "square", "■"),
 }
+
+CROSS_MARKS: Final = {
+    "first": MarkStyle("the first key token", "#9a5fd6", "diamond", "◆"),
+    "last": MarkStyle("the last key token", "#009e73", "triangle-up", "▲"),
+    "other": MarkStyle("another key token", "#d55e00", "square", "■"),
+}
+"""The same in cross-attention, where no key is the query itself; many source texts end with a special token."""
 
 SCORE_COLOURS: Final = ["#dce7f0", "#a9c5dc", "#6f9cc1", "#40739f", "#1f4a73"]
 """Low to high scores: one hue of falling lightness, both ends distinct from white and from near black."""

@@ -42,6 +42,7 @@ def defined_rows(
     first: Int[Tensor, " batch"],
     last: int,
     aligned: bool,
+    keys: Int[Tensor, " key"] | None = None,
 ) -> DefinedRows:
     """The rows of one block on which each statistic is defined.
 
@@ -50,7 +51,7 @@ def defined_rows(
     last k keys if it sees others too, "elsewhere" if it sees any other key.
 
     `aligned` says that queries and keys are the same tokens; in cross-attention there is no self, previous or
-    distance.
+    distance. `keys` are the positions of the keys, in order, if those are not all from 0 on.
     """
     seen = visible[:, 0]
     count = seen.sum(dim=-1)
@@ -58,9 +59,8 @@ def defined_rows(
     choice = real & (count > 1)
 
     def sees(key: Tensor) -> Tensor:
-        inside = (key >= 0) & (key < seen.shape[-1])
-        at = key.clamp(0, seen.shape[-1] - 1).expand(len(seen), len(rows))
-        return real & inside & seen.gather(-1, at[..., None])[..., 0]
+        at, inside = _find(key, keys, seen.shape[-1])
+        return real & inside & seen.gather(-1, at.expand(len(seen), len(rows))[..., None])[..., 0]
 
     none = torch.zeros_like(real)
     start = sees(first[:, None])
@@ -89,7 +89,12 @@ def defined_rows(
 
 
 def row_statistics(
-    attention: Attention, rows: range, defined: DefinedRows, last: int, tokens: int | None = None
+    attention: Attention,
+    rows: range,
+    defined: DefinedRows,
+    last: int,
+    tokens: int | None = None,
+    keys: Int[Tensor, " key"] | None = None,
 ) -> Float[Tensor, "statistic batch head row"]:
     """Every statistic of every row, 0 where it is undefined.
 
@@ -100,23 +105,26 @@ def row_statistics(
         entropy           −Σ_j p_ij ln p_ij, nats    normalised entropy   entropy / ln(number of keys seen)
         distance          Σ_j p_ij |i − j|, tokens
 
-    Keys after the first `tokens` are no tokens, and have no distance.
+    Keys after the first `tokens` are no tokens, and have no distance. `keys` are the positions of the keys, in order,
+    if those are not all from 0 on.
     """
     pattern, top = attention.pattern, attention.top
-    keys = pattern.shape[-1]
+    top_key = top.key if keys is None else keys[top.key]
     place = torch.arange(rows.start, rows.stop, device=pattern.device)
     row = torch.arange(len(rows), device=pattern.device)
 
     def mass_at(key: Tensor) -> Tensor:
-        at = pattern[:, :, row, key.clamp(0, keys - 1)]
-        return at.masked_fill((key < 0) | (key >= keys), 0.0)
+        at, inside = _find(key, keys, pattern.shape[-1])
+        return pattern[:, :, row, at].masked_fill(~inside, 0.0)
 
     begin = defined.first[:, None, None]
+    at_first, has_first = _find(begin, keys, pattern.shape[-1])
+    first_mass = pattern.gather(-1, at_first[..., None].expand(*pattern.shape[:3], 1))[..., 0]
     tied = top.first == top.second
     tops = {
-        "self_top": top.key == place,
-        "first_top": top.key == begin,
-        "previous_top": top.key == place - 1,
+        "self_top": top_key == place,
+        "first_top": top_key == begin,
+        "previous_top": top_key == place - 1,
     }
     elsewhere = ~(tops["self_top"] | tops["first_top"] | tops["previous_top"])
     found = {
@@ -124,13 +132,13 @@ def row_statistics(
         "elsewhere_top": elsewhere & ~tied,
         "tied_top": tied,
         "self_mass": mass_at(place),
-        "first_mass": pattern.gather(-1, begin[..., None].expand(*pattern.shape[:3], 1))[..., 0],
+        "first_mass": first_mass.masked_fill(~has_first, 0.0),
         "previous_mass": mass_at(place - 1),
         "last_mass": torch.stack([mass_at(place - back) for back in range(min(last, rows.stop))]).sum(dim=0),
         "concentration": top.first - top.second,
         "entropy": attention.entropy,
         "normalised_entropy": attention.entropy / defined.count.clamp_min(2).to(pattern.dtype).log()[:, None],
-        "distance": mean_distance(attention, rows, tokens),
+        "distance": mean_distance(attention, rows, tokens, keys),
     }
     values = torch.stack([found[name].to(pattern.dtype) for name in STATISTICS])
     return values.masked_fill(~defined.valid[:, :, None], 0.0)
@@ -149,13 +157,24 @@ def collapse_class(bos_mass: float, entropy: float) -> str:
     return "dead" if bos_mass > 0.95 else "sink" if bos_mass > 0.5 else "low entropy" if entropy < 0.5 else ""
 
 
-def mean_distance(attention: Attention, rows: range, tokens: int | None = None) -> Float[Tensor, "batch head row"]:
-    """Σ_j p_ij |i − j| over the first `tokens` keys."""
+def _find(key: Int[Tensor, "*places"], keys: Int[Tensor, " key"] | None, count: int) -> tuple[Tensor, Tensor]:
+    """Where positions are among the `count` keys of a block, and whether they are there at all."""
+    if keys is None:
+        return key.clamp(0, count - 1), (key >= 0) & (key < count)
+    at = torch.searchsorted(keys, key.contiguous()).clamp_max(count - 1)
+    return at, keys[at] == key
+
+
+def mean_distance(
+    attention: Attention, rows: range, tokens: int | None = None, keys: Int[Tensor, " key"] | None = None
+) -> Float[Tensor, "batch head row"]:
+    """Σ_j p_ij |i − j| over the first `tokens` keys; `keys` are their positions, if those are not all from 0 on."""
     if attention.measured is not None:
         return attention.measured.distance
     pattern = attention.pattern[..., :tokens]
     place = torch.arange(rows.start, rows.stop, device=pattern.device)
-    far = (place[:, None] - torch.arange(pattern.shape[-1], device=pattern.device)).abs().to(pattern.dtype)
+    keys = torch.arange(pattern.shape[-1], device=pattern.device) if keys is None else keys
+    far = (place[:, None] - keys).abs().to(pattern.dtype)
     return (pattern * far).sum(dim=-1)
 
 
@@ -183,16 +202,18 @@ def received_by_distance(
     classes: Bool[Tensor, "batch class row"],
     rows: range,
     length: int | None = None,
+    begin: int = 0,
 ) -> Float[Tensor, "batch head class distance"]:
     """Σ p_ij over the pairs at each distance |i − j|, by the class of the row; distances from 0 to the last row.
 
-    With the `length` of the text, distances i − j from 1 − length to length − 1.
+    With the `length` of the text, distances i − j from 1 − length to length − 1. `begin` is the position of the first
+    key.
     """
     count, keys = pattern.shape[2:]
     sums = (summed_by_diagonal if compiles(pattern) else _summed_by_diagonal)(pattern, classes)
-    distance = rows.start - torch.arange(1 - count, keys, device=pattern.device)
+    distance = rows.start - begin - torch.arange(1 - count, keys, device=pattern.device)
     distance = distance.abs() if length is None else distance + length - 1
-    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, keys) if length is None else 2 * length - 1)
+    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, begin + keys) if length is None else 2 * length - 1)
     return folded.index_add_(-1, distance, sums)
 
 

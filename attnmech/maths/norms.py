@@ -56,10 +56,12 @@ class FrozenNorm:
     """Whether the norm subtracts the mean first."""
     shift: Float[Tensor, "*#places d_model"] | None = None
     """β, which is not part of the map."""
+    axes: tuple[int, ...] = (-1,)
+    """The axes over which the mean is taken: two, where one norm has the queries of all heads."""
 
     def __call__(self, part: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
         """What the norm makes of one part of the stream; its shift is not included."""
-        return self.multiplier * (part - part.mean(dim=-1, keepdim=True) if self.centred else part)
+        return self.multiplier * (part - part.mean(dim=self.axes, keepdim=True) if self.centred else part)
 
     @classmethod
     def of(

@@ -14,6 +14,7 @@ cancellation, and a head may be tiny next to another. With ε = 2u the distance 
 import math
 
 import torch
+from torch import Tensor
 
 
 def step_tolerance(dtype: torch.dtype) -> float:
@@ -54,6 +55,19 @@ def sum_rounding(dtype: torch.dtype) -> float:
 def steps_rounding(dtype: torch.dtype) -> float:
     """4ε: the share of a value by which a few roundings to a model's precision may move it."""
     return 4 * torch.finfo(dtype).eps
+
+
+def computed_in(value: Tensor) -> torch.dtype:
+    """float32 for a float64 tensor all of whose values are float32's, to a few roundings of its rows; else its own.
+
+    >>> computed_in(torch.tensor([0.1]).double()), computed_in(torch.tensor([0.1], dtype=torch.float64))
+    (torch.float32, torch.float64)
+    """
+    if value.dtype != torch.float64:
+        return value.dtype
+    least = steps_rounding(value.dtype) * value.abs().amax(dim=-1, keepdim=True)
+    single = ((value.float().double() - value).abs() <= least) | value.isnan()
+    return torch.float32 if bool(single.all()) else value.dtype
 
 
 def least_rounding(dtype: torch.dtype) -> float:

@@ -13,8 +13,13 @@ scores at c, the change made by the cap is a separate term. Multiplied out:
 | `query_bias` | scale · (x_i W_Q) R_{j−i} b_K       | query; with rotary also distance |
 | `constant`   | scale · b_Q R_{j−i} b_K             | nothing; with rotary distance |
 | `position`   | the model's own position term     | distance              |
+| `content_to_position` | scale · q_i · K_p (DeBERTa, XLNet: `attnmech.maths.relative`) | query and distance |
+| `position_to_content` | scale · k_j · Q_p (DeBERTa)      | key and distance      |
 | `softcap`    | c · tanh(Σ/c) − Σ, Σ the sum of the terms above | query and key |
 | `mask`       | 0 where j is visible, else the lowest finite number | query and key |
+
+In the last two q_i and k_j are whole, with b_Q and b_K, as DeBERTa's paper has them, and K_p and Q_p with the biases of
+the projections that make them; XLNet's q_i is x_i W_Q alone, and what its biases make of a distance is `position`.
 
 Centred (formulas §6), q and k are split at reference means q̄ of a query head and k̄ of a kv head instead of at their
 biases. With q_i = q̄ + q̃_i and k_j = k̄ + k̃_j, rotated back, and R_i the rotation at i,
@@ -25,6 +30,8 @@ biases. With q_i = q̄ + q̃_i and k_j = k̄ + k̃_j, rotated back, and R_i the 
 | `key_bias`   | scale · (R_i q̄)·(R_j k̃_j)         | key; with rotary also distance |
 | `query_bias` | scale · (R_i q̃_i)·(R_j k̄)         | query; with rotary also distance |
 | `position`   | the model's own + scale · (R_i q̄)·(R_j k̄) | distance; nothing without either |
+| `content_to_position` | scale · q̃_i · K_p; scale · q̄ · K_p is in `position` | query and distance |
+| `position_to_content` | scale · k̃_j · Q_p; scale · k̄ · Q_p is in `position` | key and distance |
 
 which add up to the same scores whatever the means are.
 """
@@ -39,6 +46,7 @@ from torch import Tensor
 
 from .norms import FrozenNorm
 from .precision import least_rounding, product_rounding, steps_rounding
+from .relative import RELATIVE_TERMS, Relative
 
 Rotate = Callable[[Tensor], Tensor]
 """Rotates `[batch head position d_head]` by the angles of each position."""
@@ -68,6 +76,8 @@ class ScoreParts:
     """Whether queries and keys are split at reference means: the bias parts are the rotated means, `position` includes
     their product, and there is no `constant`.
     """
+    relative: Relative | None = None
+    """Tables of relative positions that queries and keys are multiplied with; None if the model has none."""
 
     def centred_at(
         self, query_mean: Float[Tensor, "*places d_head"], key_mean: Float[Tensor, "*places d_head"]
@@ -116,7 +126,8 @@ class ScoreParts:
             "key_bias": self.query_from_bias is not None,
             "query_bias": self.key_from_bias is not None,
             "constant": self.query_from_bias is not None and self.key_from_bias is not None and not self.centred,
-            "position": self.position is not None or self.centred,
+            "position": self.position is not None or self.centred or self._adds_by_distance,
+            **{name: self.relative is not None and name in self.relative.names for name in RELATIVE_TERMS},
             "softcap": self.softcap is not None,
             "mask": True,
         }
@@ -129,7 +140,7 @@ class ScoreParts:
         """
         rotated = self.key_from_bias is not None and self.key_from_bias.ndim == 4
         fixed = {"mask"} if rotated else {"mask", "query_bias", "constant"}
-        if not rotated and self.position is None:
+        if not rotated and self.position is None and self.relative is None:
             fixed.add("position")
         return tuple(name for name in self.names() if name not in fixed)
 
@@ -142,31 +153,38 @@ class ScoreParts:
         each_place = self.query_from_bias is not None and self.query_from_bias.ndim == 4
         if name == "position":
             native = self.position is not None and self.position.shape[2] > 1
-            return native or (self.centred and each_place)
+            return native or self.relative is not None or (self.centred and each_place)
         if name in ("key_bias", "constant"):
             return each_place
         return True
 
-    def of_text(self, number: int, here: Int[Tensor, " place"]) -> "ScoreParts":
-        """The parts of one text of the batch at some of its positions, as a batch of one."""
+    def of_text(
+        self, number: int, here: Int[Tensor, " place"], at_keys: Int[Tensor, " key_place"] | None = None
+    ) -> "ScoreParts":
+        """The parts of one text of the batch at some of its positions, as a batch of one.
 
-        def cut(part: Tensor | None) -> Tensor | None:
+        `at_keys` are the positions of keys, where these are another text's; by default the same.
+        """
+        at_keys = here if at_keys is None else at_keys
+
+        def cut(part: Tensor | None, places: Tensor) -> Tensor | None:
             if part is None or part.ndim == 2:
                 return part
-            return part[number][None] if part.ndim == 3 else part[number][None, :, here]
+            return part[number][None] if part.ndim == 3 else part[number][None, :, places]
 
         position = self.position
         if position is not None:
-            position = position[number if position.shape[0] > 1 else 0][None, ..., here]
+            position = position[number if position.shape[0] > 1 else 0][None, ..., at_keys]
             position = position if position.shape[2] == 1 else position[:, :, here]
         return replace(
             self,
             query_from_input=self.query_from_input[number][None, :, here],
-            key_from_input=self.key_from_input[number][None, :, here],
-            query_from_bias=cut(self.query_from_bias),
-            key_from_bias=cut(self.key_from_bias),
+            key_from_input=self.key_from_input[number][None, :, at_keys],
+            query_from_bias=cut(self.query_from_bias, here),
+            key_from_bias=cut(self.key_from_bias, at_keys),
             position=position,
-            visible=self.visible[number][None, :, here][..., here],
+            visible=self.visible[number][None, :, here][..., at_keys],
+            relative=None if self.relative is None else self.relative.of_places(here),
         )
 
     def term(self, name: str, rows: slice = slice(None)) -> Float[Tensor, "#batch #head #row #key"]:
@@ -176,20 +194,55 @@ class ScoreParts:
             seen = self.visible[:, :, rows]
             return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
         if name == "position":
-            native = self.position
-            if native is not None and native.shape[2] > 1:
-                native = native[:, :, rows]
-            of_means = self._product("constant", rows) if self.centred else None
-            if native is None or of_means is None:
-                found = of_means if native is None else native
-                assert found is not None
-                return found
-            return native + of_means
+            return self._by_distance(rows)
+        if name in RELATIVE_TERMS:
+            return self._relative(name, rows)
         if name == "softcap":
             assert self.softcap is not None
             uncapped = self._sum(rows)
             return self.softcap * torch.tanh(uncapped / self.softcap) - uncapped
         return self._product(name, rows)
+
+    @property
+    def _splits_relative(self) -> bool:
+        """Whether what biases (or means) make of a distance counts as `position`."""
+        return self.relative is not None and (self.centred or self.relative.by_input)
+
+    @property
+    def _adds_by_distance(self) -> bool:
+        return self.relative is not None and (self.relative.by_input or self.relative.alone is not None)
+
+    def _by_distance(self, rows: slice) -> Float[Tensor, "#batch #head #row #key"]:
+        """The term `position`: the model's own, and what means, or biases, make of a distance."""
+        parts = []
+        if self.position is not None:
+            parts.append(self.position[:, :, rows] if self.position.shape[2] > 1 else self.position)
+        if self.centred:
+            parts.append(self._product("constant", rows))
+        if self.relative is not None:
+            parts += [self.scale * self.relative.by_distance(rows)] if self.relative.alone is not None else []
+            parts += self._relative_biases(self.relative, rows) if self._splits_relative else []
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def _relative_biases(self, relative: Relative, rows: slice) -> list[Tensor]:
+        query, key, found = self.query_from_bias, self.key_from_bias, []
+        if relative.keys is not None and query is not None:
+            bias = by_position(query[:, :, rows] if query.ndim == 4 else query)
+            found.append(self.scale * relative.content_to_position(bias, rows))
+        if relative.queries is not None and key is not None:
+            found.append(self.scale * relative.position_to_content(by_position(key), rows))
+        return found
+
+    def _relative(self, name: str, rows: slice) -> Float[Tensor, "batch head row key"]:
+        assert self.relative is not None
+        if name == "content_to_position":
+            query = self.query_from_input if self._splits_relative else self.query
+            return self.scale * self.relative.content_to_position(query[:, :, rows], rows)
+        key = self.key_from_input if self._splits_relative else self.key
+        return self.scale * self.relative.position_to_content(key, rows)
 
     def _product(self, name: str, rows: slice) -> Float[Tensor, "#batch head #row #key"]:
         """scale · the product of the parts of queries and keys that a term is made of."""
@@ -341,6 +394,28 @@ def score_rounding(
     size = score.abs().to(products.dtype)
     size = size if position is None else size + position.abs()
     return products + steps_rounding(score.dtype) * size + least_rounding(score.dtype)
+
+
+def relative_rounding(
+    relative: Relative, query: Rounded, key: Rounded, scale: float, rows: slice
+) -> Float[Tensor, "batch head row #key"]:
+    """`product_error` of what products with tables of relative positions add; `query` is of these rows.
+
+    The longest row of each table takes the place of each.
+    """
+    allowed: Tensor | None = None
+    sides = query.at(lambda value: value[..., None]), key.at(lambda value: value[..., None, :])
+    for table, side in zip((relative.keys, relative.queries), sides, strict=True):
+        if table is None:
+            continue
+        longest = torch.linalg.vector_norm(table.to(side.norm), dim=-1).amax(dim=-1)[:, None, None]
+        error = product_error(side, Rounded(longest, torch.zeros_like(longest)), scale, table.shape[-1])
+        allowed = error if allowed is None else allowed + error
+    if relative.alone is not None:
+        steps = steps_rounding(relative.alone.dtype) * abs(scale) * relative.by_distance(rows).abs()
+        allowed = steps if allowed is None else allowed + steps
+    assert allowed is not None
+    return allowed
 
 
 def rank_keys(

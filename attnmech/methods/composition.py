@@ -14,6 +14,7 @@ from ..arguments import option
 from ..draw.effects import effect_map
 from ..draw.section import Section
 from ..errors import InputError
+from ..model.architectures import NormGate
 from ..model.hooked import HookedModel, require_model
 from ..model.norms import weight_of
 from ..results import PagedResult, Provenance
@@ -54,6 +55,15 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
     stack = model.output_stack
     layers, heads, wide = tuple(stack.layers), stack.n_heads, torch.float64
     plan = stack.architecture
+    if plan.no_stream:
+        raise InputError(f"composition needs heads that write into a stream that later heads read; {plan.no_stream}.")
+    if plan.v_norm or isinstance(plan.gate, NormGate):
+        raise InputError("composition needs heads that write x W_V W_O; a norm stands between the two in this model.")
+    if plan.windows:
+        raise InputError(
+            f"the heads of {plan.name} have two sets of W_Q, W_K and W_V, local and global ones; which of them reads "
+            "what another head wrote depends on the token, so weights alone give no one score."
+        )
     rotary = plan.rotary is not None
     kinds = {name: torch.full((count_layers(model, stack), heads) * 2, torch.nan, dtype=wide) for name in KINDS}
     read: list[dict[str, tuple[Tensor, Tensor]]] = []

@@ -20,7 +20,7 @@ from ..draw.all_heads import model_view
 from ..draw.figure_page import in_notebook_output
 from ..draw.ledger import row_ledger
 from ..draw.numbers import ScoreNumbers, TableRow
-from ..draw.page import render_page
+from ..draw.page import Page, render_page
 from ..draw.score_sections import score_sections
 from ..draw.section import Section
 from ..draw.text import signed, token_labels
@@ -61,10 +61,10 @@ def decompose_scores(
 ) -> "ScoreDecomposition":
     """Splits every attention score into query-key, bias and position terms that add up to it.
 
-    score_ij = query_key + key_bias + query_bias + constant + position + mask (equations in
-    `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the model's own position tensors;
-    none is a remainder. Their sum is compared with the scores that the model actually used, over every visible pair
-    of real tokens. If they differ by more than the rounding of that cell's sum explains
+    score_ij = query_key + key_bias + query_bias + constant + position + mask, and in DeBERTa content_to_position and
+    position_to_content (equations in `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the
+    model's own position tensors; none is a remainder. Their sum is compared with the scores that the model actually
+    used, over every visible pair of real tokens. If they differ by more than the rounding of that cell's sum explains
     (`attnmech.maths.scores.score_rounding`), `ExactnessError` is raised and nothing is returned. `CertificateError` is
     raised for a model whose certificate does not prove `attn_in` and `scores`.
 
@@ -253,7 +253,7 @@ class ScoreDecomposition(Result):
         Raises `InputError` where the term is no function of distance: for means by position.
         """
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
-        if self.tokens != self.key_tokens:
+        if self._crosses:
             raise InputError("cross-attention has no distances between queries and keys.")
         return PositionKernel.of(
             [parts.of_text(sequence, self.real[sequence].nonzero()[:, 0]) for parts in self.parts],
@@ -265,8 +265,9 @@ class ScoreDecomposition(Result):
     def dimensions(self, layer: int, head: int, query: int, key: int, sequence: int = 0) -> pd.DataFrame:
         """One score as a sum over the dimensions of a head: dimension, query, key, product, wavelength.
 
-        product = scale · q_d k_d, of query and key as they enter the score; their sum is the score without the model's
-        own position term and soft cap. `wavelength` is the number of tokens in a turn, infinite where there is none.
+        product = scale · q_d k_d, of query and key as they enter the score; their sum is the score without what the
+        model adds for positions, and without its soft cap. `wavelength` is the number of tokens in a turn, infinite
+        where there is none.
         """
         parts = self.parts[self._index(layer)]
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
@@ -376,28 +377,39 @@ class ScoreDecomposition(Result):
         """
         ranks = whole_number("ranks", ranks, least=1)
         sequence = index_of("sequence", sequence, len(self.real), f"{len(self.real)} texts were run")
-        if self.tokens != self.key_tokens:
+        if self.tokens != self.key_tokens and not self._crosses:
             raise InputError(
-                "figures 1 to 3 show self-attention among tokens; here queries and keys differ (cross-attention, or "
-                'keys that are no tokens). Use .to_frame(), or model.run(..., points=["pattern"]).show("pattern").'
+                "figures 1 to 3 show attention among tokens; here some keys are no tokens. Use .to_frame(), or "
+                'model.run(..., points=["pattern"]).show("pattern").'
             )
         here = self.real[sequence].nonzero()[:, 0]
-        length = len(here)
+        at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
         tokens = tuple(self.tokens[sequence][place] for place in here.tolist())
+        keys = tuple(self.key_tokens[sequence][place] for place in at_keys.tolist())
         notes = (*self._notes(sequence), *(self._softmax_note if pattern is None else ()))
         return score_numbers(
-            [parts.of_text(sequence, here) for parts in self.parts],
+            [parts.of_text(sequence, here, at_keys) for parts in self.parts],
             layers=self.layers,
             tokens=tokens,
-            ranks=min(ranks, length),
+            keys=keys if self._crosses else (),
+            ranks=min(ranks, len(keys)),
             pattern=pattern,
             notes=notes,
         )
 
+    @property
+    def _crosses(self) -> bool:
+        """Whether queries and keys are tokens of two texts, which may read alike."""
+        return self.provenance.options.get("stack") == "cross"
+
+    def keys_seen(self, sequence: int) -> Bool[Tensor, " key"]:
+        """Which keys of a text any of its tokens can see: all of them but padding."""
+        return _seen(self.parts[0], self.real)[sequence].any(dim=0).any(dim=0)
+
     def _notes(self, sequence: int) -> tuple[str, ...]:
         """How the scores are split, and what figures leave out."""
         if self.reference is None:
-            return _notes(self.parts[0])
+            return _notes(self.parts[0], crosses=self._crosses)
         note = self.reference.note(sequence)
         if "position" in names_along_row(self.parts):
             return (note,)
@@ -445,31 +457,34 @@ class ScoreDecomposition(Result):
         view = self.select([self.layers[index]]).numbers(sequence, ranks=rank + 1)
         length = len(view.tokens)
         query = length - 1 if query is None else index_of("query", query, length, f"the text has {length} tokens")
-        row = (0, head, query)
+        row, others = (0, head, query), view.keys or None
         if figure == "dimensions":
-            key = int(view.pattern[row].argmax()) if key is None else index_of("key", key, length)
-            return self._dimension_bars(self.layers[index], head, query, key, sequence, view.tokens)
+            key = int(view.pattern[row].argmax()) if key is None else index_of("key", key, len(view.key_tokens))
+            return self._dimension_bars(self.layers[index], head, query, key, sequence, view)
         if figure == "row_ledger":
             terms = view.terms_of_row(*row)
-            return row_ledger(terms, view.scores[row], view.pattern[row], view.tokens, query=query, against=against)
+            return row_ledger(
+                terms, view.scores[row], view.pattern[row], view.tokens, query=query, against=against, keys=others
+            )
         if figure == "attention_map":
             scores, pattern = view.scores[0, head], view.pattern[0, head]
-            return draw.attention_map(scores, view.tokens, measure=measure, pattern=pattern)
+            return draw.attention_map(scores, view.tokens, measure=measure, pattern=pattern, keys=others)
         if figure == "key_terms":
-            return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.tokens)
+            return draw.key_terms({name: term[0, head] for name, term in view.key_terms.items()}, view.key_tokens)
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
-        return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank)
+        return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
 
     def _dimension_bars(
-        self, layer: int, head: int, query: int, key: int, sequence: int, tokens: Sequence[str]
+        self, layer: int, head: int, query: int, key: int, sequence: int, view: "ScoreNumbers"
     ) -> "go.Figure":
         """`dimension_bars` of a pair of the text's real tokens."""
         here = self.real[sequence].nonzero()[:, 0]
-        frame = self.dimensions(layer, head, int(here[query]), int(here[key]), sequence)
+        at_keys = self.keys_seen(sequence).nonzero()[:, 0] if self._crosses else here
+        frame = self.dimensions(layer, head, int(here[query]), int(at_keys[key]), sequence)
         q, k, product, turns = (column.to_numpy() for _, column in frame.items())
-        labels = token_labels(tokens)
-        title = f"L{layer}H{head}: query {labels[query]}, key {labels[key]}, together {signed(product.sum(), '.3f')}"
+        query_label, key_label = token_labels(view.tokens)[query], token_labels(view.key_tokens)[key]
+        title = f"L{layer}H{head}: query {query_label}, key {key_label}, together {signed(product.sum(), '.3f')}"
         return dimension_bars(q, k, product, turns, title=title)
 
     def to_html(self, path: str | Path, *, sequence: int = 0) -> Path:
@@ -478,13 +493,15 @@ class ScoreDecomposition(Result):
         worst = float(self.residual[list(self.layers)].max())
         view = self.numbers(sequence)
         html = render_page(
-            title=f"Attention scores of {self.provenance.model}",
-            lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
-            view=view,
-            sections=self.sections(view),
-            facts=[TableRow("largest residual", f"{worst:.1e}", "ok")],
-            checks=[],
-            provenance=self.provenance.entries,
+            Page(
+                title=f"Attention scores of {self.provenance.model}",
+                lead=f"Every score is the sum of its terms; the largest difference is {worst:.1e}.",
+                view=view,
+                sections=self.sections(view),
+                facts=[TableRow("largest residual", f"{worst:.1e}", "ok")],
+                checks=[],
+                provenance=self.provenance.entries,
+            )
         )
         with writing(target) as draft:
             draft.write_text(html, encoding="utf-8")
@@ -502,12 +519,19 @@ class ScoreDecomposition(Result):
         return score_sections(view, call, shown, overview, other)
 
     def _repr_html_(self) -> str:
-        """All heads as maps, and the table; only the table for cross-attention or more than a view can hold."""
-        if self.tokens != self.key_tokens:
+        """All heads as maps, and the table; only the table for keys that are no tokens or more than a view can hold."""
+        if self.tokens != self.key_tokens and not self._crosses:
             return super()._repr_html_()
         view = self.numbers()
         try:
-            maps = model_view(view.pattern, view.tokens, layers=view.layers, sums_to_one=False, title="Attention")
+            maps = model_view(
+                view.pattern,
+                view.tokens,
+                layers=view.layers,
+                keys=view.keys or None,
+                sums_to_one=False,
+                title="Attention",
+            )
         except InputError:
             return super()._repr_html_()
         section = Section("", maps.reading, {"all-heads": maps})
@@ -529,9 +553,20 @@ def _seen(parts: ScoreParts, real: Tensor) -> Bool[Tensor, "batch 1 query key"]:
     return parts.visible & real[:, None, :, None]
 
 
-def _notes(parts: ScoreParts) -> tuple[str, ...]:
+def _notes(parts: ScoreParts, *, crosses: bool = False) -> tuple[str, ...]:
     notes = []
-    if parts.position is None and parts.wavelengths is None:
+    if crosses and parts.position is None and parts.wavelengths is None:
+        notes.append("Cross-attention has no position term here: where a token stands is in the two streams.")
+    elif parts.relative is not None and parts.relative.by_input:
+        notes.append(
+            "content_to_position is what a distance is worth to the query, position what it is worth to every query."
+        )
+    elif parts.relative is not None and parts.relative.names:
+        notes.append(
+            "Position enters these scores through products with the content: content_to_position (where a query looks) "
+            "and position_to_content (where a key is looked for), each with the biases of queries and keys."
+        )
+    elif parts.position is None and parts.wavelengths is None:
         notes.append("This model's scores have no position term: its position information is in the stream.")
     elif parts.position is None:
         notes.append(

@@ -220,10 +220,11 @@ class ResidualDrift(Summed):
         option("metric", metric, METRICS)
         k = whole_number("k", k, least=1)
         chosen = model.stack(stack)
+        points = stream_points(model, chosen, at)
         reference = Reference.of(
             model, chosen, metric, k, flag("position", position), optional_flag("embed_norm", embed_norm)
         )
-        return DriftReducer(reference, at, stream_points(model, chosen, at), checked_words(function_words))
+        return DriftReducer(reference, at, points, checked_words(function_words))
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:

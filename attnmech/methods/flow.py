@@ -86,7 +86,7 @@ def attention_flow(
     Raises:
         InputError: for several texts, an unknown kind, `layers` with rollout, a metric without gradient or with another
             kind, a text whose maps would take more than 1 GB, and for models with several stacks or, with norms, with
-            a gate between attention and W_O.
+            a gate or a norm between attention and W_O.
 
     Source: Abnar & Zuidema 2020; Kobayashi et al. 2020 and 2021; Chefer et al. 2021 and Barkan et al. 2021.
 
@@ -183,7 +183,9 @@ class FlowReducer(Reducer):
         if self.kind == "rollout":
             return
         if end.notes.gate is not None:
-            raise InputError(f"layer {end.layer} has a gate between attention and W_O, so f(x_j) depends on the query.")
+            raise InputError(
+                f"layer {end.layer} has a gate or a norm between attention and W_O, so f(x_j) depends on the query."
+            )
         pattern = state["by_head"][self._place(end.index)]
         precision = pattern.dtype
         scale = attention_scale(run.stack, end, precision)

@@ -248,6 +248,8 @@ class AttentionFocus(RowMeans):
         `layer` and `head` ring that head's point. For a difference: its statistic as a map of layers × heads.
         """
         option("figure", figure, FIGURES)
+        if self._crosses and figure == "self_focus":
+            raise InputError('in cross-attention no key is the token itself; use "first_focus" or "concentration".')
         if self.parts is not None:
             return self._difference_map(FIGURES[figure])
         chosen = None if layer is None or head is None else (layer, head)
@@ -266,6 +268,7 @@ class AttentionFocus(RowMeans):
         left_out = "" if "first" in self.chosen else " The first row of each text is left out."
         return FocusNumbers(
             layers=self.layers,
+            crosses=self._crosses,
             **{name: array(self.mean(name)) for name in FOCUS_NUMBERS},
             rows=f"Rows that see only one key have no choice and do not count.{left_out}",
             low={name: array(low) for name, (low, _) in known.items()},
@@ -293,12 +296,24 @@ class AttentionFocus(RowMeans):
             else f", {percent(float(ends[0][layer, head]), 0)} to "
             f"{percent(float(ends[1][layer, head]), 0)} with all heads at once"
         )
+        over = f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first"
+        mean, most = (percent(float(value), 0) for value in (self.first_top.nanmean(), self.first_top[layer, head]))
+        if self._crosses:
+            return (
+                f"{over} token of the encoder's text in {mean} of rows; L{layer}H{head} looks there most often ({most}"
+                f"{known}). Where attention is uniform, normalised entropy is 1; the mean over heads is "
+                f"{float(self.normalised_entropy.nanmean()):.2f}."
+            )
         return (
-            f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first token in "
-            f"{percent(float(self.first_top.nanmean()), 0)} of rows, at the token itself in "
+            f"{over} token in {mean} of rows, at the token itself in "
             f"{percent(float(self.self_top.nanmean()), 0)}; L{layer}H{head} looks at the first token "
-            f"most often ({percent(float(self.first_top[layer, head]), 0)}{known})."
+            f"most often ({most}{known})."
         )
+
+    @property
+    def _crosses(self) -> bool:
+        """Whether queries and keys are tokens of two texts."""
+        return self.provenance.options.get("stack") == "cross"
 
     # -- how it is shown and kept -----------------------------------------------------------------------------
 
@@ -317,6 +332,11 @@ class AttentionFocus(RowMeans):
             return super().__repr__()
         layers, heads = len(self.layers), self.self_top.shape[1]
         first, itself = (percent(float(value.nanmean()), 0) for value in (self.first_top, self.self_top))
+        if self._crosses:
+            return (
+                f"AttentionFocus({self._texts}, {layers} layers × {heads} heads of cross-attention; mean over heads: "
+                f"first key token on top {first} of rows, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"
+            )
         return (
             f"AttentionFocus({self._texts}, {layers} layers × {heads} heads; mean over heads: first token on top "
             f"{first} of rows, itself {itself}, p(1) − p(2) {float(self.concentration.nanmean()):.2f})"

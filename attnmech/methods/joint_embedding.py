@@ -241,8 +241,8 @@ def _texts(model: HookedModel, inputs: Inputs | Iterable[Inputs], plan: Plan, se
     known = isinstance(inputs, (str, Ids, Mapping, Batch, Sequence)) or hasattr(inputs, "__array__")
     if isinstance(inputs, Iterable) and not known:
         return choose_texts(
-            model, inputs, tokens=max(TOKENS, settings.sample), seed=plan.seed, bos=settings.bos,
-            truncate=settings.truncate,
+            model, cast(Iterable[Inputs], inputs), tokens=max(TOKENS, settings.sample), seed=plan.seed,
+            bos=settings.bos, truncate=settings.truncate,
         )  # fmt: skip
     if settings.truncate:
         raise InputError("`truncate` is for a corpus: give an iterator of texts, such as iter(texts).")

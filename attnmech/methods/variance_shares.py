@@ -17,6 +17,7 @@ from ..draw.section import Section
 from ..draw.style import term_style
 from ..draw.text import percent
 from ..errors import InputError
+from ..maths.relative import RELATIVE_TERMS
 from ..maths.variance_shares import row_covariances
 from ..model.centring import Centre, checked_centre, require_means_of
 from ..model.hooked import HookedModel, require_model
@@ -27,7 +28,7 @@ from ..results.mean_qk import MeanQK
 from ..runs.row_means import ROW_CLASSES, RowMeans, added, closed, row_classes
 from ..runs.stream import Reducer, Run, Source, State, stream
 
-ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap")
+ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)
 """Every term that scores may have, in the order of the axis `statistic`."""
 
 
@@ -52,7 +53,7 @@ def variance_shares(
     >>> import attnmech as am
     >>> found = am.variance_shares(am.load(), "Anna sang of shells.")
     >>> found.shares.shape                                                          # [term layer head]
-    torch.Size([6, 4, 8])
+    torch.Size([8, 4, 8])
 
     Args:
         model: the model.
@@ -181,7 +182,9 @@ class VarianceShares(RowMeans):
 
     @property
     def shares(self) -> Float[Tensor, "term layer head"]:
-        """The shares, in the order of `ALL_TERMS`: position, key_bias, query_key, query_bias, constant, softcap."""
+        """The shares, in the order of `ALL_TERMS`: position, key_bias, query_key, query_bias, constant, softcap,
+        content_to_position, position_to_content.
+        """
         return torch.stack([self.mean(name) for name in ALL_TERMS])
 
     @property
@@ -203,7 +206,8 @@ class VarianceShares(RowMeans):
         """One row per head: layer, head, each term's share, and its `_low` and `_high` where there is an interval."""
         frame = super().to_frame()
         absent = tuple(name for name in ALL_TERMS if name not in self.terms)
-        return frame.drop(columns=[each for each in frame.columns if str(each).startswith(absent)]) if absent else frame
+        columns = {f"{name}{end}" for name in absent for end in ("", "_low", "_high")}
+        return frame.drop(columns=[each for each in frame.columns if each in columns])
 
     def plot(self, term: str = "position") -> "go.Figure":
         """A term's share as a map of layers × heads; returned, not shown."""
@@ -243,6 +247,8 @@ _MEANING: Final = {
     "query_bias": "is the query at their distance, whatever the key is",
     "constant": "is the product of the biases at their distance",
     "softcap": "is what the soft cap takes off",
+    "content_to_position": "is the distance at which the query's content looks",
+    "position_to_content": "is the distance at which the key's content is looked for",
 }
 
 

@@ -15,6 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
+from ..maths.norms import reciprocal_rms
+from .disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
+from .local_global import LongformerAttention, with_halves
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .replaced_attention import (
     BloomAttention,
@@ -23,12 +26,18 @@ from .replaced_attention import (
     GPTJAttention,
     GPTNeoAttention,
     MptAttention,
+    MvpAttention,
     codegen_layout,
 )
+from .two_stream import XLNetAttention, XLNetCore
 from .weights import Expanded, Fused, Layout, Separate, select
 
 Config: TypeAlias = Any
 """A transformers config; which entries it has depends on the family."""
+
+
+KEY_STATES: Final = ("key_value_states", "encoder_hidden_states")
+"""The arguments of transformers' attention modules that keys and values are made of, in cross-attention."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,40 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class NormGate:
+    """An RMSNorm of the pattern-weighted sum of v, all heads together (BitNet), as what it multiplies that sum by.
+
+    g = (weight + offset) / √(mean_d y² + ε), y the sum of all heads: the gate of each head depends on every head.
+    """
+
+    path: str
+    """The norm, below the attention module."""
+    offset: float = 0.0
+    """What it adds to its weight."""
+
+    def __str__(self) -> str:
+        return f"the norm {self.path}"
+
+    def of(
+        self, weight: Float[Tensor, " features"], epsilon: float, ungated: Float[Tensor, "*places head d_value"]
+    ) -> Float[Tensor, "*places head d_value"]:
+        """The gate, from the norm's weight and what it is given; in float32 at least, as these norms compute."""
+        heads = ungated.shape[-2]
+        y = rearrange(ungated, "... head d_value -> ... (head d_value)")
+        y = y.to(torch.promote_types(y.dtype, torch.float32))
+        scale = (weight.to(y) + self.offset) * reciprocal_rms(y, epsilon)[..., None]
+        return rearrange(scale, "... (head d_value) -> ... head d_value", head=heads)
+
+
+@dataclass(frozen=True)
+class HalfOfRow:
+    """A gate that is 1 in the half of a head's values that a row reads and 0 in the other (`local_global.py`)."""
+
+    def __str__(self) -> str:
+        return "1 in the half that a row uses, of the local or the global projections"
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Where a model keeps its parts, and how its blocks combine them.
 
@@ -81,8 +124,8 @@ class Architecture:
 final_norm norm; rotary rotate_halves
 
     Paths are dotted. `blocks` and `embed_norm` start at the base model; `attention`, `out`, `attn_out`,
-    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv` and `qk_norm` at the
-    attention module.
+    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv`, `qk_norm` and
+    `v_norm` at the attention module.
     """
 
     name: str
@@ -96,6 +139,12 @@ final_norm norm; rotary rotate_halves
     """The norm whose input is `resid_mid`; None if attention and MLP are added in one step."""
     mlp_out: str | None
     """The module whose output the MLP adds to the stream; None if the stack's blocks have no MLP."""
+    mlp_further: tuple[str, ...] = ()
+    """Modules that end before `mlp_out` does, and whose outputs are added to its output (Granite's shared MLP)."""
+    mixer: str = ""
+    """A module beside attention that writes into the stream in the same step (Falcon-H1's Mamba)."""
+    mixer_scale: float = 1.0
+    """The factor by which its output is multiplied before it is added."""
     stack: str = ""
     """The label of the stack, in a model with several: "encoder", "decoder" or "cross"."""
     within: str = ""
@@ -104,6 +153,8 @@ final_norm norm; rotary rotate_halves
     """Whether only some of the blocks have attention; the others are skipped."""
     streams: bool = True
     """Whether the blocks take and return a residual stream; if not, each is an attention alone."""
+    no_stream: str = ""
+    """Why they do not, in a family whose blocks combine attention and stream in a way of their own."""
     chained: bool = True
     """Whether each block is given what the one before returns."""
     batch_first: bool = True
@@ -137,6 +188,8 @@ final_norm norm; rotary rotate_halves
     """What norms add to their weight before they multiply by it (Gemma: 1)."""
     logit_scale: float = 1.0
     """The factor of the logits."""
+    logit_bias: str = ""
+    """The buffer beside the head that is added to its logits (Marian), by its name in the model with its head."""
     logit_softcap: float | None = None
     """c of soft-capped logits, c · tanh(logit / c)."""
     head_refused: str = ""
@@ -147,24 +200,37 @@ final_norm norm; rotary rotate_halves
     stream_scale: float = 1.0
     """The factor by which embeddings are multiplied as they enter the stream (Granite)."""
     alibi: Alibi | None = None
+    relative: Literal["", "DeBERTa", "XLNet"] = ""
+    """Whose tables of relative positions queries and keys are multiplied with; empty if there are none."""
     rotary: Rotary | None = None
     unrotated: tuple[int, ...] = ()
     """The layers of a rotary model that do not rotate."""
     qk_norm: tuple[str, str] | None = None
     """Norms of each head's queries and keys, which multiply by one number per token and dimension."""
-    gate: Gate | None = None
+    gate: Gate | NormGate | HalfOfRow | None = None
+    v_norm: str = ""
+    """A norm of each head's values, below the attention module; the point `v` is what it returns."""
+    v_norm_axes: str = "batch position head d_head"
     norm_after_rotary: bool = False
     """Whether these norms come after the rotation."""
     qk_norm_axes: str = "batch position head d_head"
     """The axes of what these norms are given, as einops writes them."""
     query_scale: float = 1.0
     """The factor by which the model multiplies q before calling its attention."""
+    key_scale: float = 1.0
+    """The same for k (Falcon-H1)."""
     mask: str = ""
     """Of attention code of a user's own, without a call of `scaled_dot_product_attention`: the argument that is its
     mask."""
+    replaced: str = ""
+    """The module that `replacement` replaces, if that is not the attention."""
     replacement: Callable[[nn.Module], nn.Module] | None = None
     """Replaces an attention module that does not go through transformers' attention interface."""
-    reads: Literal["tokens", "pixels", "tensors"] = "tokens"
+    adapt: Callable[[nn.Module], None] | None = None
+    """What else has to change in a base model so that the attention can be replaced."""
+    windows: tuple[int, ...] = ()
+    """How many tokens each layer's rows see around their own, half before and half after, if some are global."""
+    reads: Literal["tokens", "pixels", "sound", "tensors"] = "tokens"
     """What a model is given; "tensors" for a module of the user's own."""
     position_limit: int | None = None
     """The number of positions; None if any number works."""
@@ -441,7 +507,7 @@ def _lfm2(config: Config) -> Architecture:
 
 
 def _bert(config: Config, name: str = "BERT") -> Architecture:
-    if config.add_cross_attention:
+    if getattr(config, "add_cross_attention", False):
         _refuse("add_cross_attention=True (cross-attention to another model's states)")
     return Architecture(
         name=name,
@@ -456,7 +522,7 @@ def _bert(config: Config, name: str = "BERT") -> Architecture:
         embed_norm="embeddings.LayerNorm",
         head_refused="its head transforms the stream with its own layer before the unembedding",
         position_limit=config.max_position_embeddings,
-        causal=bool(config.is_decoder),
+        causal=bool(getattr(config, "is_decoder", False)),
     )
 
 
@@ -466,20 +532,75 @@ def _roberta(config: Config) -> Architecture:
     return replace(_bert(config, "RoBERTa"), position_limit=limit)
 
 
-def _vit(config: Config) -> Architecture:
-    return Architecture(
-        name="ViT",
-        blocks="layers",
-        final_norm="final_layer_norm",
-        attention="attention",
-        qkv=Separate("q_proj", "k_proj", "v_proj"),
-        out="attention.o_proj",
-        attn_norm="layernorm_before",
-        mid_norm="layernorm_after",
-        mlp_out="mlp",
-        head_refused="its head reads one token of an image, and unembeds none",
-        reads="pixels",
+def _longformer(config: Config) -> Architecture:
+    given = config.attention_window
+    windows = [given] * config.num_hidden_layers if isinstance(given, int) else given
+    return replace(
+        _roberta(config),
+        name="Longformer",
+        qkv=LongformerAttention.layout,
+        gate=HalfOfRow(),
+        windows=tuple(windows),
+        replacement=LongformerAttention,
+        adapt=with_halves,
         causal=False,
+    )
+
+
+def _deberta_v2(config: Config, name: str = "DeBERTa-v2") -> Architecture:
+    reason = why_not(config)
+    if reason is not None:
+        _refuse(reason)
+    return Architecture(
+        name=name,
+        blocks="encoder.layer",
+        attention="attention.self",
+        qkv=DisentangledAttention.layout,
+        out="attention.output.dense",
+        mid_norm="attention.output.LayerNorm",
+        mlp_out="output.dense",
+        norm="post",
+        post_norm="output.LayerNorm",
+        embed_norm="embeddings.LayerNorm",
+        head_refused="its head transforms the stream with its own layer before the unembedding",
+        position_limit=config.max_position_embeddings if config.position_biased_input else None,
+        causal=False,
+        chained=getattr(config, "conv_kernel_size", 0) <= 0,
+        relative="DeBERTa" if config.relative_attention else "",
+        replacement=DisentangledAttention,
+    )
+
+
+def _deberta(config: Config) -> Architecture:
+    return replace(
+        _deberta_v2(config, "DeBERTa"),
+        qkv=FirstDisentangledAttention.layout,
+        chained=True,
+        replacement=FirstDisentangledAttention,
+    )
+
+
+def _xlnet(config: Config) -> Architecture:
+    if config.bi_data:
+        _refuse("bi_data=True (half of its texts count distances backwards)")
+    if config.attn_type != "bi":
+        _refuse(f"attn_type={config.attn_type!r} (transformers does not run it on texts with padding)")
+    return Architecture(
+        name="XLNet",
+        blocks="layer",
+        attention="rel_attn.core",
+        qkv=XLNetCore.layout,
+        out="rel_attn.core.out",
+        mid_norm="rel_attn.layer_norm",
+        mlp_out="ff.layer_2",
+        norm="post",
+        post_norm="ff.layer_norm",
+        head_refused="no norm stands between its last block and its unembedding",
+        batch_first=False,
+        causal=False,
+        relative="XLNet",
+        replaced="rel_attn",
+        replacement=XLNetAttention,
     )
 
 
@@ -488,6 +609,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         name="T5",
         stack="encoder",
         blocks="encoder.block",
+        final_norm="encoder.final_layer_norm",
         attention="layer.0.SelfAttention",
         qkv=Separate("q", "k", "v"),
         out="layer.0.SelfAttention.o",
@@ -502,6 +624,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         encoder,
         stack="decoder",
         blocks="decoder.block",
+        final_norm="decoder.final_layer_norm",
         mlp_out="layer.2.DenseReluDense",
         interposed="cross",
         causal=True,
@@ -510,6 +633,7 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
         encoder,
         stack="cross",
         blocks="decoder.block",
+        final_norm=None,
         within="layer.1",
         attention="EncDecAttention",
         out="EncDecAttention.o",
@@ -521,11 +645,68 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
     return encoder, decoder, cross
 
 
+def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
+    if config.use_prompt:
+        _refuse("use_prompt=True (keys and values that are no tokens')")
+    encoder = Architecture(
+        name="MVP",
+        stack="encoder",
+        blocks="encoder.layers",
+        attention="self_attn",
+        qkv=Separate("q_proj", "k_proj", "v_proj"),
+        out="self_attn.out_proj",
+        norm="post",
+        mid_norm="self_attn_layer_norm",
+        mlp_out="fc2",
+        post_norm="final_layer_norm",
+        embed_norm="encoder.layernorm_embedding",
+        embed_scale=config.d_model**0.5 if config.scale_embedding else 1.0,
+        head_refused="no norm stands between its last block and its unembedding",
+        replacement=MvpAttention,
+        position_limit=config.max_position_embeddings,
+        n_heads=config.encoder_attention_heads,
+        causal=False,
+        hands_on=True,
+    )
+    decoder = replace(
+        encoder,
+        stack="decoder",
+        blocks="decoder.layers",
+        interposed="cross",
+        interposed_norm="encoder_attn_layer_norm",
+        embed_norm="decoder.layernorm_embedding",
+        n_heads=config.decoder_attention_heads,
+        causal=True,
+    )
+    if not config.is_encoder_decoder:
+        return replace(decoder, stack="", interposed="", interposed_norm=None, hands_on=False)
+    cross = replace(
+        decoder,
+        stack="cross",
+        within="encoder_attn",
+        attention="",
+        out="out_proj",
+        attn_out="out_proj",
+        streams=False,
+        norm="pre",
+        mid_norm=None,
+        mlp_out=None,
+        post_norm=None,
+        embed_norm=None,
+        interposed="",
+        interposed_norm=None,
+        causal=False,
+    )
+    return encoder, decoder, cross
+
+
 ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Architecture, ...]]]] = {
     "bamba": _bamba,
     "bert": _bert,
     "bloom": _bloom,
     "codegen": _codegen,
+    "deberta": _deberta,
+    "deberta-v2": _deberta_v2,
     "falcon": _falcon,
     "gemma2": _gemma2,
     "gpt2": _gpt2,
@@ -536,16 +717,18 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "jamba": _jamba,
     "lfm2": _lfm2,
     "llama": _llama,
+    "longformer": _longformer,
     "mistral": _mistral,
     "mpt": _mpt,
     "opt": _opt,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "mt5": _t5,
+    "mvp": _mvp,
     "roberta": _roberta,
     "t5": _t5,
-    "vit": _vit,
     "xlm-roberta": _roberta,
+    "xlnet": _xlnet,
 }
 """By transformers' `config.model_type`."""
 
@@ -553,11 +736,47 @@ _RECURRENT: Final = "a model without attention: its layers carry a state from to
 _SPARSE: Final = (
     "whose attention is sparse, or local and global with projections of its own; take a model with full attention"
 )
+_APPROXIMATED: Final = "its attention approximates the softmax ({}), so it has no pattern"
+_SELECTED: Final = "its attention sees the keys that an indexer selects in each layer; take a model with full attention"
+_IN_LISTS: Final = "its attentions, norms and MLPs are in separate lists, so no module is a block"
+
+_WINDOWS: Final = (
+    "it attends within windows of patches, shifted and merged from layer to layer, so that its positions are not those "
+    "of one stream"
+)
 
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
-    **dict.fromkeys(("longformer", "led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _WINDOWS),
+    "wavlm": "its position bias is gated by the query, in attention code of its own; take wav2vec2 or HuBERT",
+    "vit_mae": (
+        "it leaves out most patches at random in every pass; its encoder sees all of them in a ViTModel: "
+        "ViTModel.from_pretrained(folder)"
+    ),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
+    "nllb-moe": "its experts take a limited number of tokens from a batch, so a text's output depends on other texts",
+    "pegasus_x": "its encoder attends to global tokens beside those of the text",
+    "prophetnet": "its decoder attends in several streams, one for each of the next tokens",
+    "t5gemma": "a norm stands between its cross-attention and the stream, and encoder and decoder embed separately",
+    "t5gemma2": "its decoder attends to its own tokens and to the encoder's in one softmax (merged attention)",
+    **dict.fromkeys(("axk2", "dots3_note_text", "hy_v4"), _SELECTED),
+    **dict.fromkeys(("xlm", "flaubert"), _IN_LISTS),
+    "convbert": "half of what its W_O reads comes from a convolution beside the attention",
+    "cpmant": "it puts prompt tokens of its own before every text, so its positions are not the text's tokens",
+    "diffllama": "its heads subtract one pattern from another (differential attention), so rows do not sum to 1",
+    "doge": "its attention adds to the scores what it makes of its values, which is no term of the ledger",
+    "fnet": "a model without attention: it mixes tokens by Fourier transforms",
+    "funnel": "it pools positions between blocks, so that they are not tokens",
+    "ibert": "its projections are quantised layers, which return a scaling factor, too",
+    "mra": _APPROXIMATED.format("blocks at several resolutions"),
+    "nystromformer": _APPROXIMATED.format("by landmarks"),
+    "squeezebert": "its projections are grouped convolutions, not matrices",
+    "yoso": _APPROXIMATED.format("by hashing"),
+    "recurrent_gemma": (
+        "whose recurrent layers read padding, so that what a text gives depends on the texts beside it; Gemma has "
+        "attention in every layer"
+    ),
 }
 """Families that are not supported, each with the reason."""
 

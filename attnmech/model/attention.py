@@ -6,7 +6,7 @@ through transformers' attention interface, or through a module of ours that stan
 time, so that no [query key] mask need exist.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ..errors import InputError, UnsupportedModelError
 from ..maths.compiled import compiles
 from ..maths.compiled_rows import measured_softmax
+from ..maths.relative import Relative
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
@@ -47,16 +48,19 @@ def attend(
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
     weights: Callable[[Tensor, int], None] | None = None,
+    relative: Relative | None = None,
 ) -> Float[Tensor, "batch query head d_value"]:
     """Attention of one layer, block of rows by block of rows.
 
-    score_ij = scale · q_i·k_j + position_ij, soft-capped to c·tanh(score/c) where the model does so, where the
+    score_ij = scale · (q_i·k_j + q_i·K_p + k_j·Q_p) + position_ij, with tables of `relative` positions where the model
+    has them, soft-capped to c·tanh(score/c) where the model does so, where the
     mask lets i see j, else the lowest finite number; pattern_i = softmax_j(score_ij), with a sink as one more
     logit in the denominator; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of
     head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
     eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
     rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
-    whole rows. `weights` is given each block of the pattern, after edits, and the number of keys.
+    whole rows: those after the last visible one, and all of them where observers bear it (`RowBlock.keys`). `weights`
+    is given each block of the pattern, after edits, and the number of keys.
     """
     in_force, layer = site.in_force, site.layer
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
@@ -66,20 +70,21 @@ def attend(
     changes = in_force.applied_in(site.stack, layer)
     batch = in_force.under_way.batch
     queries_batch, keys_batch = batch.queries(site.stack), batch.keys(site.stack)
-    of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes)
+    of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes, relative)
+    added = None if relative is None else relative.added_to(k)
     ledgers = None if changes is None else _terms_to_scale(changes, site, of_layer, mask)
     other_values = None if changes is None else changes.change_of_values(v, q.shape[1], keys_batch)
     whole = any(in_force.wants(site.point(name), layer) for name in ("scores", "pattern"))
     whole = whole or (changes is not None and changes.whole_rows)
     watch = in_force.under_way.watch
-    index = watch.layers.get((site.stack, layer)) if watch.rows else None
-    blocks = []
-    for rows in _row_blocks(q, k.shape[2], whole):
-        span = mask.span(rows)
-        keys = k.shape[2] if whole else span.stop
+    index, blocks = watch.layers.get((site.stack, layer)) if watch.rows else None, []
+    free = changes is None and position is None and added is None and weights is None and not whole
+    free = free and (index is None or watch.gathered)
+    for rows in _row_blocks(q, mask, whole):
+        at = mask.gathered(rows) if free else None
+        keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
         queries = q[:, :, rows.start : rows.stop]
-        place = None if position is None else _rows_of(position, rows)[..., :keys]
-        scores = _scaled_products(queries, k[:, :, :keys], scale, place)
+        scores = _scores(queries, k[:, :, keys], scale, position, added, rows)
         if changes is not None and ledgers is not None:
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
@@ -87,13 +92,12 @@ def attend(
         if whole:
             scores = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
             scores = in_force.visit(site.point("scores"), layer, scores, owned=True)
-        elif span:
-            hidden = ~mask.visible(rows)[..., span.start : span.stop]
-            scores[..., span.start :].masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        else:
+            _hide(scores, mask, rows, at)
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
-        attention = _softmax(scores, sink, site, rows, mask.queries, measured=bool(watch.rows))
+        attention = _softmax(scores, sink, site, rows, _places(at, mask) if watch.rows else None)
         if changes is not None and changes.edits_pattern:
             attention = Attention(
                 changes.on_pattern(attention.pattern, removed, queries_batch, keys_batch, mask, rows), None
@@ -102,19 +106,28 @@ def attend(
             visited = in_force.visit(site.point("pattern"), layer, attention.pattern, owned=True)
             if in_force.edits(site.point("pattern"), layer) and not torch.equal(visited, attention.pattern):
                 attention = Attention(visited, None)
-        read = _weighted_values(attention.pattern, v[:, :, :keys])
-        read = read if other_values is None else read + attention.pattern @ other_values[:, :, :keys]
+        read = _weighted_values(attention.pattern, v[:, :, keys])
+        read = read if other_values is None else read + attention.pattern @ other_values[:, :, keys]
         blocks.append(read.to(dtype).transpose(1, 2))
         if weights is not None:
             weights(attention.pattern, k.shape[2])
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, in_force.under_way.batch, queries, k, v, scale, position, mask, softcap,
-                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values,
+                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values, relative, at,
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
     return _visit_z(site, torch.cat(blocks, dim=1))
+
+
+def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, at: Tensor | None) -> None:
+    """Puts the lowest finite number, in place, where the mask hides a key; `at` are the positions of gathered keys."""
+    lowest = torch.finfo(scores.dtype).min
+    if at is not None:
+        scores.masked_fill_(~mask.visible_at(rows, at), lowest)
+    elif span := mask.span(rows):
+        scores[..., span.start :].masked_fill_(~mask.visible(rows)[..., span.start : span.stop], lowest)
 
 
 def _visit_z(site: "Site", weighted: Tensor) -> Tensor:
@@ -127,21 +140,24 @@ def _visit_z(site: "Site", weighted: Tensor) -> Tensor:
     return z
 
 
-def _softmax(
-    scores: Tensor, sink: Tensor | None, site: "Site", rows: range, tokens: int, *, measured: bool
-) -> Attention:
+def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, places: Tensor | None) -> Attention:
     """The softmax of a block of rows, shown to the running certificate.
 
-    Measured in passes that somebody observes, in layers that nobody does, too: which layers are chosen does not change
-    a bit of the others.
+    Measured with the `places` of its keys in passes that somebody observes; in layers that nobody does, too: which
+    layers are chosen does not change a bit of the others.
     """
     found = None
-    if measured and compiles(scores):
-        pattern, at_sink, found = measured_softmax(scores, sink, rows, tokens)
+    if places is not None and compiles(scores):
+        pattern, at_sink, found = measured_softmax(scores, sink, rows, places)
     else:
         pattern, at_sink = softmax_with_sink(scores, sink)
     site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
     return Attention(pattern, scores, found)
+
+
+def _places(keys: Tensor | None, mask: MaskRule) -> Tensor:
+    """The positions of a block's keys that are tokens: those gathered, or all."""
+    return torch.arange(mask.queries, device=mask.device) if keys is None else keys
 
 
 def _terms_to_scale(
@@ -162,6 +178,21 @@ def _terms_to_scale(
                 "would miss them; ask for those at attn_in."
             )
     return changes.ledgers(of_layer, mask, in_force.under_way.batch)
+
+
+def _scores(
+    q: Float[Tensor, "batch head row d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    scale: float,
+    position: Float[Tensor, "#batch #head #query all_keys"] | None,
+    added: Callable[[Tensor, slice], Tensor] | None,
+    rows: range,
+) -> Float[Tensor, "batch head row key"]:
+    """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions."""
+    keys = k.shape[2]
+    place = None if position is None else _rows_of(position, rows)[..., :keys]
+    scores = _scaled_products(q, k, scale, place)
+    return scores if added is None else scores + scale * added(q, slice(rows.start, rows.stop))[..., :keys]
 
 
 def _scaled_products(
@@ -206,12 +237,10 @@ def _rows_of(position: Tensor, rows: range) -> Tensor:
     return position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
 
 
-def _row_blocks(q: Tensor, keys: int, whole: bool) -> Iterator[range]:
+def _row_blocks(q: Tensor, mask: MaskRule, whole: bool) -> Iterable[range]:
     batch, heads, queries, _ = q.shape
-    row_bytes = batch * heads * keys * q.element_size()
-    step = queries if whole else max(16, _BLOCK_BYTES // max(1, row_bytes))
-    for start in range(0, queries, step):
-        yield range(start, min(queries, start + step))
+    cell_bytes = batch * heads * q.element_size()
+    return [range(queries)] if whole else mask.row_blocks(_BLOCK_BYTES // max(1, cell_bytes))
 
 
 @dataclass(frozen=True)
@@ -257,6 +286,8 @@ def attention_of_site(
     edited = site.in_force.under_way.notes.edited_key
     key = key if edited is None else edited
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if isinstance(attention_mask, MaskRule) and attention_mask.bias is not None:
+        position_bias = attention_mask.bias if position_bias is None else position_bias + attention_mask.bias
     z = attend(
         query,
         unexpanded(key, site.kv_heads),

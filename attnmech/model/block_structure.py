@@ -14,16 +14,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError
-from .architectures import Architecture, Gate
+from .architectures import Architecture, Gate, NormGate
 from .mask import MaskRule
-from .position import FORMS, Rotary, as_tables, tables_of
+from .norms import kind_of
+from .position import FORMS, Rotary, as_tables, rotary_tables, tables_for, tables_of
 from .traced import Attended, Call, columns_of, distance, same
-from .weights import Columns, Expanded, Latent, Separate, has_matrix
+from .weights import Columns, Expanded, Latent, Separate, bias_of, has_matrix
 
 _ROUNDINGS: Final = 32
 """How many roundings of a value may stand between two computations of it."""
 _LEAST: Final = 1e-2
 """The least factor of what is added to the stream: with 0, any value would fit."""
+_USUAL_BASE: Final = 10_000.0
+"""θ of rotary angles (Su et al. 2021)."""
 _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
 """The functions that make gates, by their names in torch.nn.functional."""
 
@@ -44,6 +47,8 @@ class Factors:
             for name, value in config.to_dict().items()
             if isinstance(value, int | float) and not isinstance(value, bool) and value
         }
+        self.has_rotary = bool(getattr(config, "rope_parameters", None))
+        """Whether the config gives the base of rotary angles."""
         self._known, layers = [1.0], self.numbers.get("num_hidden_layers", 1.0)
         for value in self.numbers.values():
             self._known += [value, 1 / value]
@@ -94,12 +99,19 @@ class BlockReader:
 
     def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
         self._path, self._attended, self._calls, self._factors = start.attention, attended, calls, factors
+        # A class token is the same in every image, so where nothing rotates all positions tell more than the first.
+        self._has_patches = start.reads == "pixels"
+        self._first = slice(1) if start.reads == "tokens" else slice(None)
         self._batch, self._length = attended.q.shape[:2]
         self._own, block = (next(call for call in calls if call.path == path) for path in (self._path, ""))
         stream, attn_in = self._by_token(block.given), self._by_token(self._own.given)
         ended = self._by_token(block.made[0] if block.made else None)
-        if stream is None or attn_in is None or ended is None or ended.shape != stream.shape:
-            _refuse("its block or its attention does not take and return a stream")
+        if attn_in is None:
+            _refuse("its attention is not given one tensor with a row for each token")
+        if not start.streams:
+            stream = ended = attn_in
+        if stream is None or ended is None or ended.shape != stream.shape:
+            _refuse("its block does not take and return a stream")
         self._stream, self._attn_in, self._ended = stream, attn_in, ended
         self._below_path = f"{self._path}." if self._path else ""
         self._inside = [call for call in calls if call.path != self._path and call.path.startswith(self._below_path)]
@@ -111,9 +123,15 @@ class BlockReader:
         attended = self._attended
         heads, d_head = attended.q.shape[2:]
         v = self._source("v", attended.v)
-        q, k = self._source("q", attended.q), self._source("k", attended.k, v)
-        if v.norm is not None:
-            _refuse("it has a norm of values")
+        try:
+            q, k = self._source("q", attended.q), self._source("k", attended.k, v)
+        except UnreadableError:
+            if self._first == slice(1):
+                raise
+            self._first = slice(1)
+            q, k = self._source("q", attended.q), self._source("k", attended.k, v)
+        if v.norm is not None and v.latent is not None:
+            _refuse("it has a norm of values that are expanded from a latent")
         if v.latent is None and (q.latent is not None or k.latent is not None):
             _refuse("its queries or keys are expanded from a latent, but not its values")
         if v.latent is not None and q.norm is not None:
@@ -121,11 +139,12 @@ class BlockReader:
         if (q.norm is None) != (k.norm is None):
             _refuse("it has a norm of queries or of keys, but not of both")
         rotary, scale = self._rotary(q, k)
-        asked = attended.options
+        asked, key_scale = attended.options, self._factors.named(k.factor / scale)
         plan = replace(
             plan,
             n_heads=heads,
             query_scale=self._factors.named(q.factor / scale, d_head),
+            key_scale=key_scale if self._factors.knows(key_scale) else 1.0,
             rotary=rotary,
             causal=isinstance(attended.mask, MaskRule) and _is_causal(attended.mask, self._length),
             trusted="eager" if asked.get("softcap") or asked.get("s_aux") is not None else None,
@@ -137,15 +156,17 @@ class BlockReader:
                 qk_norm_axes=self._axes_of(q.norm),
                 norm_after_rotary=rotary is not None and self._norm_is_last(q),
             )
+        if v.norm is not None:
+            plan = replace(plan, v_norm=self._below(v.norm), v_norm_axes=self._axes_of(v.norm))
         return self._with_layout(plan, q, k, v)
 
     def _source(self, name: str, value: Tensor, values: _Source | None = None) -> _Source:
         """The columns of a projection that make q, k or v.
 
-        q and k are compared at position 0, where a rotation is the identity, up to a factor. Given that the values are
+        q and k are compared where a rotation is the identity, at position 0, up to a factor. Given that the values are
         expanded from a latent, keys are columns of the same projection and of the one that makes the latent.
         """
-        places = slice(None) if name == "v" else slice(1)
+        places = slice(None) if name == "v" else self._first
         wanted, norm = rearrange(value, "batch position head d -> batch position (head d)"), None
         if values is not None and values.latent is not None:
             latent = values.latent
@@ -257,8 +278,21 @@ class BlockReader:
                     found.append((apart, rotary, scale))
         apart, rotary_found, scale = min(found, key=lambda each: each[0])
         if apart <= _ROUNDINGS * self._factors.epsilon:
-            return rotary_found, scale
+            return self._with_base(rotary_found), scale
         _refuse("its queries and keys are rotated in a way, or by tables, that were not found")
+
+    def _with_base(self, rotary: Rotary | None) -> Rotary | None:
+        """With the base of the angles, if the config does not give it and it is the usual one (RoFormer)."""
+        if rotary is None or self._factors.has_rotary:
+            return rotary
+        tables = next(tables for path, tables in self._tables() if path == rotary.tables)
+        width, places = rotary.width(tables[0].shape[-1]), torch.arange(self._length)
+        closed = rotary_tables({"rope_theta": _USUAL_BASE}, width, places)
+        assert closed is not None
+        apart = max(
+            distance(table[0].double().cpu(), rotary.spread(one)) for table, one in zip(tables, closed, strict=True)
+        )
+        return replace(rotary, theta=_USUAL_BASE) if apart <= _ROUNDINGS * self._factors.epsilon else rotary
 
     def _before_and_after(self, source: _Source, value: Tensor) -> tuple[Tensor, Tensor]:
         """Queries or keys before and after the place where they may be rotated, by head."""
@@ -292,33 +326,52 @@ class BlockReader:
         candidates = [("", tables_of(self._own.args, self._own.kwargs))]
         candidates += [(self._below(call), as_tables(call.made)) for call in self._inside]
         for path, tables in candidates:
-            if tables is not None and tables[0].shape[1] == self._length:
-                yield path, tables
+            fewer = () if tables is None else range(2, self._length) if self._has_patches else ()
+            if tables is not None and (tables[0].shape[1] == self._length or tables[0].shape[1] in fewer):
+                yield path, tables_for(tables, self._length)
 
     # -- W_O, norms and sums -------------------------------------------------------------------------------
 
     def _around(self, plan: Architecture) -> Architecture:
         out = self._out()
+        if not plan.streams:
+            return replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._norm_before())
         plan = replace(plan, out=out.path, gate=self._gate(out), attn_norm=self._attn_norm())
         raw = self._by_token(out.made[0])
         assert raw is not None
         written = [(out, raw), *((call, made) for call, made in self._writes(out.order) if self._reads(call, raw))]
         later = [call for call in self._calls if call.order > out.order and call.path]
         middle = self._middle(written, later)
+        if middle is None and (beside := self._beside(written, later)) is not None:
+            middle, mixer, mixer_scale = beside
+            plan = replace(plan, mixer=mixer.path, mixer_scale=mixer_scale)
         if middle is None:
             return self._parallel(plan, written)
         norm, writer, factor = middle
         plan = replace(plan, mid_norm=norm.path, attn_scale=factor, attn_out="" if writer is out else writer.path)
+        return self._ending(plan, norm, later)
+
+    def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
+        """The end of a block, from the first module that reads what attention has written to."""
         given, normed = self._by_token(norm.given), self._by_token(norm.made[0] if norm.made else None)
         assert given is not None
-        if (added := self._added(given, self._ended, norm.order)) is not None:
+        return self._with_mlp(plan, given, normed, norm.order, later)
+
+    def _with_mlp(
+        self, plan: Architecture, given: _Stream, normed: _Stream | None, after: int, later: Sequence[Call]
+    ) -> Architecture:
+        """The MLP, which in pre-norm blocks adds to `given`, in post-norm blocks to `normed`."""
+        if (added := self._added(given, self._ended, after)) is not None:
             return replace(plan, mlp_out=added[0].path, mlp_scale=added[1])
+        if (both := self._added_together(given, after)) is not None:
+            first, last, factor = both
+            return replace(plan, mlp_out=last.path, mlp_further=(first.path,), mlp_scale=factor)
         for last in reversed(later):
             entered, left = self._by_token(last.given), self._by_token(last.made[0] if last.made else None)
             if normed is None or entered is None or entered.shape != normed.shape or not same(left, self._ended):
                 continue
-            added = self._added(normed, entered, norm.order, last.order)
-            if added is not None and plan.attn_norm is None and factor == added[1] == 1:
+            added = self._added(normed, entered, after, last.order)
+            if added is not None and plan.attn_norm is None and plan.attn_scale == added[1] == 1:
                 return replace(plan, norm="post", mlp_out=added[0].path, post_norm=last.path)
         _refuse("its block does not end in a sum of the stream and what its MLP writes")
 
@@ -334,13 +387,20 @@ class BlockReader:
             _refuse("no matrix reads z, so W_O was not found")
         return next((call for call in readers if self._reads(call, z)), readers[0])
 
-    def _gate(self, out: Call) -> Gate | None:
+    def _gate(self, out: Call) -> Gate | NormGate | None:
         """What z is multiplied by before W_O; None if W_O reads z itself."""
         z = rearrange(self._attended.z, "batch position head d -> batch position (head d)")
         given = self._by_token(out.given)
         assert given is not None
         if same(given, z):
             return None
+        for call in self._inside:
+            made = self._by_token(call.made[0] if call.made else None)
+            if self._reads(call, z) and same(made, given):
+                kind = kind_of(call.module, z)
+                if kind is None or kind.centred or bias_of(call.module) is not None:
+                    _refuse(f"{call.path!r}, between z and W_O, is neither a gate nor an RMSNorm")
+                return NormGate(self._below(call), kind.offset)
         ratio = torch.where(z == 0, 0.0, given.double() / z.double()).flatten(0, 1)
         for call in self._inside:
             value = self._by_token(call.made[0] if call.made else None)
@@ -363,6 +423,15 @@ class BlockReader:
                 return call.path
         _refuse("what its attention is given is neither the stream nor a norm of it")
 
+    def _norm_before(self) -> str | None:
+        """The norm that makes `attn_in`, of whatever."""
+        before = [call for call in self._calls if call.order < self._attended.order and call.made and call.path]
+        for call in before:
+            given = call.given is not None and call.given.is_floating_point() and kind_of(call.module, call.given)
+            if given and same(self._by_token(call.made[0]), self._attn_in):
+                return call.path
+        return None
+
     def _middle(
         self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
     ) -> tuple[Call, Call, float] | None:
@@ -377,6 +446,26 @@ class BlockReader:
                 least = min(fit.apart for fit, _ in found)
                 fit, writer = next(each for each in found if each[0].apart <= 2 * least)
                 return call, writer, fit.factors[0]
+        return None
+
+    def _beside(
+        self, written: Sequence[tuple[Call, _Stream]], later: Sequence[Call]
+    ) -> tuple[tuple[Call, Call, float], Call, float] | None:
+        """As `_middle`, where another module writes into the stream in the same step; that module and its factor."""
+        mixers = [
+            (call, value) for call, value in self._writes(0)
+            if self._outermost(call, 0) and not f"{self._path}.".startswith(f"{call.path}.")
+        ]  # fmt: skip
+        for call in later:
+            given = self._by_token(call.given)
+            if given is None or given.shape != self._stream.shape or same(given, self._stream):
+                continue
+            for writer, value in written:
+                for mixer, other in mixers:
+                    before = mixer.order < call.order
+                    fit = self._fitted(given, self._stream, [value, other]) if before else None
+                    if fit is not None:
+                        return (call, writer, fit.factors[0]), mixer, fit.factors[1]
         return None
 
     def _added(
@@ -398,6 +487,22 @@ class BlockReader:
         alike = [(call, fit.factors[0]) for call, fit in found if fit.apart <= 2 * least]
         return min(alike, key=lambda each: (each[0].path.count("."), each[0].order))
 
+    def _added_together(self, start: _Stream, after: int) -> tuple[Call, Call, float] | None:
+        """Two modules, in the order in which they end, whose outputs times one factor make the block's end of `start`.
+
+        Neither is within another that writes into the stream.
+        """
+        calls = [(call, value) for call, value in self._writes(after) if self._outermost(call, after)]
+        for place, (first, one) in enumerate(calls):
+            for last, other in calls[place + 1 :]:
+                fit = self._fitted(self._ended, start, [one, other])
+                if fit is not None and fit.factors[0] == fit.factors[1]:
+                    return first, last, fit.factors[0]
+        return None
+
+    def _outermost(self, call: Call, after: int) -> bool:
+        return not any(call.path.startswith(f"{other.path}.") for other, _ in self._writes(after))
+
     def _parallel(self, plan: Architecture, written: Sequence[tuple[Call, _Stream]]) -> Architecture:
         """A block that adds attention and MLP in one step."""
         others = [
@@ -405,6 +510,10 @@ class BlockReader:
             if call.path != self._path and not call.path.startswith(f"{self._path}.")
         ]  # fmt: skip
         others.sort(key=lambda each: (each[0].path.count("."), each[0].order))
+        for writer, value in written:
+            if (fit := self._fitted(self._ended, self._stream, [value])) is not None:
+                attn_out = "" if writer.path == plan.out else writer.path
+                return replace(plan, attn_out=attn_out, attn_scale=fit.factors[0])
         for writer, value in written:
             for call, other in others:
                 fit = None if same(value, other) else self._fitted(self._ended, self._stream, [value, other])

@@ -25,10 +25,22 @@ def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Te
     return W_O * gamma_of(norm, W_O[0, :1].to(next(norm.parameters(), W_O).dtype)).to(precision)
 
 
+def values_read(
+    v: Float[Tensor, "*places d_value"], stack: Stack, *, by_global: bool = False
+) -> Float[Tensor, "*places d_value"]:
+    """The values that a row reads: v or, of heads with two halves (Longformer), the half of local or global tokens."""
+    if not stack.architecture.windows:
+        return v
+    local, of_global = v.chunk(2, dim=-1)
+    parts = (torch.zeros_like(local), of_global) if by_global else (local, torch.zeros_like(of_global))
+    return torch.cat(parts, dim=-1)
+
+
 def captured_norms(stacks: Mapping[str, Stack], values: Mapping[PointKey, Tensor]) -> dict[PointKey, Tensor]:
     """‖f(x_j)‖ [batch head key] by pattern, of each layer whose pattern and v a run captured.
 
-    A gate between attention and W_O (Qwen3-Next) makes f depend on the query: then there is none.
+    A gate (Qwen3-Next, Longformer) or a norm (BitNet) between attention and W_O makes f depend on the query: then there
+    is none.
     """
     found: dict[PointKey, Tensor] = {}
     for name, layer in values:

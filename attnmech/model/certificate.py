@@ -71,6 +71,9 @@ class Certificate:
     texts with padding on either side.
     """
 
+    left_out: str = ""
+    """Which layers have no attention, and what they have in its place."""
+
     @property
     def ok(self) -> bool:
         """Whether no check failed."""
@@ -126,6 +129,8 @@ class Certificate:
         lines = [
             f"Certificate({self.model!r}: {self.verdict}; edits tried in layers {', '.join(map(str, self.edited))})"
         ]
+        if self.left_out:
+            lines.append(f"  {self.left_out}")
         for check in self.checks:
             lines.append(f"  {check.status:<11}  {check.name:<14}  {check.statement}  [{check.evidence}]")
         return "\n".join(lines)

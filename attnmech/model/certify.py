@@ -19,6 +19,7 @@ from .certificate import Certificate, Check, LensHook
 from .copies import cannot_run
 from .edit_checks import EditChecks
 from .hooked import HookedModel, require_model
+from .other_layers import about_other_layers
 from .partial_pass import MIDDLE, Blocks, can_begin_in_the_middle
 from .probe import (
     BEGINNING,
@@ -64,7 +65,12 @@ def certify_with(passes: Passes) -> Certificate:
         for each in statements:
             checks += each.of_stack()
     certificate = Certificate(
-        model.name, model.weights_hash, tuple(checks), statements[0].lens_hooks, tuple(statements[0].edited)
+        model.name,
+        model.weights_hash,
+        tuple(checks),
+        statements[0].lens_hooks,
+        tuple(statements[0].edited),
+        about_other_layers(model.output_stack),
     )
     if not model.edited:
         model.certificate = certificate

@@ -12,6 +12,7 @@ from ..errors import InputError
 from .architectures import Architecture
 from .in_force import InForce
 from .inputs import Encoder
+from .local_global import GLOBAL_MASK, globals_by_default
 
 
 def token_embedding(model: PreTrainedModel) -> Tensor:
@@ -21,14 +22,18 @@ def token_embedding(model: PreTrainedModel) -> Tensor:
     return weight
 
 
-def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool) -> None:
+def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, batch_first: bool) -> None:
     """Wires the token embedding to `in_force`: gradients start there, and it is the point `embed` if `is_point`."""
     weight = token_embedding(model)
 
     def visiting(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if in_force.under_way.gradients and not output.requires_grad:
             output = output.detach().requires_grad_()
-        return in_force.visit("embed", None, output) if is_point else output
+        if not is_point:
+            return output
+        by_token = output if batch_first else output.transpose(0, 1)
+        visited = in_force.visit("embed", None, by_token)
+        return visited if batch_first else visited.transpose(0, 1)
 
     for part in model.modules():
         if isinstance(part, nn.Embedding) and part.weight is weight:
@@ -36,17 +41,29 @@ def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool) ->
 
 
 def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce) -> tuple[str, ...]:
-    """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels."""
-    weight = token_embedding(model)
+    """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels.
+
+    In a model with several stacks a label begins with that of the stack. A table of another width than the tokens' is
+    none: MPNet's has biases of scores, RoFormer's sines and cosines.
+    """
+    weight, plans = token_embedding(model), list(plans)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
+    sides = {f"{plan.blocks.rpartition('.')[0]}.": f"{plan.stack} " for plan in reversed(plans) if plan.stack}
+    # Relative positions enter the scores, and not the stream.
+    relative = "rel_embeddings" if any(plan.relative for plan in plans) else None
 
     def visiting(label: str) -> Callable[..., Tensor]:
         return lambda module, args, output: in_force.visit(label, None, output)
 
-    labels = []
+    labels: list[str] = []
     for name, module in model.base_model.named_modules():
-        if isinstance(module, nn.Embedding) and module.weight is not weight and not name.startswith(blocks):
-            label = "token-type embedding" if "type" in name else "position embedding"
+        if not isinstance(module, nn.Embedding) or module.weight is weight or name.startswith(blocks):
+            continue
+        if name.split(".")[-1] != relative and module.embedding_dim == weight.shape[1]:
+            side = next((label for start, label in sides.items() if name.startswith(start)), "")
+            label = side + ("token-type embedding" if "type" in name else "position embedding")
+            number = 1 + sum(each.startswith(label) for each in labels)
+            label = label if number == 1 else f"{label} {number}"
             module.register_forward_hook(visiting(label))
             labels.append(label)
     return tuple(labels)
@@ -73,12 +90,13 @@ def encoder_of(
         )
     further = _further_inputs(model, plan.position_limit)
     start = _decoder_start(model.config) if decoder else None
-    return Encoder(tokenizer, n_vocab, plan.position_limit, further, bos, device, start)
+    chosen = globals_by_default(model) if GLOBAL_MASK in further else None
+    return Encoder(tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen)
 
 
 def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[str, int | None]:
     """What this model takes besides tokens and mask, each with the size of its table (None: any number works)."""
-    tables = {"position_ids": position_limit}
+    tables = {"position_ids": position_limit, GLOBAL_MASK: 2}
     if hasattr(model.config, "type_vocab_size"):
         tables["token_type_ids"] = model.config.type_vocab_size
     taken = inspect.signature(model.forward).parameters

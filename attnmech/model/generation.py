@@ -7,12 +7,13 @@ from typing import Any, Final, Self
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..activations import Activations
 from ..arguments import finite_number, flag, shown, whole_number
 from ..batch import Batch
 from ..errors import InputError
-from ..points import PointName, parse
+from ..points import PointKey, PointName, parse, split_stack
 
 OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")
 """The sampling options of a pass of our own, besides its generator."""
@@ -29,6 +30,33 @@ class Generated(Batch):
     def of(cls, batch: Batch, steps: Sequence[Activations] = ()) -> Self:
         """A batch with its steps."""
         return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, steps=tuple(steps))
+
+    def joined(self, point: str = "pattern") -> Activations:
+        """The attention by which each token was chosen, as if of one pass: of every step the newest row.
+
+        >>> said = model.generate("The keys", 5, points=["cross.pattern"])    # doctest: +SKIP
+        >>> said.joined("cross.pattern").show("cross.pattern")                # doctest: +SKIP
+
+        The rows of the prompt are the first step's. A row's label is the token that was read there; the token that it
+        chose is the next row's. Without hooks that change from step to step it equals `run` on all but the last token.
+
+        Raises `InputError` for a point other than a pattern or scores that was captured at every step.
+        """
+        name = parse(point)[0]
+        stack, bare = split_stack(name)
+        if bare not in ("pattern", "scores") or stack == "encoder":
+            raise InputError(f"steps are joined at the pattern or the scores of what is written; got {point!r}.")
+        if not self.steps:
+            raise InputError(f"no step captured anything; give generate points=[{point!r}].")
+        first, *later = self.steps
+        found: dict[PointKey, Tensor] = {}
+        for layer in sorted(layer for held, layer in first.values if held == name and layer is not None):
+            rows = [first[name, layer], *(step[name, layer][:, :, -1:] for step in later)]
+            width, hidden = rows[-1].shape[-1], 0.0 if bare == "pattern" else torch.finfo(rows[0].dtype).min
+            found[name, layer] = torch.cat([pad(row, (0, width - row.shape[-1]), value=hidden) for row in rows], dim=2)
+        if not found:
+            raise InputError(f"the steps hold no {point!r}; give generate points=[{point!r}].")
+        return Activations(self.steps[-1].batch, found)
 
 
 @dataclass(frozen=True)

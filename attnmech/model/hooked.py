@@ -1,16 +1,18 @@
 """A transformer with named activation points: run it, read any point, edit any point, leave no trace."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils.generic import ModelOutput
 
 from ..activations import Activations
 from ..arguments import listed, optional_flag, shown, whole_number
@@ -39,6 +41,9 @@ from .own_inputs import OwnEncoder, OwnInputs
 from .own_module import NO_TOKENS, OwnModule
 from .passes import CheckedPasses, call
 from .points import ModelPoints, check_size, points_of
+from .senses import signal_encoder
+from .signals import signal_config
+from .sounds import SoundEncoder
 from .stack import Stack
 from .weights import AttentionWeights, WeightsHash, tensors_hash
 
@@ -78,6 +83,7 @@ class HookedModel:
         is_demo: bool = False,
         bos: bool | None = None,
         own: OwnInputs | None = None,
+        processor: Any = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -94,6 +100,9 @@ class HookedModel:
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
         base: nn.Module = self._model.base_model
+        for plan in plans:
+            if plan.adapt is not None:
+                plan.adapt(base)
         self.stacks = {plan.stack: Stack(base, plan, self._in_force) for plan in plans}
         first = next(iter(self.stacks.values()))
         self.architecture: Architecture = first.architecture
@@ -103,21 +112,26 @@ class HookedModel:
         self.device = weight.device
         self._passes = CheckedPasses(self._model, self.stacks, self._in_force, self.device, lambda: self.refused)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
-        self.grid = PatchGrid.of(self.config) if self.architecture.reads == "pixels" else None
+        self.grid = PatchGrid.of(signal_config(original)) if self.architecture.reads == "pixels" else None
         """How an image is cut into the patches that are its positions; None for other inputs."""
         self.n_vocab = 0
         self.further_embeddings: tuple[str, ...] = ()
         """What is embedded besides tokens, such as "position embedding": a pass can capture it, but it is not a point.
         """
-        self.encoder: Encoder | ImageEncoder | OwnEncoder
+        self.encoder: Encoder | ImageEncoder | SoundEncoder | OwnEncoder
         if isinstance(original, OwnModule):
             assert own is not None
             self.encoder = OwnEncoder(original, own.labels, self.device, own.example)
             self.grid = self.encoder.grid
-        elif self.grid is not None:
-            self.encoder = ImageEncoder(self.grid, self.device, self.dtype)
+        elif self.grid is not None or self.architecture.reads == "sound":
+            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight, processor)
         else:
-            wire_tokens(self._model, self._in_force, is_point=self.points["embed"].absent is None)
+            wire_tokens(
+                self._model,
+                self._in_force,
+                is_point=self.points["embed"].absent is None,
+                batch_first=self.architecture.batch_first,
+            )
             self.further_embeddings = wire_further(self._model, plans, self._in_force)
             self.n_vocab = len(self.embedding)
             self.encoder = encoder_of(
@@ -251,7 +265,8 @@ class HookedModel:
         an encoder-decoder, every token comes from a whole pass, which hooks and interventions see; `options` are then
         do_sample, temperature, top_k, top_p and stop_at_eos, and `generator` (a torch.Generator) makes draws
         repeatable. `.steps` holds `points`, captured in each of these passes: `said.steps[2]["cross.pattern", 0]` is
-        what the third new token came from. An encoder-decoder's continuation is `said.target`.
+        what the third new token came from. An encoder-decoder's continuation is `said.target`; what a family forces as
+        first tokens (mBART's target language) is given as decoder_input_ids.
 
         Else `model.bridge.generate` is used, which is faster since it keeps keys and values, and has further options
         (repetition_penalty, ...). Its cache does not change any number: `run` on the result gives the logits that each
@@ -305,17 +320,26 @@ class HookedModel:
 
         Raises `InputError` for a text of a single token, and for a model that sees the next token.
         """
-        if not self.causal or self.points["logits"].absent is not None or self.grid is not None:
+        if not self.causal or self.points["logits"].absent is not None or not self.reads_tokens:
             raise InputError(f"a loss is for the next token; {self.name} has no head that predicts it.")
         key: PointKey = ("logits", None)
         return next_token_losses(self.encode(inputs, bos=bos), lambda some: self.forward(some, captures=[key])[key])
 
-    def encode(self, inputs: Inputs, *, bos: bool | None = None) -> Batch:
-        """The batch of tokens that `run` makes from its inputs."""
+    def encode(self, inputs: Inputs, *, bos: bool | None = None, target: str | Sequence[str] | None = None) -> Batch:
+        """The batch of tokens that `run` makes from its inputs.
+
+        >>> model.run(model.encode("The cat", target="Die Katze"), points=["cross.pattern"])    # doctest: +SKIP
+
+        `target` is what the decoder of an encoder-decoder reads, one text for each text of `inputs`; the token that
+        the decoder starts with is put before it. Raises `InputError` for a `target` on any other model.
+        """
         optional_flag("bos", bos)
-        if isinstance(inputs, Batch):
-            return inputs
-        return self.encoder.encode(inputs, bos)
+        batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
+        if target is None:
+            return batch
+        if not isinstance(self.encoder, Encoder) or self.encoder.decoder_start is None:
+            raise InputError(f"`target` is the text of a decoder beside an encoder, which {self.name} does not have.")
+        return self.encoder.with_target(batch, target)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
         """What the positions with these ids read as: tokens, patches, or what a user's own module calls them."""
@@ -328,6 +352,8 @@ class HookedModel:
         if self.grid is None:
             return None
         shape = self.grid.shape
+        if not self.is_own:
+            return batch.extra["pixel_values"]
         return next((each for each in batch.extra.values() if each.ndim == 4 and each.shape[1:] == shape), None)
 
     def stack(self, label: str | None = None) -> Stack:
@@ -427,17 +453,19 @@ class HookedModel:
         passing: Iterable[PointKey] = (),
         layers: Iterable[tuple[str, int]] | None = None,
         part: Part | None = None,
+        gathered: bool = False,
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients; returns the captured values and feeds the observers.
 
         `rows` see every block of rows and `ends` every finished layer, for the (stack, layer) in `layers` or for all;
-        they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run.
-        Besides points, `captures` may name `further_embeddings`, without a layer.
+        they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run;
+        with `gathered`, blocks of rows may leave out hidden keys. Besides points, `captures` may name
+        `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
         places = {layer: place for place, layer in enumerate(layers)}
-        watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
+        watch = Watch(places, rows, ends, frozenset(passing), gathered) if rows or ends else Watch()
         wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
             self._passes.run(wanted)
@@ -536,6 +564,10 @@ class HookedModel:
     def plain_module(self, stack: Stack, layer: int, path: str) -> nn.Module:
         """A module of one block of `plain`, by its dotted path."""
         plan = stack.architecture
+        if plan.replaced and plan.replacement is not None and path.startswith(f"{plan.replaced}."):
+            # Under a name of ours, of the module that ours replaces.
+            made = plan.replacement(self.plain_module(stack, layer, plan.replaced))
+            return submodule(made, path.removeprefix(f"{plan.replaced}."))
         inner = f"{layer}.{plan.within}.{path}" if plan.within else f"{layer}.{path}"
         return submodule(submodule(self.plain.base_model, plan.blocks), inner)
 
@@ -573,6 +605,12 @@ def require_model(model: object) -> None:
 
 def _has_head(model: PreTrainedModel) -> bool:
     """Whether the model's output is logits, or whatever a module of the user's own returns."""
+    returned = inspect.signature(type(model).forward).return_annotation
+    kinds = [each for each in (returned, *get_args(returned)) if isinstance(each, type)]
+    outputs = [each for each in kinds if issubclass(each, ModelOutput)]
+    says = any("logits" in getattr(each, "__dataclass_fields__", ()) for each in outputs)
+    if says or (outputs and model.get_output_embeddings() is None):  # type: ignore[no-untyped-call]
+        return says
     return isinstance(model, OwnModule) or model.base_model is not model or model.get_output_embeddings() is not None  # type: ignore[no-untyped-call]
 
 

@@ -40,6 +40,8 @@ class Watch:
     ends: Sequence[LayerObserver] = ()
     points: frozenset[PointKey] = frozenset()
     """The points passed to them, and freed when the layer ends."""
+    gathered: bool = False
+    """Whether blocks of rows may leave out keys that are hidden from all of their rows (`RowBlock.keys`)."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """How do a user's inputs (a text, texts, token ids, model inputs) become one `Batch`, and which are refused?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 
@@ -13,14 +14,28 @@ from torch.nn.utils.rnn import pad_sequence
 from ..arguments import dense, shown
 from ..batch import Batch
 from ..errors import InputError
+from .local_global import GLOBAL_MASK
 from .pieces import read_piece, texts_of_pieces
+from .processors import Picture, Recording
 
 Ids: TypeAlias = Tensor | np.ndarray
 """Token ids `[position]`, or `[batch position]`."""
 
-Inputs: TypeAlias = str | Sequence[str] | Ids | Sequence[Ids] | Mapping[str, Tensor] | Batch
-"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a mapping of model inputs, or a
-batch made from any of these."""
+Senses: TypeAlias = Path | Picture | Recording
+"""A file of an image or a recording, a picture of Pillow's, or a recording as `scipy.io.wavfile.read` returns it."""
+
+Inputs: TypeAlias = (
+    str
+    | Sequence[str]
+    | Ids
+    | Sequence[Ids]
+    | Mapping[str, Tensor | bool]
+    | Senses
+    | Sequence[Senses | np.ndarray]
+    | Batch
+)
+"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a mapping of model inputs, a batch
+made from any of these; for models of images and sound, pictures (also as arrays), recordings and `Path`s of either."""
 
 
 class Encoder:
@@ -35,6 +50,7 @@ class Encoder:
         bos: bool | None,
         device: torch.device,
         decoder_start: int | None = None,
+        global_tokens: Callable[[Batch], Tensor] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -44,6 +60,8 @@ class Encoder:
         self.device = device
         self.decoder_start = decoder_start
         """The token that the decoder starts with, in an encoder-decoder model; else None."""
+        self.global_tokens = global_tokens
+        """Which tokens of a text are global if the input does not say; None if the model has no global tokens."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_pieces: dict[int, str | bytes] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
@@ -79,6 +97,18 @@ class Encoder:
             f"model inputs; got {got or type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
         )
 
+    def with_target(self, batch: Batch, texts: str | Sequence[str]) -> Batch:
+        """The batch with the decoder's texts, each after the token that the decoder starts with."""
+        assert self.decoder_start is not None
+        given = [texts] if isinstance(texts, str) else list(texts)
+        if len(given) != len(batch.ids):
+            raise InputError(f"`target` must have one text for each of the {len(batch.ids)} texts; got {len(given)}.")
+        start = torch.tensor([self.decoder_start])
+        rows = [torch.cat((start, row)) for row in self.tokenize(given, as_target=True)]
+        found = replace(batch, target=replace(self.padded(rows), target=None))
+        self.check_length(found)
+        return found
+
     def check_length(self, batch: Batch) -> None:
         """Raises `InputError` for texts with more tokens than the model has positions."""
         for part in (batch, batch.target):
@@ -104,8 +134,8 @@ class Encoder:
             self._known_pieces[token] = read_piece(self.tokenizer, token)
         return self._known_pieces[token]
 
-    def tokenize(self, texts: list[str], bos: bool | None = None) -> list[Tensor]:
-        """The token ids of each text, of any length; `bos` as in `encode`."""
+    def tokenize(self, texts: list[str], bos: bool | None = None, *, as_target: bool = False) -> list[Tensor]:
+        """The token ids of each text, of any length; `bos` as in `encode`. Some tokenizers split targets otherwise."""
         if not texts:
             raise InputError("the list of texts is empty; give at least one text.")
         if self.tokenizer is None:
@@ -123,7 +153,8 @@ class Encoder:
                 )
         wanted = self.bos if bos is None else bos
         with self._tokenizing:
-            encoded = self.tokenizer(texts, padding=False, truncation=False)["input_ids"]
+            given = {"text_target" if as_target else "text": texts}
+            encoded = self.tokenizer(**given, padding=False, truncation=False)["input_ids"]
         rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
         if any(not row for row in rows):
             raise InputError("the tokenizer made no tokens from this text; give at least one word that it knows.")
@@ -157,7 +188,7 @@ class Encoder:
             raise InputError("bos=True needs a tokenizer with a BOS or CLS token; this one has neither.")
         return row if starts else [bos, *row]
 
-    def _mapping(self, inputs: Mapping[str, Tensor]) -> Batch:
+    def _mapping(self, inputs: Mapping[str, Any]) -> Batch:
         given = dict(inputs)
         ids = given.pop("input_ids", None)
         if ids is None:
@@ -201,6 +232,8 @@ class Encoder:
             raise InputError(
                 f"decoder_input_ids must have one row per text; got {len(target.ids)} rows for {len(batch.ids)} texts."
             )
+        if self.global_tokens is not None and GLOBAL_MASK not in extra:
+            extra = {**extra, GLOBAL_MASK: self.global_tokens(batch).long()}
         return replace(batch, target=target, extra={name: x.to(self.device) for name, x in extra.items()})
 
     def _tokens(self, ids: Tensor, mask: Any) -> Batch:

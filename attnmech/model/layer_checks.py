@@ -18,15 +18,20 @@ from ..maths.precision import (
     table_tolerance,
 )
 from ..points import PointKey, full_name
+from .architectures import Gate, HalfOfRow, NormGate, submodule
 from .block import PostNormEnd
 from .certificate import Check
-from .ledger import ScoreAudit
+from .ledger import ScoreAudit, rotated_in
+from .local_global import halves_of, patterns_of, sum_of_halves
+from .norms import epsilon_of, weight_of
 from .position import rotary_tables
 from .probe import (
     Compared,
     Probe,
+    Run,
     by_row,
 )
+from .relative_checks import relative_scores
 from .weights import Expanded, bias_of, matrix_of, select
 
 _ALONE: Final = 4
@@ -97,6 +102,21 @@ class LayerChecks(Probe):
             ),
             *([self._rotation, self._rotary_tables] if plan.rotary is not None else []),
             *([self._alibi] if plan.alibi is not None else []),
+            *(
+                []
+                if not plan.relative
+                else [
+                    checking(
+                        "relative positions",
+                        "scores = (q·k + q·K + k·Q) / √(d_head · n), K and Q from the weights, row by distance"
+                        if plan.relative == "DeBERTa"
+                        else "scores = ((q + u)·k + (q + v)·r) / √d_head, r the projected sinusoids of the distance",
+                        ("q", "k", "scores"),
+                        relative_scores(self),
+                        self._product(self.model.d_model),
+                    )
+                ]
+            ),
             checking(
                 "ledger",
                 "scores = Σ terms of the score ledger",
@@ -114,11 +134,7 @@ class LayerChecks(Probe):
             *(
                 []
                 if plan.gate is None
-                else [
-                    checking(
-                        "gate", f"gate = {plan.gate.function}(attn_in W + b)", ("gate", "z"), self._gates(), self.local
-                    )
-                ]
+                else [checking("gate", _statement_of(plan.gate), ("gate", "z"), self._gates(), self._gate_limit)]
             ),
             checking(
                 "z",
@@ -135,6 +151,19 @@ class LayerChecks(Probe):
                 self._product(self.stack.n_heads * self.stack.d_value),
             ),
             *(self._of_stream(checking) if plan.streams else []),
+            *(self._of_crossing(checking) if self.stack.label == "cross" else []),
+        ]
+
+    def _of_crossing(self, checking: Callable[..., Callable[[], Check]]) -> list[Callable[[], Check]]:
+        """The statements about what cross-attention reads and where it writes."""
+        decoder = self.model.output_stack.architecture
+        reads_middle = not self.model.is_own and decoder.streams and decoder.mid_norm is not None
+        reads = ("queries", "attn_in = the middle norm of decoder.resid_mid", ("attn_in",))
+        states = ("states", "keys and values are made of the encoder's last stream, normed", ("k", "v"))
+        return [
+            *([checking(*reads, self._crossed_queries())] if reads_middle else []),
+            *([] if self.model.is_own else [checking(*states, self._crossed_states())]),
+            *([] if self.plan.streams or not self.plan.attn_out else [self._attn_out]),
         ]
 
     def _of_stream(self, checking: Callable[..., Callable[[], Check]]) -> list[Callable[[], Check]]:
@@ -190,6 +219,8 @@ class LayerChecks(Probe):
         if isinstance(handed, str):
             return Check("attentions", statement, (), None, detail=handed)
         # A hybrid returns only the patterns of its layers with attention.
+        if self.plan.windows:
+            handed = patterns_of(self.passes.eager, self.batch, self.plan.windows)
         whole = len(handed) == len(self.layers)
         patterns = dict(zip(self.layers, handed, strict=True)) if whole else handed
 
@@ -230,6 +261,27 @@ class LayerChecks(Probe):
             expected = stream if norm is None else self.model.plain_module(self.stack, layer, norm)(stream)
             yield self.compared(run, layer, self.at(run, "attn_in", layer), expected, by_row(expected, self.local))
 
+    def _crossed_queries(self) -> Iterator[Compared]:
+        decoder = self.model.output_stack
+        norm = decoder.architecture.mid_norm
+        assert norm is not None
+        for run, layer in self.places():
+            middle = run.values[decoder.point("resid_mid"), layer]
+            expected = self.model.plain_module(decoder, layer, norm)(middle)
+            yield self.compared(run, layer, self.at(run, "attn_in", layer), expected, by_row(expected, self.local))
+
+    def _crossed_states(self) -> Iterator[Compared]:
+        encoder = self.model.stacks["encoder"]
+        norm = encoder.architecture.final_norm
+        for run, layer in self.places():
+            last = run.values[encoder.point("resid_post"), encoder.layers[-1]]
+            if norm is not None:
+                last = submodule(self.model.plain.base_model, norm)(last)
+            found = self.block(run, layer).notes.key_input
+            assert found is not None
+            keep = run.real_keys(self.stack.label)
+            yield self.compared(run, layer, found.to(self.wide), last, by_row(last, self.local), keep)
+
     def _projections(self) -> Iterator[Compared]:
         steps = steps_rounding(self.model.dtype)
         for run, layer in self.places():
@@ -243,7 +295,21 @@ class LayerChecks(Probe):
                 summed = norm_of(source)[..., None, None] * norm_of(W, 1) + bias.abs()
                 allowed = rounding * summed + steps * (product.abs() + bias.abs())
                 keep = self.comparable(run, name, layer, product)
+                if name == "v" and self.plan.v_norm:
+                    yield self._normed_values(run, layer, product + bias, keep)
+                    continue
                 yield self.compared(run, layer, self.at(run, name, layer), product + bias, allowed, keep)
+
+    def _normed_values(self, run: Run, layer: int, value: Tensor, keep: Tensor) -> Compared:
+        """v against the norm, without hooks, of each head's attn_in W_V + b_V."""
+        norm = self.model.plain_module(self.stack, layer, f"{self.plan.attention}.{self.plan.v_norm}")
+        by_head = "batch position head d_head"
+        given = rearrange(value.to(self.model.dtype), f"{by_head} -> {self.plan.v_norm_axes}")
+        made = norm.forward(given).to(self.wide)
+        expected = rearrange(made, f"{self.plan.v_norm_axes} -> {by_head}", head=self.stack.n_kv_heads)
+        # Norms compute in float32, in a float64 model too.
+        limit = max(self.local, step_tolerance(torch.float32))
+        return self.compared(run, layer, self.at(run, "v", layer), expected, by_row(expected, limit), keep)
 
     def _latents(self, layout: Expanded) -> Iterator[Compared]:
         for run, layer in self.places():
@@ -264,12 +330,18 @@ class LayerChecks(Probe):
                 yield self.compared(run, layer, found.to(self.wide), expected, by_row(expected, limit))
 
     def _rotation(self) -> Check:
-        tolerance = steps_rounding(self.model.dtype)
-        return self.by_layer(
-            "rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary(tolerance), tolerance
-        )
+        tolerance = max(self._rotated_to(run, layer) for run, layer in self.places())
+        return self.by_layer("rotary", "q_rot, k_rot = R q, R k", ("q_rot", "k_rot"), self._rotary(), tolerance)
 
-    def _rotary(self, tolerance: float) -> Iterator[Compared]:
+    def _rotated_to(self, run: Run, layer: int) -> float:
+        """The rounding of a layer's rotation; some families rotate in float32 in a float64 model, too."""
+        rotation = self.stack.rotation(layer, self.block(run, layer).notes)
+        values = [run.values[self.stack.point(f"{name}_rot"), layer] for name in "qk"]
+        by_head = "batch position head d_head -> batch head position d_head"
+        used = {rotated_in(rearrange(value, by_head), rotation) for value in values}
+        return steps_rounding(torch.float32 if used == {torch.float32} else self.model.dtype)
+
+    def _rotary(self) -> Iterator[Compared]:
         rotary = self.plan.rotary
         assert rotary is not None
         for run, layer in self.places():
@@ -277,12 +349,12 @@ class LayerChecks(Probe):
             assert notes.rotary is not None
             cos, sin = (table[:, :, None].to(self.wide) for table in notes.rotary)
             for name, norm in (("q", notes.query_norm), ("k", notes.key_norm)):
-                value = self.at(run, name, layer)
+                value = self.at(run, name, layer) * (self.plan.key_scale if name == "k" else 1.0)
                 after = self.plan.norm_after_rotary
                 expected = self._normed(value, None if after else norm)
                 expected = expected if layer in self.plan.unrotated else rotary(expected, cos, sin)
                 expected = self._normed(expected, norm if after else None)
-                allowed = tolerance * norm_of(expected)[..., None]
+                allowed = self._rotated_to(run, layer) * norm_of(expected)[..., None]
                 yield self.compared(run, layer, self.at(run, f"{name}_rot", layer), expected, allowed)
 
     def _normed(self, value: Tensor, norm: FrozenNorm | None) -> Tensor:
@@ -294,8 +366,10 @@ class LayerChecks(Probe):
         statement = "rotary tables = cos, sin of position · θ^(−2i/d)"
         rotary = self.plan.rotary
         assert rotary is not None
+        if not self.model.reads_tokens:
+            return Check("rotary tables", statement, (), None, detail="angles of rows and columns, not of one position")
         positions = torch.arange(self.passes.runs[-1].batch.ids.shape[1], device=self.model.device)
-        parameters = dict(getattr(self.model.config, "rope_parameters", None) or {})
+        parameters = dict(getattr(self.model.config.get_text_config(), "rope_parameters", None) or {})
         if rotary.theta is not None:
             parameters["rope_theta"] = rotary.theta
         expected = rotary_tables(parameters, round(self.stack.d_head * rotary.share), positions)
@@ -372,7 +446,9 @@ class LayerChecks(Probe):
     def _hidden(self) -> Iterator[Compared]:
         for run, layer in self.places():
             pattern, seen = self.at(run, "pattern", layer), self.block(run, layer).visible
-            hidden = ~seen | ~run.real_keys(self.stack.label)[:, None, None, :]
+            # Padding may see itself (XLNet).
+            padding = ~run.real_keys(self.stack.label)[:, None, None, :] & run.real(self.stack.label)[:, None, :, None]
+            hidden = ~seen | padding
             if self.plan.causal and not self.plan.within:
                 tokens = pattern.shape[-2]
                 later = torch.ones((tokens, tokens), dtype=torch.bool, device=pattern.device).triu(1)
@@ -384,10 +460,28 @@ class LayerChecks(Probe):
             allowed = torch.full_like(leaked, sum_rounding(self.model.dtype))
             yield self.compared(run, layer, leaked, torch.zeros_like(leaked), allowed, everywhere)
 
+    @property
+    def _gate_limit(self) -> float:
+        """How far a gate may be off: norms compute in float32, in a float64 model too."""
+        return max(self.local, step_tolerance(torch.float32)) if isinstance(self.plan.gate, NormGate) else self.local
+
     def _gates(self) -> Iterator[Compared]:
         gate = self.plan.gate
         assert gate is not None
         for run, layer in self.places():
+            if isinstance(gate, NormGate):
+                norm = self.model.plain_module(self.stack, layer, f"{self.plan.attention}.{gate.path}")
+                ungated = self._pattern_v(run, layer, self.at(run, "v", layer))
+                weight = weight_of(norm, rearrange(ungated, "batch position head d -> batch position (head d)"))
+                expected = gate.of(weight, epsilon_of(norm), ungated)
+                yield self.compared(
+                    run, layer, self.at(run, "gate", layer), expected, by_row(expected, self._gate_limit)
+                )
+                continue
+            if isinstance(gate, HalfOfRow):
+                found = self.at(run, "gate", layer)
+                yield self.compared(run, layer, found, halves_of(run.batch, found), torch.zeros_like(found))
+                continue
             projection = self.stack.module(layer, f"{self.plan.attention}.{gate.path}")
             made = self.at(run, "attn_in", layer) @ matrix_of(projection).to(self.wide)
             bias = bias_of(projection)
@@ -396,18 +490,26 @@ class LayerChecks(Probe):
 
     def _z(self) -> Iterator[Compared]:
         for run, layer in self.places():
-            pattern, values = self.at(run, "pattern", layer), self._by_head(self.at(run, "v", layer))
-            values = self._with_further(values, self.block(run, layer).notes.further_values)
-            expected, summed = (
-                einsum(pattern, each, "batch head query key, batch key head d -> batch query head d")
-                for each in (values, values.abs())
-            )
+            pattern, v = self.at(run, "pattern", layer), self.at(run, "v", layer)
+            expected, summed = (self._pattern_v(run, layer, v, size=size) for size in (False, True))
             if self.plan.gate is not None:
                 gate = self.at(run, "gate", layer)
                 expected, summed = expected * gate, summed * gate.abs()
             allowed = self._product(pattern.shape[-1]) * summed
+            if isinstance(self.plan.gate, NormGate):
+                # The norm computes in float32, in a float64 model too.
+                allowed = allowed + max(steps_rounding(each) for each in (self.model.dtype, torch.float32)) * summed
             everywhere = torch.ones_like(expected[..., 0], dtype=torch.bool)
             yield self.compared(run, layer, self.at(run, "z", layer), expected, allowed, everywhere)
+
+    def _pattern_v(self, run: Run, layer: int, v: Tensor, *, size: bool = False) -> Tensor:
+        """Σ_j p_ij v_j of each head, or Σ_j p_ij |v_j|."""
+        values = self._with_further(self._by_head(v), self.block(run, layer).notes.further_values)
+        return einsum(
+            self.at(run, "pattern", layer),
+            values.abs() if size else values,
+            "batch head query key, batch key head d -> batch query head d",
+        )
 
     def _with_further(self, values: Tensor, further: Tensor | None) -> Tensor:
         """Values by position, and after them those that are no tokens'."""
@@ -451,7 +553,8 @@ class LayerChecks(Probe):
         heads = torch.eye(len(W_O), device=z.device, dtype=self.wide)
         alone = einsum(rows, heads, "row head d_head, head other -> head row other d_head")
         given = rearrange(alone, "head row other d_head -> head row (other d_head)")
-        found = self.model.plain_module(self.stack, layer, self.plan.out)(given.to(dtype).contiguous())
+        alone = sum_of_halves(given, self.stack.n_heads) if self.plan.windows else given
+        found = self.model.plain_module(self.stack, layer, self.plan.out)(alone.to(dtype).contiguous())
         product = einsum(rows, W_O, "row head d_head, head d_head d_model -> head row d_model")
         summed = rearrange(norm_of(rows), "row head -> head row")[..., None] * norm_of(W_O, 1)[:, None]
         rounding = product_rounding(dtype, given.shape[-1])
@@ -475,7 +578,8 @@ class LayerChecks(Probe):
         return self.by_layer("attn_out", statement, ("attn_raw", "attn_out"), found(), adding)
 
     def _stream(self) -> Check:
-        statement = "resid_pre + attn_out = resid_mid"
+        mixes = bool(self.plan.mixer)
+        statement = f"resid_pre + attn_out{' + mixer_out' if mixes else ''} = resid_mid"
         if self.plan.mid_norm is None:
             return Check(
                 "stream", statement, (), None, detail=self.model.points[self.stack.point("resid_mid")].absent or ""
@@ -484,11 +588,12 @@ class LayerChecks(Probe):
 
         def found() -> Iterator[Compared]:
             for run, layer in self.places():
-                before, added = self.at(run, "resid_pre", layer), self.at(run, "attn_out", layer)
-                allowed = adding * (before.abs() + added.abs())
-                yield self.compared(run, layer, self.at(run, "resid_mid", layer), before + added, allowed)
+                terms = torch.stack([self.at(run, point, layer) for point in summed])
+                allowed = adding * terms.abs().sum(dim=0)
+                yield self.compared(run, layer, self.at(run, "resid_mid", layer), terms.sum(dim=0), allowed)
 
-        return self.by_layer("stream", statement, ("resid_pre", "attn_out", "resid_mid"), found(), adding)
+        summed = ("resid_pre", "attn_out", *(["mixer_out"] if mixes else []))
+        return self.by_layer("stream", statement, (*summed, "resid_mid"), found(), adding)
 
     def _mlp_statement(self) -> tuple[str, tuple[str, ...]]:
         plan = self.plan
@@ -542,6 +647,14 @@ class LayerChecks(Probe):
             left = self.at(run, "resid_post", layer)
             allowed = sum_rounding(self.model.dtype) * left.abs()
             yield self.compared(run, layer, self.at(run, "resid_pre", layer + 1), left, allowed)
+
+
+def _statement_of(gate: Gate | NormGate | HalfOfRow) -> str:
+    if isinstance(gate, NormGate):
+        return "gate = γ / √(mean (pattern v)² + ε), over all heads"
+    if isinstance(gate, HalfOfRow):
+        return "gate = 1 in the half that a row uses, by the tokens that are global"
+    return f"gate = {gate.function}(attn_in W + b)"
 
 
 def _by_heads(x: Tensor, W: Tensor) -> Tensor:

@@ -12,11 +12,20 @@ from torch.nn.functional import pad
 from ..batch import Batch
 from ..errors import ExactnessError
 from ..maths.norms import FrozenNorm
-from ..maths.precision import least_rounding, product_rounding, steps_rounding
-from ..maths.scores import Rounded, ScoreParts, by_position, product_error, score_parts, score_rounding
+from ..maths.precision import computed_in, least_rounding, product_rounding, steps_rounding
+from ..maths.scores import (
+    Rounded,
+    ScoreParts,
+    by_position,
+    product_error,
+    relative_rounding,
+    score_parts,
+    score_rounding,
+)
 from ..results.mean_qk import MeanQK
 from .centring import Centre, centred
 from .observed import LayerAttention, RowBlock
+from .position import Rotation
 from .stack import Stack
 
 
@@ -51,7 +60,7 @@ def ledger_of_block(
         widen(weights.b_Q),
         weights.W_K.detach().to(wide),
         widen(weights.b_K),
-        scale=block.scale * plan.query_scale,
+        scale=block.scale * plan.query_scale * plan.key_scale,
         position=None if position is None else position[..., :tokens],
         visible=visible[..., :tokens],
         rotate=rotation,
@@ -63,6 +72,8 @@ def ledger_of_block(
         sink=widen(block.sink),
         shift=widen(stack.input_shift(block.layer)) if fold_norm else None,
     )
+    if block.relative is not None:
+        parts = replace(parts, relative=block.relative.to(wide))
     if block.notes.further_keys is not None:
         parts = parts.followed_by(block.notes.further_keys.to(wide), position, visible)
     return parts if rotation is None else replace(parts, wavelengths=rotation.wavelengths(stack.d_head))
@@ -126,6 +137,7 @@ class ScoreAudit:
         if centre is not None:
             self.parts = centred(self.parts, stacks[block.stack], block, block.batch, centre)
         self._stack, self._block, self._dtype = stacks[block.stack], block, attn_in.dtype
+        self._rotated = rotated_in(block.k, stacks[block.stack].rotation(block.layer, block.notes))
         query_input, key_input, _ = block.notes.inputs(attn_in)
         wide = self.parts.query_from_input.dtype
         by_query, by_key = (torch.linalg.vector_norm(x, dim=-1, dtype=wide) for x in (query_input, key_input))
@@ -150,14 +162,18 @@ class ScoreAudit:
         total = self.parts.total(rows)[..., :width] if total is None else total
         difference = total - scores
         position = None if self.parts.position is None else self.parts.term("position", rows)[..., :width]
+        query, key = self.query.at(lambda value: value[:, :, rows]), self.key.at(lambda value: value[:, :, :width])
         allowed = score_rounding(
-            self.query.at(lambda value: value[:, :, rows]),
-            self.key.at(lambda value: value[:, :, :width]),
+            query,
+            key,
             self.parts.scale,
             d_head=self.parts.query_from_input.shape[-1],
             score=scores,
             position=position,
         )
+        if self.parts.relative is not None:
+            further = relative_rounding(self.parts.relative, query, key, self.parts.scale, rows)
+            allowed = allowed + further[..., :width]
         self.residual = torch.maximum(self.residual, _largest(difference, keep))
         self.largest = torch.maximum(self.largest, _largest(scores, keep))
         # Empty sums must not differ at all.
@@ -190,7 +206,8 @@ class ScoreAudit:
             if norm is not None:
                 summed = summed * norm.multiplier.abs().amax(dim=-1)
             summed = repeat(summed, "batch position head -> batch (head shared) position", shared=shared)
-            steps = steps_rounding(self._dtype) * value.amax(dim=-1) + least_rounding(self._dtype)
+            rounded = max(steps_rounding(self._dtype), steps_rounding(self._rotated))
+            steps = rounded * value.amax(dim=-1) + least_rounding(self._dtype)
             found.append(Rounded(torch.linalg.vector_norm(value, dim=-1), rounding * summed + steps))
         return found[0], found[1]
 
@@ -244,6 +261,17 @@ def require_exact(
     )
 
 
+def rotated_in(value: Float[Tensor, "batch head position d_head"], rotation: Rotation | None) -> torch.dtype:
+    """The precision in which a model rotated its queries or keys, or to which it rounded them before.
+
+    Some families rotate in float32 in a float64 model, too (Llama 4), or give the rotation what is float32's (Cohere).
+    """
+    if rotation is None or value.dtype != torch.float64:
+        return value.dtype
+    found = {computed_in(value), computed_in(rotation.back(value))}
+    return torch.float32 if torch.float32 in found else value.dtype
+
+
 def _largest(value: Tensor, keep: Tensor) -> Float[Tensor, " head"]:
     """max |value| over the kept cells, per head; NaN if one of them is NaN."""
     return value.abs().masked_fill(~keep, 0.0).amax(dim=(0, 2, 3)).double()
@@ -256,4 +284,9 @@ def _by_head(norm: FrozenNorm | None, dtype: torch.dtype) -> FrozenNorm | None:
     def turned(value: Tensor) -> Tensor:
         return rearrange(value, "batch position head d_head -> batch head position d_head").to(dtype)
 
-    return replace(norm, multiplier=turned(norm.multiplier), shift=None if norm.shift is None else turned(norm.shift))
+    return replace(
+        norm,
+        multiplier=turned(norm.multiplier),
+        shift=None if norm.shift is None else turned(norm.shift),
+        axes=(-3, -1) if len(norm.axes) == 2 else norm.axes,
+    )

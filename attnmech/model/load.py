@@ -18,6 +18,7 @@ from ..arguments import optional_flag, shown
 from ..demo import model_folder
 from ..errors import InputError, ModelNotFoundError, UnsupportedModelError, WeightsError, first_line
 from ..files import path_of
+from . import adapters
 from .architectures import Architecture
 from .certify import certify_with, check_runs
 from .copies import copy_of
@@ -28,7 +29,10 @@ from .own_module import OwnModule
 from .own_structure import read_own
 from .plan import architectures_of, described, require_transformers, unwrapped
 from .probe import Passes
-from .stored import READING, SHARDED, WHOLE, check_complete, check_stored
+from .processors import check_processor, processor_in
+from .quantised import require_unquantised
+from .rewritten import rewritten
+from .stored import READING, SHARDED, WHOLE, check_complete, check_stored, precision_of
 from .weights import check_finite, check_real
 
 _WEIGHTS: Final = (WHOLE, SHARDED)
@@ -50,6 +54,7 @@ def load(
     architecture: Architecture | None = None,
     example: Any = None,
     labels: Labels = None,
+    processor: Any = None,
 ) -> HookedModel:
     """Loads a model with named, proven activation points.
 
@@ -57,6 +62,7 @@ def load(
     >>> am.load("bigscience/bloom-560m")                   # from the hub              # doctest: +SKIP
     >>> am.load("/models/mine")                            # a folder                  # doctest: +SKIP
     >>> am.load("/models/mine.Q4_1.gguf")                  # a GGUF file, dequantised  # doctest: +SKIP
+    >>> am.load("/adapters/mine")                          # an adapter, merged into its base  # doctest: +SKIP
     >>> am.load(hf_model, tokenizer=hf_tokenizer)          # an object; never asks the hub  # doctest: +SKIP
     >>> am.load(hf_model, architecture=am.Architecture(...))   # a structure of your own    # doctest: +SKIP
     >>> am.load(module, example=x, labels=["mean", "age"])     # any module with nn.MultiheadAttention  # doctest: +SKIP
@@ -66,9 +72,16 @@ def load(
     differ from its own. Without a tokenizer, a model object takes only token ids. `bos` says whether a text begins with
     the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
 
+    Pictures and recordings go through the model's own processor, which a folder brings (preprocessor_config.json) or
+    `processor` gives: then `model.run` takes a PIL image, an array [height width 3] of uint8, (samples per second,
+    samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path` of a picture or WAV file, and lists of these.
+    Without one, a model of images or sound takes tensors.
+
     How the model is built is read from its modules and a traced pass, or given as `architecture` where that cannot be
     read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
-    (`DataParallel`, `torch.compile`) are taken off.
+    (`DataParallel`, `torch.compile`) are taken off. Adapters (a `PeftModel`, or a folder with an adapter_config.json:
+    `pip install 'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
+    A folder's weights are loaded in the precision in which they are stored, unless `dtype` says otherwise.
 
     Any other module that holds `nn.MultiheadAttention` (or `nn.TransformerEncoder`, `nn.Transformer`) needs an
     `example`: what the module is called with, as a tensor, a tuple of positional arguments, or a mapping of keyword
@@ -107,13 +120,26 @@ def load(
     elif isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
     else:
-        original, tokenizer, name = _from_files(source, tokenizer, place, kind)
+        original, tokenizer, name, folder = _from_files(source, tokenizer, place, kind)
+        processor = processor_in(folder, original) if processor is None else processor
+    processor = None if processor is None else check_processor(processor, original)
     check_real(original.named_parameters())
     check_finite(original.named_parameters())
     code = "model" if isinstance(source, nn.Module) else "am.load()" if source is None else f"am.load({str(source)!r})"
     if not plans:
+        original = rewritten(original)
         plans = architectures_of(original) if architecture is None else (described(original, architecture),)
-    model = HookedModel(original, plans, tokenizer, name=name, source=code, is_demo=source is None, bos=bos, own=own)
+    model = HookedModel(
+        original,
+        plans,
+        tokenizer,
+        name=name,
+        source=code,
+        is_demo=source is None,
+        bos=bos,
+        own=own,
+        processor=processor,
+    )
     passes = Passes(model)
     check_runs(passes)
     certify_with(passes)
@@ -155,9 +181,13 @@ def _check_tokenizer(tokenizer: Any) -> None:
 def _from_object(
     source: nn.Module, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, str]:
-    source = require_transformers(source)
+    given = unwrapped(source)
+    require_unquantised(getattr(given, "config", None), type(given).__name__)
+    found, remark = adapters.merged(given)
+    source = require_transformers(found)
     places = {parameter.device for parameter in source.parameters()}
     if any(place.type == "meta" for place in places):
+        _require_no_offload(source)
         raise WeightsError("the model's weights are on the meta device, so they are not loaded; load them first.")
     if len(places) > 1:
         raise WeightsError(
@@ -166,12 +196,25 @@ def _from_object(
         )
     # Before a cast to another precision, which would turn integers into real numbers.
     check_real(source.named_parameters())
-    name = getattr(source.config, "name_or_path", "") or type(source).__name__
+    name = (getattr(source.config, "name_or_path", "") or type(source).__name__) + remark
     weights = next(source.parameters())
     if (device in (None, weights.device)) and dtype in (None, weights.dtype):
         return source, name
     # Moving or casting a copy that shares its parameters would move or cast the caller's.
     return copy_of(source, lambda parameter: _moved(parameter, device, dtype)), name
+
+
+def _require_no_offload(source: PreTrainedModel) -> None:
+    """Raises `WeightsError` for a model parts of which `device_map` keeps in another memory than that of its device."""
+    placed: dict[str, Any] = getattr(source, "hf_device_map", None) or {}
+    elsewhere = ("disk",) if set(placed.values()) <= {"cpu", "disk"} else ("cpu", "disk")
+    away = [part for part, place in placed.items() if place in elsewhere]
+    if away:
+        raise WeightsError(
+            f"the model's device_map keeps {len(away)} of its {len(placed)} parts away from the device that runs them "
+            f"({away[0] or 'all of it'!r} on {str(placed[away[0]])!r}), and attnmech needs all weights in one place. "
+            'Load it with device_map={"": "cpu"}, or without; dtype="bfloat16" needs half the memory of float32.'
+        )
 
 
 def _own(
@@ -209,7 +252,7 @@ def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dt
 
 def _from_files(
     source: str | Path | None, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None
-) -> tuple[PreTrainedModel, Any, str]:
+) -> tuple[PreTrainedModel, Any, str, Path]:
     if source is None:
         folder, name = model_folder(), "demo"
     elif isinstance(source, (str, Path)):
@@ -225,6 +268,39 @@ def _from_files(
             "a model must be a hub name, a folder, a GGUF file, a transformers model, or left out; got "
             f"{type(source).__name__}."
         )
+    if (folder / adapters.CONFIG).is_file():
+        return _with_adapter(folder, tokenizer, device, dtype, name)
+    model = _read_folder(folder, device, dtype)
+    return model, _tokenizer_of(folder) if tokenizer is None else tokenizer, name, folder
+
+
+def _with_adapter(
+    folder: Path, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None, name: str
+) -> tuple[PreTrainedModel, Any, str, Path]:
+    """The base model of a folder with an adapter, into which that is merged."""
+    if any((folder / file).is_file() for file in _WEIGHTS):
+        raise ModelNotFoundError(
+            f"folder {folder} holds an adapter and a model's weights; give one of the two, in a folder of its own."
+        )
+    named = adapters.base_of(folder)
+    try:
+        base = _folder_of(named, _path_of(named))
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"folder {folder} holds an adapter of {named!r}: {first_line(error)} If the base is elsewhere, load both "
+            "yourself and give am.load the object: peft.PeftModel.from_pretrained(base, folder)."
+        ) from error
+    if (base / adapters.CONFIG).is_file():
+        raise UnsupportedModelError(f"folder {folder} holds an adapter of an adapter, {base}; merge that one first.")
+    with _quiet():
+        model, remark = adapters.merged(adapters.adapted(_read_folder(base, device, dtype), folder))
+    assert isinstance(model, PreTrainedModel)
+    if tokenizer is None:
+        tokenizer = _tokenizer_of(folder) or _tokenizer_of(base)
+    return model, tokenizer, f"{named}{remark} ({name})", base
+
+
+def _read_folder(folder: Path, device: torch.device | None, dtype: torch.dtype | None) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"folder {folder} has no config.json, so it is not a model's folder.")
     if not any((folder / file).is_file() for file in _WEIGHTS):
@@ -236,9 +312,13 @@ def _from_files(
     model = _read_model(folder, dtype)
     if device is not None:
         model.to(device=device)  # type: ignore[call-arg]
-    if tokenizer is None and (any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))):
-        tokenizer = _read_tokenizer(folder)
-    return model, tokenizer, name
+    return model
+
+
+def _tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of a folder; None if it has none."""
+    there = any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))
+    return _read_tokenizer(folder) if there else None
 
 
 def _read_tokenizer(folder: Path) -> Any:
@@ -253,6 +333,7 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config can hold anything, and fail in many ways
         raise UnsupportedModelError(f"folder {folder}: its config cannot be read: {first_line(error)}") from error
+    require_unquantised(config, f"the model in folder {folder}")
     names = getattr(config, "architectures", None)
     named = names[0] if isinstance(names, list) and names else names
     kind: Any = getattr(transformers, named, None) if isinstance(named, str) else None
@@ -265,12 +346,13 @@ def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         )
     with _quiet():
         check_stored(folder, kind, config)
+    precision = precision_of(folder) if dtype is None else dtype
     try:
         with READING, _quiet():
             model, report = kind.from_pretrained(
                 str(folder),
                 config=config,
-                dtype=dtype or "auto",
+                dtype=precision or "auto",
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,

@@ -1,11 +1,11 @@
 """Which keys can each query see? A rule over positions, so that no [query key] mask is needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..batch import Batch
@@ -29,6 +29,8 @@ class MaskRule:
     allows: Callable[..., Tensor]
     padding: Bool[Tensor, "batch key"] | None
     device: torch.device
+    bias: Float[Tensor, "#batch #head query key"] | None = None
+    """What a model adds to its scores together with its mask: a bias by position (BEiT)."""
     _known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     ndim = 0
@@ -37,6 +39,19 @@ class MaskRule:
     def to(self, *_: Any) -> "MaskRule":
         """Itself: a rule has no dtype to be cast to (MPT calls this)."""
         return self
+
+    def size(self) -> torch.Size:
+        """The shape of the tensor that it replaces, which some models check."""
+        return torch.Size((self.batch, 1, self.queries, self.keys))
+
+    def __radd__(self, other: Any) -> Any:
+        """Scores that are postponed (`attnmech.model.postponed`), with this mask.
+
+        Or the rule with a bias by position, which a model adds to its mask before both are added to the scores.
+        """
+        if hasattr(other, "hidden_by"):
+            return other.hidden_by(self)
+        return replace(self, bias=other if self.bias is None else other + self.bias)
 
     def visible(self, rows: range) -> Bool[Tensor, "batch 1 row key"]:
         """True where the query of that row can see the key."""
@@ -55,15 +70,25 @@ class MaskRule:
 
         If one of the rows sees nothing at all (padding on the left), the span reaches to the last key.
         """
-        return self.once(("span", rows), lambda: self._span(rows))
+        return self._looked_at(rows)[0]
 
-    def _span(self, rows: range) -> range:
-        visible = self.visible(rows)
-        partly = (~visible.all(dim=(0, 1, 2))).nonzero()
-        seen = visible.any(dim=(0, 1, 2)).nonzero()
-        end = int(seen[-1]) + 1 if len(seen) and bool(visible.any(dim=3).all()) else self.keys
-        start = int(partly[0]) if len(partly) else end
-        return range(min(start, end), end)
+    def _looked_at(self, rows: range) -> tuple[range, Tensor | None]:
+        """`span` and `gathered`, from one evaluation of the mask."""
+        return self.once(("looked at", rows), lambda: _looked_at(self.visible(rows)))
+
+    def row_blocks(self, cells: int) -> Iterator[range]:
+        """The rows in blocks of roughly as many cells (row, key)."""
+        step = max(16, cells // self.keys)
+        for start in range(0, self.queries, step):
+            yield range(start, min(self.queries, start + step))
+
+    def gathered(self, rows: range) -> Int[Tensor, " key"] | None:
+        """The keys that some of the rows can see, in order, where they are few; None where all are to be looked at."""
+        return self._looked_at(rows)[1]
+
+    def visible_at(self, rows: range, keys: Int[Tensor, " key"] | None) -> Bool[Tensor, "batch 1 row key"]:
+        """`visible` at some keys; None: at all."""
+        return self.visible(rows) if keys is None else self.visible(rows)[..., keys]
 
     def within(self, window: int) -> "MaskRule":
         """The same rule, of the last `window` keys of each query alone."""
@@ -79,6 +104,16 @@ class MaskRule:
             self._known[key] = make()
         found: Found = self._known[key]
         return found
+
+
+def _looked_at(visible: Bool[Tensor, "batch 1 row key"]) -> tuple[range, Tensor | None]:
+    """The keys for which the mask of a block of rows must be evaluated; and all keys seen, where they are few."""
+    partly = (~visible.all(dim=(0, 1, 2))).nonzero()
+    seen = visible.any(dim=(0, 1, 2)).nonzero()[:, 0]
+    bound = len(seen) > 0 and bool(visible.any(dim=3).all())
+    end = int(seen[-1]) + 1 if bound else visible.shape[-1]
+    start = int(partly[0]) if len(partly) else end
+    return range(min(start, end), end), seen if bound and 2 * len(seen) <= end else None
 
 
 def mask_rule(
@@ -105,6 +140,24 @@ def mask_rule(
         padding,
         torch.device(device),
     )
+
+
+def all_allow(rules: Sequence[MaskRule]) -> MaskRule:
+    """The rule by which a query sees the keys that every one of some rules lets it see."""
+    first, *others = rules
+    if not others:
+        return first
+
+    def allows(text: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        found = torch.as_tensor(first.allows(text, head, query, key))
+        for other in others:
+            seen = other.allows(text, head, query - first.query_offset + other.query_offset, key)
+            found = found & torch.as_tensor(seen)
+            if other.padding is not None:
+                found = found & other.padding[text, key]
+        return found
+
+    return replace(first, allows=allows, _known={})
 
 
 def rule_of(mask: Any, queries: int, keys: int, batch: Batch) -> MaskRule:

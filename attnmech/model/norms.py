@@ -68,8 +68,34 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
     return None
 
 
+def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"] | None:
+    """γ of a module that multiplies each dimension by a number of its own (LayerScale); None of any other, a norm too.
+
+    >>> class Scale(nn.Module):
+    ...     def forward(self, x):
+    ...         return x * torch.tensor([2.0, 3.0])
+    >>> factor_by_dimension(Scale(), torch.ones(4, 2)).tolist()
+    [2.0, 3.0]
+    >>> factor_by_dimension(nn.LayerNorm(2), torch.ones(4, 2)) is None
+    True
+    """
+    if any("eps" in name for name in vars(module)) or isinstance(module, nn.LayerNorm | nn.Linear):
+        return None
+    basis = torch.stack((x.new_ones(x.shape[-1]), -4 * x.new_ones(x.shape[-1])))
+    try:
+        once, again = module.forward(basis)
+    except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+    gamma: Tensor = once.detach()
+    # A norm makes the same of all multiples of ones.
+    return gamma if torch.equal(again, -4 * once) and torch.equal(module.forward(x), x * gamma) else None
+
+
 def gamma_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"]:
-    """The γ of a norm of x."""
+    """The γ of a norm of x, or of a module that multiplies each dimension by a number of its own."""
+    scale = factor_by_dimension(norm, x)
+    if scale is not None:
+        return scale
     if is_centred(norm, x):
         return weight_of(norm, x).detach()
     # What an RMSNorm makes of ones is its weight over √(1 + ε), whatever the family adds to it.
@@ -85,6 +111,9 @@ def frozen_norm(
     normed: Float[Tensor, "*places d_model"] | None = None,
 ) -> FrozenNorm:
     """A norm frozen at its scales for x, with its shift β; `normed` is what it made of x, if that is known."""
+    scale = factor_by_dimension(norm, x)
+    if scale is not None:
+        return FrozenNorm(scale.to(precision).expand(x.shape), False, None)
     shift = bias_of(norm)
     shift = None if shift is None else shift.detach().to(precision)
     made: Tensor = norm.forward(x) if normed is None else normed
@@ -116,4 +145,6 @@ def norm_scale(
     if norm is None:
         return NormScale(stream.new_ones(stream.shape[-1]), stream.new_ones(stream.shape[:2]))
     by_dimension = gamma_of(norm, given).to(precision)
+    if factor_by_dimension(norm, given) is not None:
+        return NormScale(by_dimension, stream.new_ones(stream.shape[:2]))
     return NormScale(by_dimension, norm_multiplier(stream, normed.to(precision), by_dimension))

@@ -6,11 +6,12 @@ from functools import cached_property
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..batch import Batch
 from ..maths.norms import FrozenNorm
+from ..maths.relative import Relative
 from ..maths.softmax import Attention
 from ..points import PointKey, full_name
 from .mask import MaskRule
@@ -46,6 +47,8 @@ class Notes:
     """What scores use as keys, `[batch kv_head position d_head]`, if the keys of a layer with latents were edited."""
     before_mlp: Tensor | None = None
     """The stream that the MLP adds to, in a post-norm decoder."""
+    mlp_part: Tensor | None = None
+    """What is added to the output of the last of several modules that are the MLP together."""
     attn_in: Tensor | None = None
     """The point `attn_in`; noted if a term of the scores is changed."""
 
@@ -84,6 +87,7 @@ class LayerAttention:
     softcap: float | None
     sink: Float[Tensor, " head"] | None
     notes: Notes
+    relative: Relative | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,11 @@ class RowBlock(Points):
     attention: Attention
     """The same rows after the softmax, with what follows from it: two highest, entropy."""
     values: Mapping[PointKey, Tensor]
+    relative: Relative | None = None
+    """Tables of relative positions that queries and keys are multiplied with (DeBERTa); None if there are none."""
+    keys: Int[Tensor, " key"] | None = None
+    """The positions of the keys, in order, in a block that leaves hidden ones out: only for observers that ask for such
+    blocks (`Reducer.gathered`). None: all keys from 0 on."""
 
     @property
     def pattern(self) -> Float[Tensor, "batch head row key"]:
@@ -128,6 +137,8 @@ class RowBlock(Points):
     @cached_property
     def visible(self) -> Bool[Tensor, "batch 1 row key"]:
         """True where the row can see the key."""
+        if self.keys is not None:
+            return self.mask.visible_at(self.rows, self.keys)
         return self.mask.visible(self.rows)[..., : self.scores.shape[-1]]
 
     @property

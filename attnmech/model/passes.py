@@ -13,6 +13,7 @@ from ..errors import UnsupportedModelError
 from .in_force import InForce, Pass
 from .own_module import OwnModule
 from .running import Balance, Directions
+from .signals import KINDS, below_head, size_options
 from .stack import Stack
 
 
@@ -39,7 +40,7 @@ class CheckedPasses:
         with self.checked(wanted):
             # With a large vocabulary, the logits may cost more than all layers.
             needs_head = wanted.gradients or self._in_force.wants("logits", None)
-            output = call(self._model if needs_head else self._model.base_model, wanted.batch)
+            output = call(self._model if needs_head else below_head(self._model), wanted.batch)
             logits = getattr(output, "logits", None)
             if logits is not None:
                 logits = self._in_force.visit("logits", None, logits)
@@ -76,8 +77,8 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     """One forward pass of a model on a batch, without a cache."""
     if isinstance(model, OwnModule):
         return model(batch.extra, **options)
-    if "pixel_values" in batch.extra:
-        return model(**batch.extra, **options, return_dict=True)
+    if KINDS.keys() & batch.extra.keys():
+        return model(**batch.extra, **options, **size_options(model, batch.extra), return_dict=True)
     given: dict[str, Any] = {"input_ids": batch.ids, **batch.extra, **options}
     if batch.padded:
         given["attention_mask"] = batch.mask.long()

@@ -8,6 +8,8 @@ from transformers import PreTrainedModel
 from ..errors import AttnmechError, UnsupportedModelError, WeightsError, first_line
 from .architectures import ARCHITECTURES, REFUSED, Architecture, Config, has_module
 from .block_structure import UnreadableError
+from .encoder_decoder import read_stacks
+from .signals import KINDS, encodes_alone
 from .structure import read_structure
 
 
@@ -26,10 +28,14 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
     what = f"{type(model).__name__} (model_type {kind!r})"
     if kind in REFUSED:
         raise UnsupportedModelError(f"{what} is not supported: {REFUSED[kind]}.")
+    if towers := _towers(model):
+        named = " or ".join(f"am.load(model.{tower})" for tower in towers)
+        raise UnsupportedModelError(f"{what} holds separate models of images (or sound) and text; load one: {named}.")
     if not _attends(model):
         raise UnsupportedModelError(f"{what} is a model without attention.")
     try:
-        return (read_structure(model),)
+        crossed = model.config.is_encoder_decoder and not encodes_alone(model)
+        return read_stacks(model) if crossed else (read_structure(model),)
     except UnreadableError as error:
         raise UnsupportedModelError(
             f"{what} is not in attnmech's table, and its structure cannot be read: {error}. If you know how it is "
@@ -84,5 +90,15 @@ def _with_heads(plan: Architecture, config: Config) -> Architecture:
     return replace(plan, n_heads=heads, n_kv_heads=kv_heads)
 
 
+def _towers(model: PreTrainedModel) -> list[str]:
+    """The parts of a model that has one for images or sound beside one for text, and no output that tells of tokens."""
+    parts = {name: part for name, part in model.named_children() if isinstance(part, PreTrainedModel)}
+    kinds = {name: str(part.main_input_name) for name, part in parts.items()}
+    both = "input_ids" in kinds.values() and bool(KINDS.keys() & set(kinds.values()))
+    return list(kinds) if both and not model.can_generate() else []
+
+
 def _attends(model: nn.Module) -> bool:
-    return any("attention" in type(part).__name__.lower() for part in model.modules())
+    # MLA: multi-head latent attention (LongCat-Flash).
+    names = {type(part).__name__ for part in model.modules()}
+    return any("attention" in name.lower() or name.endswith("MLA") for name in names)

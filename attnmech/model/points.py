@@ -187,6 +187,8 @@ def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
         outside["embed"] = "the stacks share one embedding, which runs once for each; resid_pre of layer 0 holds it"
     if stacks[0].architecture.reads == "pixels":
         outside["embed"] = "an image has no tokens; its patches are projected, and resid_pre of layer 0 holds them"
+    if stacks[0].architecture.reads == "sound":
+        outside["embed"] = "sound has no tokens; its frames are projected, and resid_pre of layer 0 holds them"
     if stacks[0].architecture.reads == "tensors":
         outside["embed"] = NO_TOKENS
     if not has_logits:
@@ -206,7 +208,9 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     """The points that every layer of a stack lacks, with the reason."""
     absent: dict[str, str] = {}
     if not plan.streams:
-        reason = "no module around its attention takes and returns a stream"
+        reason = plan.no_stream or "no module around its attention takes and returns a stream"
+        if plan.within:
+            reason = f"{reason}: it is part of the decoder's blocks (decoder.resid_mid enters it)"
         absent |= dict.fromkeys(("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"), reason)
         if plan.attn_out:
             absent.pop("attn_out")
@@ -216,11 +220,16 @@ def _absent_in(plan: Architecture) -> dict[str, str]:
     if plan.expanded is None:
         absent["latent"] = f"{plan.name} makes keys and values of attn_in, without a latent between them"
     if plan.gate is None:
-        absent["gate"] = f"{plan.name} has no gate between attention and W_O"
+        absent["gate"] = f"{plan.name} has no gate, and no norm, between attention and W_O"
+    if not plan.mixer:
+        absent["mixer_out"] = f"{plan.name} has no mixer beside attention"
     if plan.streams and plan.mlp_out is None:
-        reason = (
-            f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder continues from it"
-        )
+        reason = f"the blocks of {plan.name} with attention have no MLP; resid_post is resid_pre + attn_out"
+        if plan.stack:
+            reason = (
+                f"the {plan.stack} stack has no MLP; resid_post is resid_pre + attn_out, and the decoder continues "
+                "from it"
+            )
         absent |= {"resid_mid": reason, "mlp_out": reason}
     elif plan.streams and plan.mid_norm is None:
         absent["resid_mid"] = f"{plan.name} adds attention and MLP to the stream in one step"

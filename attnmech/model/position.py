@@ -138,15 +138,40 @@ def tables_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, T
 
 
 def as_tables(value: Any) -> tuple[Tensor, Tensor] | None:
-    """Cosine and sine of two tensors of one shape, or of one tensor of complex numbers; None for anything else."""
+    """Cosine and sine of two tensors of one shape, of one of complex numbers, or of one that holds both side by side.
+
+    None for anything else.
+    """
     if isinstance(value, torch.Tensor) and value.is_complex():
         value = (value.real, value.imag)
+    elif isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape[:2] == (1, 1):
+        value = _side_by_side(value[0])
     if not isinstance(value, tuple | list) or len(value) != 2:
         return None
     if not all(isinstance(each, torch.Tensor) and each.is_floating_point() and each.ndim in (2, 3) for each in value):
         return None
     cos, sin = (each if each.ndim == 3 else each[None] for each in value)
     return (cos, sin) if cos.shape == sin.shape else None
+
+
+def _side_by_side(table: Float[Tensor, "*one position width"]) -> tuple[Tensor, Tensor] | None:
+    """Cosine and sine of a table with the sines of all angles before their cosines (RoFormer); None if it is none."""
+    if table.ndim != 3 or table.shape[-1] % 2:
+        return None
+    sin, cos = table.chunk(2, dim=-1)
+    size, eps = sin.square() + cos.square(), torch.finfo(table.dtype).eps
+    # A table may have been computed in float32, and cast.
+    return (cos, sin) if bool(((size - 1).abs() <= 8 * max(eps, torch.finfo(torch.float32).eps)).all()) else None
+
+
+def tables_for(tables: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
+    """Tables `[batch position width]` for all positions: with fewer rows, they are for the last positions alone.
+
+    A class token and registers before the patches are not rotated: their cosine is 1, their sine 0 (DINOv3).
+    """
+    cos, sin = tables
+    still = cos.new_zeros(cos.shape[0], max(0, length - cos.shape[1]), cos.shape[2])
+    return torch.cat((still + 1, cos), dim=1), torch.cat((still, sin), dim=1)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,12 @@ from ..maths.precision import least_rounding, pass_tolerance, step_tolerance, ta
 from ..points import PointKey, split_stack
 from .certificate import Check, LensHook
 from .hooked import HookedModel
+from .images import ImageEncoder
+from .local_global import GLOBAL_MASK
 from .observed import RowBlock
 from .own_inputs import OwnEncoder
 from .passes import call
+from .sounds import SoundEncoder
 from .stack import Stack
 
 _LENGTH: Final = 24
@@ -298,8 +301,8 @@ def probe_batch(model: HookedModel) -> Batch:
     if isinstance(model.encoder, OwnEncoder):
         return model.encoder.probe
     generator = torch.Generator().manual_seed(SEED)
-    if model.grid is not None:
-        return model.encode(torch.randn((2, *model.grid.shape), generator=generator))
+    if isinstance(model.encoder, ImageEncoder | SoundEncoder):
+        return model.encode(model.encoder.signal.noise(2, SEED, next(model.base.parameters())))
     limit = model.architecture.position_limit
     length = _LENGTH if limit is None else min(_LENGTH, limit)
     ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
@@ -307,7 +310,7 @@ def probe_batch(model: HookedModel) -> Batch:
     if length > 1:
         # One token only: in a sliding window, rows of padding that see nothing are NaN in transformers' float64.
         mask[1, -1] = 0
-    given = {"input_ids": ids, "attention_mask": mask}
+    given = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
     if "decoder" in model.stacks:
         given["decoder_input_ids"] = torch.randint(0, model.n_vocab, (2, length - 2), generator=generator)
     return model.encode(given)
@@ -316,15 +319,38 @@ def probe_batch(model: HookedModel) -> Batch:
 def long_batch(model: HookedModel) -> Batch | None:
     """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
     limit = model.architecture.position_limit
-    length = _LONG if limit is None else min(_LONG, limit)
+    # Longer than a window reaches.
+    length = max(_LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
+    length = length if limit is None else min(length, limit)
     if not model.reads_tokens or length <= 2 * _PADDING:
         return None
     generator = torch.Generator().manual_seed(SEED + 1)
     given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
+    given |= _global_tokens(model, given["input_ids"])
     if "decoder" in model.stacks:
         target = _padded(model, length - 2, generator)
         given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
     return model.encode(given)
+
+
+def text_of(model: HookedModel, length: int) -> Batch:
+    """One text of random tokens."""
+    generator = torch.Generator().manual_seed(SEED + 3)
+    return model.encode(torch.randint(0, model.n_vocab, (1, length), generator=generator))
+
+
+def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Tensor]:
+    """Two global tokens in the first text and one in the others, or `same` in all, if the model has such tokens."""
+    if not model.architecture.windows:
+        return {}
+    chosen = torch.zeros_like(ids)
+    if same:
+        chosen[:, list(same)] = 1
+    else:
+        length = ids.shape[1]
+        chosen[0, [length // 3, length // 2]] = 1
+        chosen[1:, length // 4] = 1
+    return {GLOBAL_MASK: chosen}
 
 
 def _padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -360,6 +386,7 @@ def padded_batch(model: HookedModel) -> Batch | None:
         return ids, real
 
     given = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
+    given |= _global_tokens(model, given["input_ids"], _FILLED + 1)
     if "decoder" in model.stacks:
         given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), filled(), strict=True))
     return model.encode(given)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .attention import Site, attend
-from .mask import MaskRule
+from .mask import MaskRule, rule_of
 from .position import rotate_halves, rotate_pairs
 from .weights import Columns, Fused, Grouped, Layout, Separate
 
@@ -178,4 +178,37 @@ class GPTNeoAttention(StandIn):
         q, k, v = self.project(hidden_states, self.heads, self.heads)
         mask = attention_mask if self.window is None else attention_mask.within(self.window)
         z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
+        return self.merge(z), None
+
+
+class MvpAttention(StandIn):
+    """MVP: self-attention, or cross-attention where the encoder's states are given; BART's, in code of its own."""
+
+    layout = Separate("q_proj", "k_proj", "v_proj")
+    out_name = "out_proj"
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__(original)
+        self.scale = float(original.scaling)  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        attention_mask: MaskRule | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: attn_raw, and no weights."""
+        states = hidden_states if key_value_states is None else key_value_states
+        given = {"q_proj": hidden_states, "k_proj": states, "v_proj": states}
+        q, k, v = (
+            rearrange(
+                self.get_submodule(path)(value),
+                "batch position (head d_head) -> batch head position d_head",
+                head=self.heads,
+            )
+            for path, value in given.items()
+        )
+        mask = rule_of(attention_mask, q.shape[2], k.shape[2], self.attnmech_site.in_force.under_way.batch)
+        z = attend(q, k, v, scale=self.scale, position=None, mask=mask, site=self.attnmech_site)
         return self.merge(z), None

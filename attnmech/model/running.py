@@ -7,7 +7,7 @@ and two sides that differ by e have products that differ by e·r, of the size of
 | identity | holds between |
 |---|---|
 | `heads` | attn_raw = Σ_h z_h W_O^h + b_O |
-| `block` | resid_post = resid_pre + attn_out + mlp_out; in post-norm models resid_mid = resid_pre + attn_out |
+| `block` | resid_post = resid_pre + attn_out (+ mixer_out) + mlp_out; post-norm: resid_mid = resid_pre + attn_out |
 | `mlp` | post-norm models: input of the last norm = N(resid_mid) + mlp_out |
 | `chain` | resid_pre of a layer = resid_post of the one before |
 | `rows` | Σ_j pattern_ij = 1, with a sink's mass |
@@ -31,7 +31,7 @@ from ..points import full_name
 from .weights import bias_of, matrix_of
 
 Kind: TypeAlias = Literal[
-    "pre_in", "pre", "raw", "out", "mid_in", "mid", "mid_normed", "mlp", "end_in", "post_in", "post"
+    "pre_in", "pre", "raw", "out", "mid_in", "mid", "mid_normed", "mixer", "mlp", "end_in", "post_in", "post"
 ]
 """A place where the stream, or what is added to it, is observed; those with "_in" come before edits there."""
 
@@ -78,6 +78,8 @@ class Column:
     interposed: str
     chained: bool
     """Whether a layer continues from where the previous layer ended."""
+    has_mixer: bool = False
+    """Whether a mixer writes into the stream beside attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -489,6 +491,7 @@ def _equations(
         else:
             added = [at("pre"), written]
             added += [at("mlp")] if column.has_mlp else []
+            added += [at("mixer")] if column.has_mixer else []
             if column.interposed:
                 other = at("out", column.interposed)
                 added.append(at("raw", column.interposed) if other is None else other)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from ..maths.norms import FrozenNorm
 from ..points import full_name
-from .architectures import Architecture, first_tensor, has_module, submodule
+from .architectures import KEY_STATES, Architecture, Gate, NormGate, first_tensor, has_module, submodule
 from .attention import Site
 from .in_force import InForce
-from .norms import frozen_norm
+from .norms import epsilon_of, frozen_norm, weight_of
 from .observed import Notes
-from .position import Rotation, as_tables, tables_of
+from .position import Rotation, as_tables, tables_for, tables_of
 from .running import Column, Kind
 from .weights import AttentionWeights, Columns, Expanded, attention_weights, bias_of, select
 
@@ -35,10 +35,12 @@ class Stack:
         self._in_force = in_force
         found = submodule(base, architecture.blocks)
         assert isinstance(found, nn.ModuleList)
+        self.places = found
+        """All blocks, also those without attention."""
         self.blocks = {
             layer: submodule(block, architecture.within)
             for layer, block in enumerate(found)
-            if not architecture.hybrid or has_module(block, f"{architecture.attention}.{architecture.qkv.paths[0]}")
+            if not architecture.hybrid or _has_attention(block, architecture)
         }
         self.layers = tuple(self.blocks)
         """The layers with attention, as the model numbers them: some in a hybrid, else all."""
@@ -46,16 +48,19 @@ class Stack:
         self.n_heads, self.n_kv_heads = architecture.n_heads, architecture.n_kv_heads
         if self.n_layers == 0:
             raise UnsupportedModelError("expected a model with at least one layer with attention; this one has none.")
+        # First, since a replacement may hold the projections under names of its own.
+        for layer in self.layers:
+            self._use_our_attention(layer, found[layer])
         self._read_sizes()
         self._returns: dict[int, int | None] = {}
         if not architecture.within:
             for place, block in enumerate(found):
                 self._wire_part(place, block)
         for layer, block in self.blocks.items():
-            self._use_our_attention(layer, block)
             self._wire_stream(layer, block)
             self._wire_projections(layer, block)
             self._wire_qk_norm(layer, block)
+            self._wire_v_norm(layer, submodule(block, architecture.attention))
             self._wire_output(layer, block)
         if not architecture.within:
             self._wire_end(found)
@@ -65,7 +70,9 @@ class Stack:
         """The facts that the running certificate's identities depend on."""
         plan = self.architecture
         chained = plan.chained and not plan.within
-        return Column(plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained)
+        return Column(
+            plan.stack, plan.norm == "post", plan.mlp_out is not None, plan.interposed, chained, bool(plan.mixer)
+        )
 
     @property
     def label(self) -> str:
@@ -91,6 +98,18 @@ class Stack:
             plan.n_heads,
             plan.n_kv_heads,
         )
+
+    def gamma_of_z(self, layer: int) -> Float[Tensor, "head d_value"] | None:
+        """The γ of a norm between attention and W_O (BitNet); None without one.
+
+        What a head writes of a key is then (γ ⊙ v_j) W_O, up to a factor for each query.
+        """
+        gate = self.architecture.gate
+        if not isinstance(gate, NormGate):
+            return None
+        gamma = self.module(layer, f"{self.architecture.attention}.{gate.path}").weight
+        assert isinstance(gamma, torch.Tensor)
+        return rearrange(gamma.detach() + gate.offset, "(head d_value) -> head d_value", head=self.n_heads)
 
     def input_shift(self, layer: int) -> Float[Tensor, " d_model"] | None:
         """The shift β of the norm whose output is `attn_in`; None if that norm has none (RMSNorm).
@@ -122,22 +141,33 @@ class Stack:
             "kv_head": self.n_kv_heads,
             "d_head": self.d_value if point in ("v", "gate", "z") else self.d_head,
             "d_latent": self.d_latent,
-            "d_model": self.d_model,
+            "d_model": self.d_in if point == "attn_in" else self.d_model,
         }
 
     def _read_sizes(self) -> None:
         # Every layer's, so that one that is quantised or does not fit its config is named here.
-        first, *_ = (self.weights(layer) for layer in self.layers)
+        each = {layer: self.weights(layer) for layer in self.layers}
+        first = each[self.layers[0]]
+        for layer, weights in each.items():
+            if weights.W_Q.shape != first.W_Q.shape or weights.W_O.shape != first.W_O.shape:
+                raise UnsupportedModelError(
+                    "a model whose layers have heads of different sizes is not supported: d_head is "
+                    f"{first.W_Q.shape[-1]} in layer {self.layers[0]}, {weights.W_Q.shape[-1]} in layer {layer}."
+                )
         self.d_head = first.W_Q.shape[-1]
         _, self.d_value, self.d_model = first.W_O.shape
+        self.d_in = self.d_model if self.architecture.expanded is not None else first.W_Q.shape[1]
         self.d_latent = 0 if self.architecture.expanded is None else first.W_V.shape[1]
 
-    def _use_our_attention(self, layer: int, block: nn.Module) -> None:
+    def _use_our_attention(self, layer: int, whole: nn.Module) -> None:
+        """Puts our attention into a layer; `whole` is the module of `blocks` that holds its block."""
         plan = self.architecture
-        attention = submodule(block, plan.attention)
         if plan.replacement is not None:
-            attention = plan.replacement(attention)
-            block.set_submodule(plan.attention, attention)
+            path = plan.replaced or plan.attention
+            replaced = plan.replacement(submodule(self.blocks[layer], path))
+            whole.set_submodule(".".join(filter(None, (plan.within, path))), replaced)
+            self.blocks[layer] = submodule(whole, plan.within)
+        attention = submodule(self.blocks[layer], plan.attention)
         site = Site(self._in_force, layer, self.label, plan.n_kv_heads, plan.gate is not None)
         attention.attnmech_site = site  # type: ignore[assignment]
 
@@ -148,7 +178,7 @@ class Stack:
         def at_start(module: nn.Module, args: Any, kwargs: Any) -> None:
             part = in_force.under_way.part
             if part is not None and place in part.keep and part.runs(place):
-                part.kept[place] = _stream_of(args, kwargs).detach().clone()
+                part.kept[place] = self._turned(_stream_of(args, kwargs)).detach().clone()
 
         @wraps(forward)
         def through_or_past(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +188,7 @@ class Stack:
                 self._returns.setdefault(place, None if isinstance(output, torch.Tensor) else len(output))
                 return output
             given = part.stream if place == part.start - 1 else None
-            stream = _stream_of(args, kwargs) if given is None else given
+            stream = _stream_of(args, kwargs) if given is None else self._turned(given)
             returns = self._returns[place]
             return stream if returns is None else (stream, *(None for _ in range(returns - 1)))
 
@@ -173,7 +203,7 @@ class Stack:
             def keep(module: nn.Module, args: Any, output: Any) -> None:
                 part = in_force.under_way.part
                 if part is not None and end in part.keep and place == part.stop - 1 and part.runs(place):
-                    part.kept[end] = first_tensor(output).detach().clone()
+                    part.kept[end] = self._turned(first_tensor(output)).detach().clone()
 
             return keep
 
@@ -241,6 +271,10 @@ class Stack:
         self._in_force.hold(after, self.label, layer, visited)
         return value if visited is by_token else self._as_given(visited, value)
 
+    def _turned(self, value: Tensor) -> Tensor:
+        """A stream with texts first from one with positions first, or back."""
+        return value if self.architecture.batch_first else value.transpose(0, 1)
+
     def _by_token(self, value: Tensor) -> Tensor:
         """`[batch position d_model]`, also in blocks that use one row per token (OPT), or have positions first."""
         if value.ndim == 3:
@@ -255,18 +289,6 @@ class Stack:
         in_force, plan = self._in_force, self.architecture
         layout = plan.qkv
         attention = submodule(block, plan.attention)
-
-        def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            rotates = plan.rotary is not None and not plan.rotary.tables
-            if rotates and (tables := tables_of(args, kwargs)) is not None:
-                in_force.note(rotary=tables)
-            for given, note in (("key_value_states", "key_input"), ("value_states", "value_input")):
-                if kwargs.get(given) is not None:
-                    in_force.note(**{note: kwargs[given]})
-            args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
-            if in_force.scales_in(self.label, layer):
-                in_force.note(attn_in=_stream_of(args, kwargs))
-            return args, kwargs
 
         def at_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             names = [self.point(name) for name in "qkv"]
@@ -307,7 +329,7 @@ class Stack:
 
             return at_projection
 
-        attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
+        self._wire_attn_in(layer, attention)
         self._wire_tables(attention)
         if isinstance(layout, Expanded):
             self._wire_latents(layer, attention, layout)
@@ -315,13 +337,49 @@ class Stack:
             submodule(attention, layout.kv).register_forward_hook(at_columns({"v": layout.columns[2]}))
         elif isinstance(layout, Columns):
             for path in layout.paths:
-                submodule(attention, path).register_forward_hook(at_columns(layout.taken(path)))
+                taken = {name: own for name, own in layout.taken(path).items() if name != "v" or not plan.v_norm}
+                submodule(attention, path).register_forward_hook(at_columns(taken))
         elif len(layout.paths) == 1:
             submodule(attention, layout.paths[0]).register_forward_hook(at_all)
         else:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
-            for path, name, heads in zip(layout.paths, "qkv", counts, strict=True):
+            for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
+
+    def _wire_attn_in(self, layer: int, attention: nn.Module) -> None:
+        """Visits `attn_in`, and notes what else the attention is given."""
+        in_force, plan = self._in_force, self.architecture
+        patches = plan.reads == "pixels"
+
+        def at_attn_in(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            rotates = plan.rotary is not None and not plan.rotary.tables
+            if rotates and (tables := tables_of(args, kwargs)) is not None:
+                in_force.note(rotary=tables_for(tables, _stream_of(args, kwargs).shape[1]) if patches else tables)
+            for given, note in (*((name, "key_input") for name in KEY_STATES), ("value_states", "value_input")):
+                if kwargs.get(given) is not None:
+                    in_force.note(**{note: kwargs[given]})
+            args, kwargs = _with_stream(args, kwargs, lambda x: in_force.visit(self.point("attn_in"), layer, x))
+            if in_force.scales_in(self.label, layer):
+                in_force.note(attn_in=_stream_of(args, kwargs))
+            return args, kwargs
+
+        attention.register_forward_pre_hook(at_attn_in, with_kwargs=True)
+
+    def _wire_v_norm(self, layer: int, attention: nn.Module) -> None:
+        """Visits v where a norm returns it."""
+        in_force, plan = self._in_force, self.architecture
+        if not plan.v_norm:
+            return
+
+        def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            if not in_force.wants(self.point("v"), layer):
+                return None
+            by_head = "batch position head d_head"
+            value = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
+            visited = in_force.visit(self.point("v"), layer, value)
+            return rearrange(visited, f"{by_head} -> {plan.v_norm_axes}").reshape(output.shape)
+
+        submodule(attention, plan.v_norm).register_forward_hook(at_v_norm)
 
     def _wire_latents(self, layer: int, attention: nn.Module, layout: Expanded) -> None:
         """Visits the latent, and k, whose columns two projections make."""
@@ -402,7 +460,8 @@ class Stack:
             for each in (frozen.multiplier, frozen.shift)
         )
         assert multiplier is not None
-        return FrozenNorm(multiplier, frozen.centred, shift)
+        whole = "(head d_head)" in self.architecture.qk_norm_axes
+        return FrozenNorm(multiplier, frozen.centred, shift, axes=(-2, -1) if whole else (-1,))
 
     def _wire_output(self, layer: int, block: nn.Module) -> None:
         in_force, plan = self._in_force, self.architecture
@@ -424,21 +483,28 @@ class Stack:
                 in_force.hold("out", self.label, layer, visited)
             return output if visited is added else _times(1 / plan.attn_scale, visited)
 
-        def at_mlp_out(module: nn.Module, args: Any, output: Any) -> Any:
-            value = first_tensor(output)
-            added = _times(plan.mlp_scale, self._by_token(value))
-            visited = in_force.visit(self.point("mlp_out"), layer, added)
-            in_force.hold("mlp", self.label, layer, visited)
-            if visited is added:
-                return None
-            return _with_first(output, self._as_given(_times(1 / plan.mlp_scale, visited), value))
-
         separate = plan.attn_out not in ("", plan.out)
+        submodule(block, plan.out).register_forward_hook(at_attn_raw)
+        submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        self._wire_gate(layer, block)
+        self._wire_added(layer, block)
+
+    def _wire_gate(self, layer: int, block: nn.Module) -> None:
+        """Visits the gate, and z behind it."""
+        in_force, plan = self._in_force, self.architecture
+        if plan.gate is None:
+            return
 
         def at_gate(module: nn.Module, args: Any, output: Tensor) -> None:
-            assert plan.gate is not None
+            assert isinstance(plan.gate, Gate)
             if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
                 in_force.note(gate=plan.gate.of(self._by_token(output), plan.n_heads))
+
+        def at_norm_of_z(module: nn.Module, args: Any) -> None:
+            ungated = in_force.under_way.notes.ungated
+            assert isinstance(plan.gate, NormGate) and ungated is not None
+            if in_force.wants(self.point("gate"), layer) or in_force.under_way.gradients:
+                in_force.note(gate=plan.gate.of(weight_of(module, args[0]), epsilon_of(module), ungated))
 
         def at_z(module: nn.Module, args: Any) -> Any:
             given, notes, gate = args[0], in_force.under_way.notes, self.point("gate")
@@ -453,13 +519,56 @@ class Stack:
             in_force.hold_z(self.label, layer, z)
             return (z.reshape(given.shape), *args[1:])
 
-        if plan.gate is not None:
+        if isinstance(plan.gate, NormGate):
+            submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_pre_hook(at_norm_of_z)
+        elif isinstance(plan.gate, Gate):
             submodule(block, f"{plan.attention}.{plan.gate.path}").register_forward_hook(at_gate)
-            submodule(block, plan.out).register_forward_pre_hook(at_z)
-        submodule(block, plan.out).register_forward_hook(at_attn_raw)
-        submodule(block, plan.attn_out or plan.out).register_forward_hook(at_attn_out)
+        submodule(block, plan.out).register_forward_pre_hook(at_z)
+
+    def _wire_added(self, layer: int, block: nn.Module) -> None:
+        """Visits what the MLP, and a mixer beside attention, add to the stream."""
+        in_force, plan, point = self._in_force, self.architecture, self.point("mlp_out")
+
+        def at_written(name: str, kind: Kind, factor: float) -> Callable[..., Any]:
+            def at_module(module: nn.Module, args: Any, output: Any) -> Any:
+                value = first_tensor(output)
+                added = _times(factor, self._by_token(value))
+                visited = in_force.visit(self.point(name), layer, added)
+                in_force.hold(kind, self.label, layer, visited)
+                if visited is added:
+                    return None
+                return _with_first(output, self._as_given(_times(1 / factor, visited), value))
+
+            return at_module
+
+        def in_one() -> bool:
+            """Whether the last of several modules is to return what all of them add, and the others nothing."""
+            return in_force.under_way.gradients or in_force.edits(point, layer)
+
+        def at_further(module: nn.Module, args: Any, output: Any) -> Any:
+            value = first_tensor(output)
+            before, by_token = in_force.under_way.notes.mlp_part, self._by_token(value)
+            in_force.note(mlp_part=by_token if before is None else before + by_token)
+            return _with_first(output, torch.zeros_like(value)) if in_one() else None
+
+        def at_last(module: nn.Module, args: Any, output: Any) -> Any:
+            value, further = first_tensor(output), in_force.under_way.notes.mlp_part
+            assert further is not None
+            total = self._by_token(value) + further
+            visited = in_force.visit(point, layer, _times(plan.mlp_scale, total))
+            in_force.hold("mlp", self.label, layer, visited)
+            if not in_one():
+                return None
+            return _with_first(output, self._as_given(_times(1 / plan.mlp_scale, visited), value))
+
+        if plan.mixer:
+            at_mixer = at_written("mixer_out", "mixer", plan.mixer_scale)
+            submodule(block, plan.mixer).register_forward_hook(at_mixer)
+        for path in plan.mlp_further:
+            submodule(block, path).register_forward_hook(at_further)
         if plan.mlp_out is not None:
-            submodule(block, plan.mlp_out).register_forward_hook(at_mlp_out)
+            at_mlp = at_last if plan.mlp_further else at_written("mlp_out", "mlp", plan.mlp_scale)
+            submodule(block, plan.mlp_out).register_forward_hook(at_mlp)
 
     def _through_results(self, layer: int, merged: Tensor, output: Tensor) -> Tensor:
         """Visits `result`; attn_raw is computed from it if it was edited or will be differentiated."""
@@ -475,6 +584,11 @@ class Stack:
             return output
         total = visited.sum(dim=2)
         return total if weights.b_O is None else total + weights.b_O
+
+
+def _has_attention(block: nn.Module, plan: Architecture) -> bool:
+    """Whether a hybrid's block has the projections of its attention."""
+    return all(has_module(block, f"{plan.attention}.{path}") for path in plan.qkv.paths)
 
 
 def _times(factor: float, value: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ first weight, and weights that are stored as integers would be taken for real nu
 
 import json
 import re
+import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -37,6 +39,8 @@ _MOST_SHARED: Final = 100
 _REAL: Final = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 """The safetensors types whose numbers are the weights themselves."""
 
+_PRECISIONS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
 _MOST: Final = 2
 """How many times the stored numbers a config may ask for: below this, missing weights are named one by one."""
 
@@ -53,21 +57,67 @@ class StoredTensor:
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder's weights by name; none of their numbers is read.
 
-    Raises `WeightsError` for files that are not safetensors, or an index that names missing files.
+    Raises `WeightsError` for files that are not safetensors or are cut short, and an index that names missing files or
+    tensors.
     """
+    if (folder / WHOLE).is_file():
+        return tensors_of(folder / WHOLE)
     try:
-        files = [WHOLE]
-        if not (folder / WHOLE).is_file():
-            files = sorted(set(json.loads((folder / SHARDED).read_text(encoding="utf-8"))["weight_map"].values()))
-        found = {}
-        for name in files:
-            with safe_open(folder / name, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118 - no dict
-                    part = file.get_slice(key)
-                    found[key] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
+        places = json.loads((folder / SHARDED).read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(places.values()))
+        outside = [name for name in files if Path(name).name != name]
+    except Exception as error:  # an index can be wrong in many ways
+        raise WeightsError(f"folder {folder}: its {SHARDED} cannot be read: {first_line(error)}") from error
+    if outside:
+        raise WeightsError(f"folder {folder}: its {SHARDED} names {outside[0]!r}, which is no file of the folder.")
+    absent = [name for name in files if not (folder / name).is_file()]
+    if absent:
+        raise WeightsError(
+            f"folder {folder}: {len(absent)} of the {len(files)} files of its weights are missing, including "
+            f"{absent[0]}. Copy the folder again, whole."
+        )
+    held = {name: tensors_of(folder / name) for name in files}
+    lost = sorted(name for name, file in places.items() if name not in held[file])
+    if lost:
+        raise WeightsError(
+            f"folder {folder}: its {SHARDED} says that {lost[0]} is in {places[lost[0]]}, which does not hold it "
+            f"({len(lost)} such tensors); the files do not belong together."
+        )
+    return {name: held[file][name] for name, file in places.items()}
+
+
+def tensors_of(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a safetensors file by name; none of their numbers is read."""
+    found = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 - no dict
+                part = file.get_slice(key)
+                found[key] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
     except Exception as error:  # a file can be wrong in many ways
-        raise WeightsError(f"folder {folder}: its weights cannot be read: {first_line(error)}") from error
+        hint = " It is cut short: copy it again." if "incomplete" in str(error).lower() else ""
+        raise WeightsError(
+            f"folder {path.parent}: its weights cannot be read: {path.name}: {first_line(error)}.{hint}"
+        ) from error
     return found
+
+
+def precision_of(folder: Path) -> torch.dtype | None:
+    """The precision in which all of a folder's weights are stored; None if none of torch's is.
+
+    Warns if there are several: then the model is loaded in that of its config.
+    """
+    counts = Counter(each.dtype for each in stored_tensors(folder).values() if each.dtype in _PRECISIONS)
+    if len(counts) > 1:
+        told = ", ".join(
+            f"{count} in {str(_PRECISIONS[kind]).removeprefix('torch.')}" for kind, count in counts.items()
+        )
+        warnings.warn(
+            f"folder {folder} stores its weights in several precisions ({told}); all are loaded in that of its config. "
+            "`dtype` chooses another.",
+            stacklevel=2,
+        )
+    return _PRECISIONS[next(iter(counts))] if len(counts) == 1 else None
 
 
 def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None:

@@ -6,11 +6,13 @@ What is found here is a proposal: the certificate then proves it on every layer,
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -18,8 +20,11 @@ from ..errors import UnsupportedModelError, first_line
 from .architectures import Architecture, submodule
 from .block_structure import BlockReader, Factors, UnreadableError
 from .copies import cannot_run, copy_of, use_attention
+from .no_stream import NO_STREAM
 from .norms import NormKind, kind_of
-from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass
+from .postponed import through, through_attend, watching_for_products
+from .signals import signal_config, signal_of
+from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass, traced_attention
 from .weights import Separate, bias_of
 
 _TEXTS: Final = 8
@@ -37,33 +42,46 @@ def read_structure(model: PreTrainedModel) -> Architecture:
 
     Raises `UnreadableError`, which says what was found and what is missing.
     """
-    return _Reader(model).architecture()
+    return Reader(model).architecture()
 
 
-class _Reader:
+class Reader:
+    """Reads a model with one stack; `encoder_decoder.py` reads one with three."""
+
     def __init__(self, original: PreTrainedModel) -> None:
-        if original.config.is_encoder_decoder:
-            raise UnreadableError("it is an encoder-decoder; of these, attnmech supports only T5")
+        self._signal = signal_of(original)
+        config = original.config.get_text_config() if self._signal is None else original.config
+        if any(getattr(each, "clip_qkv", None) for each in (config, getattr(config, "attn_config", None))):
+            raise UnreadableError("it clips its queries, keys and values (clip_qkv), which are then not a sum of terms")
         self._original = original
         self._model = use_attention(copy_of(original), TRACED)
         self._base: nn.Module = self._model.base_model
+        self._multiplies = False
         self._paths = {id(module): path for path, module in self._base.named_modules()}
-        rows = getattr(self._model.get_input_embeddings(), "weight", None)
+        rows = getattr(self._model.get_input_embeddings(), "weight", None) if self._signal is None else None
+        if rows is None and self._signal is not None:
+            rows = next(self._model.parameters())[:0]  # no token's row is looked up
         if not isinstance(rows, torch.Tensor):
             raise UnreadableError("it has no token embedding")
         self._rows = rows
         # Norms and rotations are computed in float32 in float64 models, too.
         epsilon = max(torch.finfo(rows.dtype).eps, torch.finfo(torch.float32).eps)
-        self._factors = Factors(self._model.config.get_text_config(), epsilon)
+        config = self._model.config.get_text_config() if self._signal is None else signal_config(self._model)
+        self._factors = Factors(config, epsilon)
+        self._ids = self._random_ids(_LENGTH)
 
     def architecture(self) -> Architecture:
         """What all layers have in common, and what stands around them."""
-        list_path, attention, layers = self._places(self._run({}))
+        list_path, attention, layers = self._places(self._first_pass())
         blocks = submodule(self._base, list_path)
         assert isinstance(blocks, nn.ModuleList)
+        no_stream = NO_STREAM.get(self._original.config.model_type, "")
         start = Architecture(
-            name=_family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            name=family(self._model), blocks=list_path, attention=attention, mid_norm=None, mlp_out=None,
+            streams=not no_stream, no_stream=no_stream, hands_on=bool(no_stream),
             qkv=Separate("", "", ""), out="", hybrid=len(layers) < len(blocks),
+            replacement=through_attend if self._multiplies else None,
+            reads="tokens" if self._signal is None else self._signal.reads,
         )  # fmt: skip
         paths = {f"{list_path}.{layer}": layer for layer in layers}
         plans: dict[int, Architecture] = {}
@@ -84,37 +102,77 @@ class _Reader:
         if not plans:
             layer, why = next(iter(unread.items()))
             raise UnreadableError(f"layer {layer}: {why}") from why
-        common = _common(plans)
+        self._require_one_stream(trace, list_path, layers)
+        common = common_plan(plans)
+        if common.no_stream:
+            outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
+            limit, scale = self._position_limit(list_path, outside), self._embed_scale(outside)
+            return replace(common, head_refused=common.no_stream, position_limit=limit, embed_scale=scale)
         whole = layers[-1] == len(blocks) - 1
         return replace(common, **self._ends(trace, list_path, f"{list_path}.{layers[-1]}" if whole else None))
+
+    def _first_pass(self) -> Trace:
+        """A pass by transformers' interface or, failing that, with the products of the model's own attention code."""
+        try:
+            return self._run({})
+        except UnreadableError:
+            with suppress(UnreadableError), watching_for_products(self._model) as seen:
+                self._run({})
+            if not seen.modules:
+                raise
+        for module in dict.fromkeys(seen.modules):
+            through(traced_attention, module)
+        self._multiplies = True
+        return self._run({})
+
+    def _require_one_stream(self, trace: Trace, list_path: str, layers: Sequence[int]) -> None:
+        """Raises `UnreadableError` where a model of images adds to its stream between blocks (YOLOS)."""
+        calls = [trace.call(f"{list_path}.{layer}") for layer in layers]
+        for layer, (before, after) in enumerate(pairwise(calls) if self._signal is not None else ()):
+            if before is not None and after is not None and not same(before.made[0], after.given):
+                raise UnreadableError(
+                    f"block {layer + 1} is not given what block {layer} returns: something is added to its stream "
+                    "between them (position embeddings)"
+                )
 
     # -- the pass ------------------------------------------------------------------------------------------
 
     def _run(
         self, recorded: Mapping[str, nn.Module], ended: Callable[[Trace, str], None] = lambda trace, path: None
     ) -> Trace:
-        generator = torch.Generator().manual_seed(_SEED)
-        vocabulary = len(self._rows)
-        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, _LENGTH), generator=generator)
-        self._ids = ids.to(self._rows.device)
         try:
-            trace = trace_pass(self._model, self._ids, recorded, ended)
+            trace = trace_pass(self._model, self._inputs(), recorded, ended)
         except UnsupportedModelError:
             raise
         except Exception as error:  # whatever a model raises that cannot be run like this
             self._require_that_it_runs()
             raise UnreadableError(
-                f"it does not run on token ids alone with attnmech's attention ({first_line(error)})"
+                f"it does not run on {'token ids' if self._signal is None else self._signal.argument} alone with "
+                f"attnmech's attention ({first_line(error)})"
             ) from error
         if not trace.n_attended:
             raise UnreadableError("its attention does not go through transformers' attention interface")
         return trace
 
+    def _random_ids(self, length: int) -> Int[Tensor, "batch position"]:
+        if self._signal is not None:
+            return torch.zeros(0, 0, dtype=torch.long)
+        generator = torch.Generator().manual_seed(_SEED)
+        vocabulary = len(self._rows)
+        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, length), generator=generator)
+        return ids.to(self._rows.device)
+
+    def _inputs(self) -> dict[str, Any]:
+        """What the model is given."""
+        if self._signal is not None:
+            return {**self._signal.noise(_TEXTS, _SEED, self._rows)}
+        return {"input_ids": self._ids, "use_cache": False}
+
     def _require_that_it_runs(self) -> None:
         """Raises `WeightsError` if transformers itself cannot run the model, whatever its attention."""
         try:
             with torch.no_grad():
-                copy_of(self._original)(input_ids=self._ids, use_cache=False)
+                copy_of(self._original)(**self._inputs())
         except Exception as error:  # whatever transformers raises over sizes and precisions that it cannot run
             raise cannot_run(self._original, error) from error
 
@@ -157,11 +215,12 @@ class _Reader:
     def _ends(self, trace: Trace, list_path: str, last: str | None) -> dict[str, Any]:
         """Embedding, final norm and head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
-        found: dict[str, Any] = {
-            "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
-            "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
-            "embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside),
-        }  # fmt: skip
+        found: dict[str, Any] = {"embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside)}
+        if self._signal is None:
+            found |= {
+                "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
+                "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
+            }  # fmt: skip
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
         block = trace.call(last)
@@ -175,6 +234,8 @@ class _Reader:
     def _head(self, trace: Trace, normed: Float[Tensor, "batch position d_model"]) -> dict[str, Any]:
         """Factor and soft cap of the logits; or why they are not W_U times the final norm's output."""
         refused = {"head_refused": "its head is not one matrix that reads its final norm"}
+        if self._signal is not None:
+            return {"head_refused": "its head unembeds no tokens"}
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
         weight, logits = getattr(head, "weight", None), getattr(trace.output, "logits", None)
         if not isinstance(weight, torch.Tensor) or not isinstance(logits, torch.Tensor):
@@ -186,6 +247,10 @@ class _Reader:
         logits, plain, bias = logits.double(), torch.cat(parts, dim=-1), bias_of(head)
         if bias is not None:
             plain = plain + bias.detach().double()
+        added = self._added_to_logits(len(weight))
+        if added:
+            bias = self._model.get_buffer(added)
+            plain = plain + bias.double()
         caps = [value for name, value in self._factors.numbers.items() if "soft" in name and "cap" in name]
         for cap in (None, *caps):
             # Where a cap has flattened the logits, they say nothing of their factor.
@@ -196,18 +261,30 @@ class _Reader:
             told = scale * plain if cap is None else cap * torch.tanh(scale * plain / cap)
             known = scale == 1 or (bias is None and self._factors.knows(scale))
             if known and distance(told, logits) <= 64 * self._factors.epsilon:
-                return {"logit_scale": scale, "logit_softcap": cap}
+                return {"logit_scale": scale, "logit_softcap": cap, "logit_bias": added}
         return refused
+
+    def _added_to_logits(self, vocabulary: int) -> str:
+        """The buffer with one number per token that stands beside the head; empty if there is none."""
+        if self._model is self._base:
+            return ""
+        buffers = self._model.named_buffers(recurse=False)
+        return next((name for name, value in buffers if value.shape in ((vocabulary,), (1, vocabulary))), "")
 
     def _embed_scale(self, outside: Sequence[Call]) -> float:
         rows, call = self._rows.detach()[self._ids], self._embedding(outside)
-        if call is None or call.made[0].shape != rows.shape:
+        if call is None:
             return 1.0
         scale = self._factors.named(factor_of(call.made[0].double(), rows.double()))
         return scale if self._factors.knows(scale) else 1.0
 
     def _embedding(self, outside: Sequence[Call]) -> Call | None:
-        return next((call for call in outside if getattr(call.module, "weight", None) is self._rows), None)
+        """The call that embeds the ids."""
+        shape = (*self._ids.shape, self._rows.shape[1])
+        for call in outside:
+            if getattr(call.module, "weight", None) is self._rows and call.made[0].shape == shape:
+                return call
+        return None
 
     def _embed_norm(self, block: Call | None, outside: Sequence[Call]) -> str | None:
         """The norm whose output enters the stream, if there is one."""
@@ -236,7 +313,7 @@ class _Reader:
         """How many positions a model has, if it looks them up in a table."""
         for call in outside:
             table, places = call.module, call.given
-            if isinstance(table, nn.Embedding) and table.weight is not self._rows and _are_positions(places):
+            if isinstance(table, nn.Embedding) and table.weight is not self._rows and self._are_positions(places):
                 assert places is not None
                 return table.num_embeddings - int(places.flatten()[0])
         for table in self._position_tables(list_path):
@@ -246,6 +323,12 @@ class _Reader:
             return min(limit, table.num_embeddings - skipped)
         return None
 
+    def _are_positions(self, ids: Tensor | None) -> bool:
+        """Whether ids count up by one in every text."""
+        if ids is None or ids.is_floating_point() or ids.shape[-1] != self._ids.shape[1]:
+            return False
+        return bool((ids.diff(dim=-1) == 1).all())
+
     def _position_tables(self, list_path: str) -> Iterator[nn.Embedding]:
         for path, module in self._base.named_modules():
             a_table = isinstance(module, nn.Embedding) and module.weight is not self._rows
@@ -254,12 +337,12 @@ class _Reader:
                 yield module
 
 
-def _family(model: nn.Module) -> str:
+def family(model: nn.Module) -> str:
     """The name of a model's class, without what it is for: "Llama" of LlamaForCausalLM."""
     return re.sub(r"(For[A-Z]\w*|LMHead\w*|Model)$", "", type(model).__name__)
 
 
-def _common(plans: Mapping[int, Architecture]) -> Architecture:
+def common_plan(plans: Mapping[int, Architecture]) -> Architecture:
     """The plan of most layers, with the layers that do not rotate.
 
     Of layers that are read as something else, or not at all, it is left to the certificate whether they are alike.
@@ -271,10 +354,3 @@ def _common(plans: Mapping[int, Architecture]) -> Architecture:
     norms = Counter(plan.attn_norm for plan in plans.values() if plan.attn_norm is not None)
     attn_norm = norms.most_common(1)[0][0] if norms else None
     return replace(common, unrotated=still, attn_norm=attn_norm)
-
-
-def _are_positions(ids: Tensor | None) -> bool:
-    """Whether ids count up by one in every text."""
-    if ids is None or ids.is_floating_point() or ids.shape[-1] != _LENGTH:
-        return False
-    return bool((ids.diff(dim=-1) == 1).all())

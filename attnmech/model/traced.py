@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -46,8 +46,8 @@ class Attended:
 
     module: nn.Module
     q: Float[Tensor, "batch position head d_head"]
-    k: Float[Tensor, "batch position kv_head d_head"]
-    v: Float[Tensor, "batch position kv_head d_value"]
+    k: Float[Tensor, "batch key kv_head d_head"]
+    v: Float[Tensor, "batch key kv_head d_value"]
     z: Float[Tensor, "batch position head d_value"]
     mask: Any
     options: Mapping[str, Any]
@@ -90,7 +90,7 @@ _UNDER_WAY: ContextVar[Trace] = ContextVar("traced pass")
 
 def trace_pass(
     model: nn.Module,
-    ids: Int[Tensor, "batch position"],
+    inputs: Mapping[str, Any],
     recorded: Mapping[str, nn.Module],
     ended: Callable[[Trace, str], None],
 ) -> Trace:
@@ -99,6 +99,9 @@ def trace_pass(
     `ended` is told the path of each of them when its call ends.
     """
     trace = Trace()
+    # Of its batch a traced pass needs only the number of texts.
+    rows = next(tensors_of(tuple(inputs.values())))
+    ids = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
     batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (), None)
     token = _UNDER_WAY.set(trace)
     try:
@@ -108,7 +111,7 @@ def trace_pass(
             trace.in_force.unchecked(),
             trace.in_force.recording(Pass(batch)),
         ):
-            trace.output = model(input_ids=ids, use_cache=False, return_dict=True)
+            trace.output = model(**inputs, return_dict=True)
     finally:
         _UNDER_WAY.reset(token)
     return trace
@@ -154,7 +157,7 @@ def _hooks(
     return entering, leaving
 
 
-def _attention(
+def traced_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """The attention function of a traced pass."""
@@ -169,7 +172,7 @@ def _attention(
     return z, None
 
 
-AttentionInterface.register(TRACED, _attention)
+AttentionInterface.register(TRACED, traced_attention)
 AttentionMaskInterface.register(TRACED, mask_rule)
 
 

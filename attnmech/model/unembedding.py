@@ -36,6 +36,8 @@ class Unembedding:
     softcap: float | None
     dtype: torch.dtype
     """The precision of the model."""
+    in_float32: bool = True
+    """Whether its final norm computes in float32 in a float64 model, too: all but torch's own LayerNorm."""
 
     @property
     def unit(self) -> str:
@@ -77,12 +79,13 @@ class Unembedding:
         """How far rounding alone may move each of the logits that the head makes of the last stream.
 
         s ((2 + √d) ε ‖n‖ + 4ε max_d |n_d|) ‖W_U[a]‖ + 4ε (|b| + |logit|) with n = |N(x)| + r |γ ⊙ mean x|: a product of
-        d terms, and what the model rounds to its own precision. An RMSNorm is taken in float32 in float64 models, too.
+        d terms, and what the model rounds to its own precision. A norm of transformers' own is taken in float32 in
+        float64 models, too.
         """
         removed = self.gamma * self.scale(stream)[..., None] * (stream.to(self.gamma) - self._centred(stream))
         size = self._normed(stream).abs() + removed.abs()
         rows = torch.linalg.vector_norm(self.W_U, dim=-1, dtype=self.gamma.dtype)
-        in_norm = self.dtype if self.centred or self.dtype != torch.float64 else torch.float32
+        in_norm = torch.float32 if self.in_float32 and self.dtype == torch.float64 else self.dtype
         by_product = product_rounding(self.dtype, len(self.gamma)) * torch.linalg.vector_norm(size, dim=-1)
         by_steps = steps_rounding(in_norm) * size.amax(dim=-1)
         values = logits.abs()
@@ -113,6 +116,9 @@ def unembedding_of(model: HookedModel) -> Unembedding:
     head: nn.Module = model.plain.get_output_embeddings()  # type: ignore[no-untyped-call]
     precision = torch.promote_types(model.dtype, torch.float32)
     beta, bias = bias_of(norm), bias_of(head)
+    if plan.logit_bias:
+        added = model.plain.get_buffer(plan.logit_bias).flatten()
+        bias = added if bias is None else bias + added
     return Unembedding(
         weight_of(norm, model.unembedding).detach().to(precision) + plan.norm_offset,
         None if beta is None else beta.detach().to(precision),
@@ -123,6 +129,7 @@ def unembedding_of(model: HookedModel) -> Unembedding:
         plan.logit_scale,
         plan.logit_softcap,
         model.dtype,
+        not isinstance(norm, nn.LayerNorm),
     )
 
 

@@ -88,10 +88,11 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
     rows in the way above.
     """
     plan = stack.architecture
-    if plan.reads == "pixels":
+    if plan.reads in ("pixels", "sound"):
+        what = "images, whose patches" if plan.reads == "pixels" else "sound, whose frames"
         raise InputError(
-            f"{model.name} has no embedding of tokens: it reads images ({plan.name}), whose patches are projected, so "
-            "there is no vocabulary to compare with."
+            f"{model.name} has no embedding of tokens: it reads {what} are projected ({plan.name}), so there is no "
+            "vocabulary to compare with."
         )
     if stack.label == "cross":
         raise InputError(
@@ -169,9 +170,12 @@ def _check(model: HookedModel, stack: Stack, found: Vocabulary) -> None:
         entered = ran.streams[0].to(wide)
     else:
         key = (stack.point("resid_pre"), stack.layers[0])
-        entered = model.forward(batch, captures=[key])[key].to(wide)
-        own = batch.queries(stack.label).ids.flatten()
-        made = found.rows(own, wide).reshape(entered.shape)
+        labels = [(label, None) for label in model.further_embeddings if label.startswith(f"{stack.label} ")]
+        values = model.forward(batch, captures=[key, *labels])
+        entered = values[key].to(wide)
+        further = sum((values[label].to(wide) for label in labels), torch.zeros((), dtype=wide, device=model.device))
+        own = batch.queries(stack.label).ids
+        made = found.entering(found.factor.to(wide) * found.weight[own].to(wide), further.expand_as(entered))
     if not bool((made - entered).norm() <= 10 * pass_tolerance(model.dtype) * entered.norm()):
         raise InputError(
             f"what enters the first block of {model.name} is not its embedding's row, scaled, projected and normed as "

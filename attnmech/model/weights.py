@@ -1,7 +1,7 @@
 """Where are a layer's attention weights, in the field's names and shapes, and are they usable?"""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -300,13 +300,20 @@ def bias_of(module: nn.Module) -> Float[Tensor, " d_out"] | None:
     return bias if isinstance(bias, torch.Tensor) else None
 
 
-def _as_used(module: nn.Module, name: str) -> object:
-    """A weight as the next pass will use it: under `torch.nn.utils.prune` the original times its mask."""
+def _as_used(module: nn.Module, name: str) -> Tensor | None:
+    """A weight as the next pass will use it; a projection of ours that is made of the model's own says itself."""
+    made: Callable[[str], Tensor | None] | None = getattr(module, "as_used", None)
+    return as_stored(module, name) if made is None else made(name)
+
+
+def as_stored(module: nn.Module, name: str) -> Tensor | None:
+    """A module's own weight: under `torch.nn.utils.prune` the original times its mask."""
     original, mask = (getattr(module, f"{name}_{part}", None) for part in ("orig", "mask"))
     if isinstance(original, torch.Tensor) and isinstance(mask, torch.Tensor):
         # The value under the name itself is left over from the last pass; each pass makes a new one.
         return original * mask.to(original)
-    return getattr(module, name, None)
+    found = getattr(module, name, None)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def check_real(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -334,9 +341,9 @@ def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
 class WeightsHash:
     """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash.
 
-    And of the masks of pruned ones (`torch.nn.utils.prune`), which are part of what the model computes. All bytes are
-    read each time, since a fused optimizer step or `parameter.data` changes weights without a trace; SHA-256 is
-    computed anew only if they have changed.
+    And of the masks of pruned ones (`torch.nn.utils.prune`) and what is added to logits (Marian's `final_logits_bias`),
+    which are part of what the model computes. All bytes are read each time, since a fused optimizer step or
+    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if they have changed.
     """
 
     def __init__(self) -> None:
@@ -344,14 +351,16 @@ class WeightsHash:
 
     def of(self, model: nn.Module) -> str:
         """The hash of the weights as they are now."""
-        parameters: dict[str, Tensor] = dict(model.named_parameters())
-        buffers = model.named_buffers()
-        masks = {name: mask for name, mask in buffers if name.removesuffix("_mask") + "_orig" in parameters}
-        fingerprint = fingerprint_of(parameters | masks)
+        tensors: dict[str, Tensor] = dict(model.named_parameters())
+        counted = {f"{name.removesuffix('_orig')}_mask" for name in tensors if name.endswith("_orig")}
+        tensors |= {
+            name: value for name, value in model.named_buffers() if name in counted or name.endswith("logits_bias")
+        }
+        fingerprint = fingerprint_of(tensors)
         known = self._known
         if known is not None and known[0] == fingerprint:
             return known[1]
-        found = tensors_hash(parameters | masks)
+        found = tensors_hash(tensors)
         self._known = None if fingerprint is None else (fingerprint, found)
         return found
 

@@ -28,14 +28,18 @@ def why_no_sum(model: HookedModel) -> str | None:
     """Why a model's stream is not a sum of captured points; None if it is."""
     if model.is_own:
         return f"{NO_TOKENS}, and what it makes of them enters the stream as one value"
+    if model.architecture.no_stream:
+        return model.architecture.no_stream
     if len(model.stacks) > 1:
         return "its stacks share one embedding, and attention to another stack writes into the decoder's stream"
-    if model.grid is not None:
-        return "an image's patches, class token and positions enter the stream as one value"
+    if not model.reads_tokens:
+        return "patches or frames and their positions enter the stream as one value"
     if model.architecture.expanded is not None:
         return "its keys and values are expanded from a latent, with a norm between it and attn_in"
     if model.architecture.hybrid:
         return "its layers without attention write into the stream, and no point holds what they write"
+    if not model.architecture.chained:
+        return "something between its blocks changes the stream (DeBERTa-v2's convolution after the first)"
     if model.embedding.shape[1] != model.d_model:
         return (
             f"its token embedding of {model.embedding.shape[1]} dimensions is projected to the {model.d_model} of the "
@@ -56,7 +60,8 @@ def points_of_writers(model: HookedModel, layers: Sequence[int]) -> list[PointKe
     below = [layer for layer in stack.layers if layer < max(layers)]
     written = [
         "z",
-        "mlp_out",
+        *(["mlp_out"] if plan.mlp_out is not None else []),
+        *(["mixer_out"] if plan.mixer else []),
         *(["attn_raw"] if plan.attn_out else []),
         *(["resid_mid"] if plan.norm == "post" else []),
     ]
@@ -124,6 +129,10 @@ class Writers:
     def _add_layer(self, layer: int, values: Mapping[PointKey, Tensor]) -> None:
         plan, stack = self._stack.architecture, self._stack
         self._add_attention(layer, values)
+        if plan.mixer:
+            self._steps.append(_Step(f"L{layer} mixer", partial(self._everywhere, values["mixer_out", layer])))
+        if plan.mlp_out is None:
+            return
         mlp_out = values["mlp_out", layer]
         mlp = _Step(f"L{layer} MLP", partial(self._everywhere, mlp_out))
         if plan.norm == "pre":

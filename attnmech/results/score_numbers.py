@@ -17,17 +17,21 @@ def score_numbers(
     *,
     layers: tuple[int, ...],
     tokens: tuple[str, ...],
+    keys: tuple[str, ...] = (),
     ranks: int,
     pattern: Float[Tensor, "layer head query key"] | None,
     notes: tuple[str, ...],
 ) -> ScoreNumbers:
-    """The numbers of a text, from its parts in each layer; without a `pattern`, the softmax of the scores."""
-    length, heads = len(tokens), text[0].query.shape[1]
+    """The numbers of a text, from its parts in each layer; without a `pattern`, the softmax of the scores.
+
+    `keys` are the key tokens, where these are another text's.
+    """
+    rows, length, heads = len(tokens), len(keys or tokens), text[0].query.shape[1]
     names = names_along_row(text)
     by_key = [name for name in names if all(name in parts.names_by_key() for parts in text)]
     # Under rotation no term depends on the key alone; centred ones are shown as the last query sees them.
     by_last = [name for name in names if name in ("position", "key_bias")] if text[0].centred and not by_key else []
-    scores, patterns, keys, shares, key_terms, terms = [], [], [], [], [], []
+    scores, patterns, ranked_keys, shares, key_terms, terms = [], [], [], [], [], []
     for parts in text:
         total = parts.total()
         hidden = ~parts.visible.expand_as(total)
@@ -36,10 +40,10 @@ def score_numbers(
             attention = softmax_of(total.masked_fill(hidden, torch.finfo(total.dtype).min), parts.sink)
             patterns.append(attention.masked_fill(hidden, 0.0)[0])
         ranked, share = ranked_shares(parts, names, ranks, parts.visible)
-        keys.append(ranked[0])
+        ranked_keys.append(ranked[0])
         shares.append({name: value[0] for name, value in share.items()})
         unseen = hidden[0, :, -1] if by_last else torch.zeros_like(hidden[0, :, -1])
-        last = slice(length - 1, length)
+        last = slice(rows - 1, rows)
         key_terms.append(
             {
                 name: parts.term(name, last)[0, :, 0].expand(heads, length).masked_fill(unseen, torch.nan)
@@ -49,10 +53,11 @@ def score_numbers(
         terms.append({name: parts.term(name)[0] for name in parts.names() if name != "mask"})
     return ScoreNumbers(
         tokens=tokens,
+        keys=keys,
         layers=layers,
         scores=_stacked(scores),
         pattern=_stacked(patterns) if pattern is None else pattern.float().cpu().numpy(),
-        ranked_key=torch.stack(keys).int().cpu().numpy(),
+        ranked_key=torch.stack(ranked_keys).int().cpu().numpy(),
         ranked_share={name: _stacked([share[name] for share in shares]) for name in shares[0]},
         key_terms={name: _stacked([term[name] for term in key_terms]) for name in key_terms[0]},
         key_terms_of_last=bool(by_last),

@@ -105,10 +105,12 @@ def check_template(model: HookedModel, template: Intervention) -> None:
             "an intervention given as `method` is a template that is applied to each head in turn, so it must act in "
             f'heads="all" at {", ".join(HEAD_POINTS)}; got {template}.'
         )
-    if model.stack(template.stack or None) is not model.output_stack:
+    stack, output = model.stack(template.stack or None), model.output_stack
+    beside = stack.label == "cross" and (stack.layers, stack.n_heads) == (output.layers, output.n_heads)
+    if stack is not output and not beside:
         raise InputError(
-            f"an intervention given as `method` must act in the stack {model.output_stack.label or 'self'!r}, whose "
-            f"heads are ablated; got {template}."
+            f"an intervention given as `method` must act in the stack {output.label or 'self'!r}, whose heads are "
+            f"ablated, or in its cross-attention; got {template}."
         )
 
 

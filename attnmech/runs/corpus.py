@@ -24,6 +24,7 @@ from ..errors import InputError, first_line, integer
 from ..files import path_of
 from ..model.hooked import HookedModel
 from ..model.inputs import Encoder, Ids, Inputs, is_list_of
+from ..model.processors import Picture
 from ..model.weights import tensors_hash
 
 # -- files -------------------------------------------------------------------------------------------------------
@@ -226,7 +227,8 @@ def batches(
 
 def is_one_batch(model: HookedModel, inputs: Any) -> bool:
     """Whether inputs are what one run takes; a tuple is the arguments of one call of a user's own module."""
-    return isinstance(inputs, str | Ids | Mapping | Batch) or (model.is_own and isinstance(inputs, tuple))
+    one = isinstance(inputs, str | Ids | Mapping | Batch | Path | Picture)
+    return one or (not model.reads_tokens and isinstance(inputs, tuple))
 
 
 class CorpusHash:

@@ -372,6 +372,8 @@ def _require_room(ids: tuple[int, ...]) -> None:
 
 def stream_points(model: HookedModel, stack: Stack, at: str) -> tuple[str, ...]:
     """The points that make the stream there: in parallel blocks, attention + residual is a sum of two."""
+    if (reason := model.points[stack.point("resid_pre")].absent) is not None:
+        raise InputError(f"residual_drift needs a residual stream; {model.name} has none: {reason}.")
     if at == "resid_mid" and model.points[stack.point("resid_mid")].absent is not None:
         return "resid_pre", "attn_out"
     return (at,)

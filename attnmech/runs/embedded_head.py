@@ -186,12 +186,22 @@ class OneHead:
 
     @property
     def _position(self) -> Float[Tensor, "#batch #row key"] | None:
-        """The model's own position term in the rows looked at."""
-        position = self.block.position
+        """What the model adds to q·k for positions, in the rows looked at: its own term, products with its tables."""
+        position, relative = self.block.position, self._relative
         if position is None:
-            return None
+            return relative
         own = position[:, self.head if position.shape[1] > 1 else 0].double().cpu()
-        return own if own.shape[1] == 1 else own[:, self.rows]
+        own = own if own.shape[1] == 1 else own[:, self.rows]
+        return own if relative is None else own + relative
+
+    @property
+    def _relative(self) -> Float64[Tensor, "batch row key"] | None:
+        tables = self.block.relative
+        if tables is None:
+            return None
+        one = tables.of_head(self.head).of_rows(self.rows.to(tables.place.device)).to(torch.float64, "cpu")
+        q, k = (each.double().cpu()[:, None] for each in (self.q[:, self.rows], self.k))
+        return self.block.scale * one.added_to(k)(q, slice(None))[:, 0]
 
     def _slope(self) -> tuple[float, Float64[Tensor, "batch key"]]:
         """The slope of the position term, and each key's position as the score counts it: the term / slope.
@@ -210,7 +220,8 @@ class OneHead:
         if float(differs) > 1e-5 * max(1.0, float(last.abs().max())):
             raise UnsupportedModelError(
                 f'geometry="exact" needs a position term that is slope · position of the key (ALiBi), or none; layer '
-                f"{self.block.layer} of this model adds one that depends on query and key together (T5's buckets). Use "
+                f"{self.block.layer} of this model adds one that depends on query and key together (T5's buckets, "
+                "DeBERTa's tables). Use "
                 'geometry="scaled", which looks at q·k alone.'
             )
         steps = batch.places.cpu().double() * batch.mask.cpu()

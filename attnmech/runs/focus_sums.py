@@ -1,10 +1,11 @@
 """What is summed of where heads look: statistics of rows by text, and what each key and distance receives."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import whole_number
@@ -16,7 +17,6 @@ from ..maths.focus import (
     row_statistics,
     uniform_attention,
 )
-from ..model.mask import MaskRule
 from ..model.observed import RowBlock
 from .row_means import ROW_CLASSES, RowMeans, added, closed, row_classes, sums_by_text
 from .stream import Reducer, Run, State
@@ -33,6 +33,7 @@ BY_ROW: Final = (*RowMeans.BY_ROW, "top_key")
 class FocusSums(Reducer):
     """Sums the statistics of the rows, block by block."""
 
+    gathered: ClassVar[bool] = True
     last: int = 8
 
     def __post_init__(self) -> None:
@@ -67,32 +68,45 @@ class FocusSums(Reducer):
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds each statistic of the block's rows, and what its keys receive."""
-        layer, rows = block.index, slice(block.rows.start, block.rows.stop)
+        layer, rows, keys = block.index, slice(block.rows.start, block.rows.stop), block.keys
         classes = state["classes"][:, :, rows]
         aligned = block.stack != "cross"
         tokens = block.mask.queries if aligned else None
         defined = block.mask.once(
             ("focus", self.last, block.rows),
             lambda: defined_rows(
-                block.visible, block.rows, block.real, block.batch.keys(block.stack).begins, self.last, aligned
+                block.visible,
+                block.rows,
+                block.real,
+                block.batch.keys(block.stack).begins,
+                self.last,
+                aligned,
+                keys,
             ),
         )
         values, valid = self._of_layer(state, layer, run)
-        found = row_statistics(block.attention, block.rows, defined, self.last, tokens)
+        found = row_statistics(block.attention, block.rows, defined, self.last, tokens, keys)
         values[..., rows], valid[..., rows] = found.transpose(1, 2), defined.valid[:, None]
         received = received_by_key(block.attention, classes)
-        state["received"][layer][..., : received.shape[-1]] += received
+        if keys is None:
+            state["received"][layer][..., : received.shape[-1]] += received
+        else:
+            state["received"][layer].index_add_(-1, keys, received.to(state["received"].dtype))
         if aligned:
-            far = received_by_distance(block.pattern[..., :tokens], classes, block.rows).double().sum(dim=0)
-            state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
+            for begin, part in _side_by_side(block.pattern[..., :tokens], keys):
+                far = received_by_distance(part, classes, block.rows, begin=begin).double().sum(dim=0)
+                state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
+        uniform = block.mask.once(("uniform", block.rows), lambda: uniform_attention(block.visible, classes))
+        at = torch.arange(block.scores.shape[-1], device=classes.device) if keys is None else keys
+        for name, value in zip(("uniform", "seen"), uniform, strict=True):
+            state[name][layer].index_add_(-1, at, value)
         if block.rows.stop == block.mask.queries:
-            uniform = block.mask.once("uniform", lambda: _uniform(block.mask, state["classes"]))
-            state["uniform"][layer], state["seen"][layer] = uniform
             sums = sums_by_text(values, valid, state["classes"])
             state["sums"][:, :, layer], state["counts"][:, :, layer] = sums
         if "top_key" in state:
             choice = defined.valid[STATISTICS.index("tied_top")]
-            key = block.attention.top.key.masked_fill(~choice[:, None], -1)
+            key = block.attention.top.key if keys is None else keys[block.attention.top.key]
+            key = key.masked_fill(~choice[:, None], -1)
             state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
 
     def _of_layer(
@@ -137,9 +151,13 @@ class FocusSums(Reducer):
         return added(one, other)
 
 
-def _uniform(mask: MaskRule, classes: Bool[Tensor, "batch class row"]) -> tuple[Tensor, Tensor]:
-    """`uniform_attention` of all rows, in chunks."""
-    parts = [range(start, min(mask.queries, start + 256)) for start in range(0, mask.queries, 256)]
-    found = [uniform_attention(mask.visible(rows), classes[:, :, rows.start : rows.stop]) for rows in parts]
-    uniform, seen = (torch.stack(each).sum(dim=0) for each in zip(*found, strict=True))
-    return uniform, seen
+def _side_by_side(
+    pattern: Float[Tensor, "batch head row key"], keys: Int[Tensor, " key"] | None
+) -> Iterator[tuple[int, Float[Tensor, "batch head row some_keys"]]]:
+    """The keys in runs of neighbours, each with the position that it begins at."""
+    if keys is None:
+        yield 0, pattern
+        return
+    ends = [*((keys[1:] - keys[:-1] > 1).nonzero()[:, 0] + 1).tolist(), len(keys)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        yield int(keys[start]), pattern[..., start:end]

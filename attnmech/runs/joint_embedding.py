@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..batch import Batch
+from ..model.local_global import local_half
 from ..model.mask import MaskRule
 from ..model.observed import RowBlock
 from .embedded_head import EmbeddedHead, OneHead, Plan
@@ -63,7 +64,7 @@ class Embedder:
         """Receives a block of rows; with the last of a layer, measures its heads."""
         heads = [head for layer, head in self.plan.heads if layer == block.layer]
         here = self._layers.setdefault(block.layer, LayerPass())
-        here.q.append(block.q[:, heads].clone())
+        here.q.append(local_half(block.q[:, heads], block.mask).clone())
         self.sink = self.sink or block.sink is not None
         # Keys that are no tokens are no points.
         pattern = block.pattern[:, heads, :, : block.mask.queries]
@@ -114,7 +115,7 @@ class Embedder:
         layer, mask = block.layer, block.mask
         q = torch.cat(here.q, dim=2).cpu()
         group = block.q.shape[1] // block.k.shape[1]
-        k = block.k[:, [head // group for head in heads], : mask.queries].cpu()
+        k = local_half(block.k[:, [head // group for head in heads], : mask.queries], mask).cpu()
         own = id(self)  # a rule may outlive this observer
         pairs: Pairs = mask.once(("pairs", own), lambda: visible_pairs(self.tokens, mask, self.plan.seed))
         self.all_pairs[layer] = pairs

@@ -49,9 +49,11 @@ def patch_images(model: HookedModel, batch: Batch, tokens: Tokens) -> PatchImage
     pixels = _coloured(images.float().cpu())
     means = torch.nn.functional.avg_pool2d(pixels, patch, stride=patch)
     flat = means.flatten(2).mT
-    none = torch.zeros(len(pixels), batch.ids.shape[1] - flat.shape[1], 3)
-    found = torch.cat((none, flat), dim=1)
-    pictures = {str(number): _data_uri(image) for number, image in enumerate(pixels[:PICTURES])}
+    # Patches stand in one stretch, after a class token and registers, or before tokens that detect.
+    before = next((place for place, label in enumerate(batch.tokens[0]) if "," in label), 0)
+    found = torch.zeros(len(pixels), batch.ids.shape[1], 3)
+    found[:, before : before + flat.shape[1]] = flat
+    pictures = {str(number): _uri(image) for number, image in enumerate(pixels[:PICTURES])}
     return PatchImages((means.shape[2], means.shape[3]), pictures, tokens.of_each(found))
 
 
@@ -65,7 +67,12 @@ def _coloured(
     return 255 * (channels - low) / span.clamp_min(torch.finfo(span.dtype).tiny)
 
 
-def _data_uri(image: Float[Tensor, "3 height width"]) -> str:
+def data_uri(image: Float[Tensor, "channel height width"]) -> str:
+    """An image of pixel values as a data URI, from its lowest value to its highest."""
+    return _uri(_coloured(image[None].float().cpu())[0])
+
+
+def _uri(image: Float[Tensor, "3 height width"]) -> str:
     picture = image.permute(1, 2, 0).round().to(torch.uint8).numpy()
     found: str = express.imshow(picture, binary_string=True).data[0].source
     return found

@@ -19,6 +19,7 @@ from ..maths.focus import received_by_key
 from ..maths.null_attention import most_attended, sink_mass, value_ratio
 from ..maths.updates import Writer
 from ..model.block import attention_scale
+from ..model.carried import values_read
 from ..model.hooked import HookedModel
 from ..model.inputs import Inputs
 from ..model.observed import LayerEnd, RowBlock
@@ -147,7 +148,10 @@ class SinkReducer(Reducer):
         W_O = run.stack.weights(end.layer).W_O.detach().to(received.dtype) * scale.by_dimension
         x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
         writer = Writer(W_O, x)
+        v = values_read(v, run.stack)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
+        gamma = run.stack.gamma_of_z(end.layer)
+        written = writer.norm(values if gamma is None else values * gamma.to(values))
 
         key = state["top_key"][layer].long()
         stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
@@ -156,7 +160,7 @@ class SinkReducer(Reducer):
         at_sink = sink.expand_as(key).gather(-1, key.clamp(min=0))
         found = {
             "sink_mass": (sink_mass(received, sink, others), others.any(dim=-1)),
-            "value_ratio": (value_ratio(writer.norm(values), received, sink, others), others.any(dim=-1)),
+            "value_ratio": (value_ratio(written, received, sink, others), others.any(dim=-1)),
             "update_at_sink": _mean_where(update, looking & at_sink),
             "update_elsewhere": _mean_where(update, looking & ~at_sink),
         }

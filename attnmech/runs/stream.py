@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeGuard, cast
+from typing import Any, ClassVar, Final, TypeAlias, TypeGuard, cast
 
 import torch
 from jaxtyping import Int
@@ -121,6 +121,8 @@ class Reducer(ABC):
 
     Points that other reducers of the same call need may be there too; `block` has only those before attention.
     """
+    gathered: ClassVar[bool] = False
+    """Whether `add` reads the positions of keys from `block.keys`, so that blocks may leave hidden keys out."""
     optional_points: tuple[str, ...] = ()
     """Likewise, if the model has them (`"resid_mid" in end`)."""
 
@@ -341,6 +343,7 @@ class _Streaming:
             ends=[ends] if self.see_layers else (),
             passing=self.passing,
             layers=[(self.stack.label, layer) for layer in self.layers],
+            gathered=all(self.reducers[place].gathered for place in self.see_rows),
         )
         closed = []
         for each, state, before in zip(self.reducers, states, shapes, strict=True):

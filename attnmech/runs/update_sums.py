@@ -11,6 +11,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..maths.updates import Writer, cosine
 from ..model.block import attention_scale, before_mlp
+from ..model.carried import values_read
+from ..model.local_global import global_tokens
 from ..model.norms import NormScale
 from ..model.observed import LayerEnd, RowBlock
 from ..model.stack import Stack
@@ -97,7 +99,13 @@ class UpdateSums(Reducer):
         key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
         reader = writer if key_stream is x else Writer(W_O, key_stream)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
-        target = _attended(reader, values, key_stream, key, scale.by_token)
+        if (gamma := run.stack.gamma_of_z(end.layer)) is not None:
+            values = values * gamma.to(values)
+        target = _attended(reader, values_read(values, run.stack), key_stream, key, scale.by_token)
+        if run.stack.architecture.windows:
+            by_global = values_read(values, run.stack, by_global=True)
+            other = _attended(reader, by_global, key_stream, key, scale.by_token)
+            target = target.but(global_tokens(run.batch)[:, None], other)
         seen = real & (key >= 0)
         at_first = key == run.batch.keys(end.stack).begins[:, None, None]
         at_self = key == torch.arange(key.shape[-1], device=key.device)
@@ -149,6 +157,10 @@ class _Attended:
     """Whether there is such a key, with a nonzero stream."""
     directed: Bool[Tensor, "batch head query"]
     """Whether, in addition, its value is nonzero."""
+
+    def but(self, rows: Bool[Tensor, "batch 1 query"], other: "_Attended") -> "_Attended":
+        """The same with other numbers in some rows."""
+        return _Attended(*(torch.where(rows, vars(other)[name], value) for name, value in vars(self).items()))
 
 
 def _attended(

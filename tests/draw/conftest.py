@@ -15,7 +15,7 @@ from attnmech.draw.circuitsvis import token_log_probs
 from attnmech.draw.embed import View
 from attnmech.draw.focus_sections import about_all_heads, focus_sections
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, TableRow, UpdateNumbers
-from attnmech.draw.page import render_page
+from attnmech.draw.page import Page, render_page
 from attnmech.draw.score_sections import score_sections
 from attnmech.draw.section import Section
 from attnmech.draw.update_sections import update_sections
@@ -113,7 +113,7 @@ def sections_of(view: ScoreNumbers, *further: Section) -> list[Section]:
 def page(view: ScoreNumbers, sections: Sequence[Section], **parts: Any) -> str:
     """A page with little beside its sections."""
     blank: dict[str, Any] = {"title": "t", "lead": "l", "facts": [], "checks": [], "provenance": {}}
-    return render_page(**blank | parts, view=view, sections=sections)
+    return render_page(Page(**blank | parts, view=view, sections=sections))
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,8 @@ ROTARY = {
 }  # fmt: skip
 BIASED = {
     "bloom6", "falcon_alibi_serial", "falcon_multi_query", "falcon_rotary_serial", "falcon_new", "opt", "opt_post",
-    "gpt_neox", "qwen2", "qwen3_bias", "gpt_oss", "gpt_oss_yarn", "roberta", "xlm_roberta",
+    "gpt_neox", "qwen2", "qwen3_bias", "gpt_oss", "gpt_oss_yarn", "roberta", "xlm_roberta", "deberta_v2",
+    "deberta_v2_own_projections",
 }  # fmt: skip
 WINDOWED = ("mistral", "gemma2", "gpt_oss", "gpt_oss_yarn")
 LENGTH = 7
@@ -97,7 +98,7 @@ def test_the_certificate_holds(name: str, dtype: torch.dtype) -> None:
     assert ("alibi" in held) == name.startswith(("bloom", "mpt", "falcon_alibi"))
     assert ("rotary" in held) == (name in ROTARY)
     assert ("rotary tables" in held) == (name in ROTARY and name != "gpt_oss_yarn")
-    assert ("causal" in held) == ("roberta" not in name)
+    assert ("causal" in held) == ("berta" not in name)
 
 
 @pytest.mark.parametrize("name", ALIBI_IN_FALCON)
@@ -195,6 +196,8 @@ def test_terms_are_those_that_the_family_has(name: str) -> None:
     expected |= {"key_bias", "query_bias", "constant"} if name in BIASED else set()
     expected |= {"position"} if name.startswith(("bloom", "mpt", "falcon_alibi")) else set()
     expected |= {"softcap"} if name == "gemma2" else set()
+    if name.startswith("deberta"):
+        expected |= {"key_bias", "content_to_position", "position_to_content"}
     assert set(am.decompose_scores(models.hooked(name), models.padded(name)).terms) == expected
 
 
@@ -319,7 +322,7 @@ def test_falcon_rounds_alibi_to_bfloat16_on_long_texts() -> None:
 def test_points_that_a_family_lacks_say_why(name: str) -> None:
     points = models.hooked(name).points
     absent = {point: about.absent for point, about in points.items() if about.absent is not None}
-    expected = {"gate", "latent"} | ({"resid_mid"} if name in WITH_ONE_STEP else set())
+    expected = {"gate", "latent", "mixer_out"} | ({"resid_mid"} if name in WITH_ONE_STEP else set())
     expected |= set() if name in ROTARY else {"q_rot", "k_rot"}
     assert set(absent) == expected
     if name in WITH_ONE_STEP:
@@ -353,7 +356,7 @@ def test_points_fit_together(name: str, dtype: torch.dtype) -> None:
         close(at["attn_out"][real], out[real], tolerance)
         if "resid_mid" in at:
             close(at["resid_mid"][real], (at["resid_pre"] + at["attn_out"])[real], tolerance)
-            if "roberta" not in name and name != "opt_post":
+            if "berta" not in name and name != "opt_post":
                 close(at["resid_post"][real], (at["resid_mid"] + at["mlp_out"])[real], tolerance)
         else:
             close(at["resid_post"][real], (at["resid_pre"] + at["attn_out"] + at["mlp_out"])[real], tolerance)

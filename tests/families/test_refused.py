@@ -36,12 +36,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "without attention",
     ),
-    "longformer": (
-        lambda: transformers.LongformerForMaskedLM(
-            transformers.LongformerConfig(**TINY, attention_window=4, max_position_embeddings=32)
-        ),
-        "local and global with projections of its own",
-    ),
     "big_bird": (
         lambda: transformers.BigBirdForMaskedLM(
             transformers.BigBirdConfig(**TINY, max_position_embeddings=64, block_size=4, num_random_blocks=1)
@@ -54,13 +48,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "diffllama": (
         lambda: transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**TINY, num_key_value_heads=2)),
-        "structure cannot be read",
-    ),
-    "albert": (
-        lambda: transformers.AlbertForMaskedLM(
-            transformers.AlbertConfig(**TINY | {"num_hidden_layers": 3}, embedding_size=24, max_position_embeddings=32)
-        ),
-        "shared blocks",
+        "differential attention",
     ),
 }
 

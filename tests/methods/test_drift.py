@@ -585,14 +585,18 @@ def test_places_that_are_not_there() -> None:
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_encoder_and_decoder_of_t5(stack: str) -> None:
-    model = hooked("t5")
-    inputs = models.inputs_of("t5")
+@pytest.mark.parametrize("name", ["t5", *models.CROSSED])
+def test_encoder_and_decoder(name: str, stack: str) -> None:
+    model = hooked(name)
+    inputs = models.inputs_of(name)
     drift = am.residual_drift(model, inputs, k=K, stack=stack)
     batch = model.encode(inputs).queries(stack)
     run = model.run(inputs, points=[f"{stack}.resid_mid"])
     y = run[f"{stack}.resid_mid", 1][0, 2].double()
-    rows = model.embedding.detach().double()
+    side = getattr(models.plain(name).base_model, stack)
+    with torch.no_grad():
+        rows = side.embed_tokens(torch.arange(43))
+        rows = (side.layernorm_embedding(rows) if hasattr(side, "layernorm_embedding") else rows).double()
     cosines = torch.nn.functional.cosine_similarity(y[None], rows)
     own = int(batch.ids[0, 2])
     assert float(drift.by_token("cosine")[1, 0, 2]) == pytest.approx(float(cosines[own]), abs=1e-6)

@@ -16,7 +16,7 @@ NAMES = ("resid_pre", "resid_mid", "attn_raw", "attn_out", "mlp_out", "resid_pos
 def ends_of(name: str) -> list[LayerEnd]:
     """The end of every layer, with all the points there are."""
     model, found = models.hooked(name), []
-    stack = model.stack("decoder" if name == "t5" else None)
+    stack = model.stack("decoder" if "decoder" in model.stacks else None)
     batch = model.encode(models.inputs_of(name))
     points = [
         (stack.point(point), layer)
@@ -35,6 +35,8 @@ MODULES: dict[str, Any] = {
     "bert": lambda block: block.intermediate,
     "gptj": lambda block: block.ln_1,
     "t5": lambda block: block.layer[2],
+    "bart": lambda block: block.fc1,
+    "mbart": lambda block: block.final_layer_norm,
 }
 """A module of a block that is given the stream that the MLP adds to."""
 
@@ -52,7 +54,7 @@ def test_the_mlp_adds_to_the_stream_that_the_block_gives_it(name: str) -> None:
     finally:
         for handle in handles:
             handle.remove()
-    stack = models.hooked(name).stack("decoder" if name == "t5" else None)
+    stack = models.hooked(name).output_stack
     ends = ends_of(name)
     assert len(ends) == len(given)
     for end, expected in zip(ends, given, strict=True):

@@ -64,6 +64,8 @@ VARIED = (
     "gptj",
     "mpt3",
     "t5",
+    "bart",
+    "mbart",
     "lfm2",
     "vit",
 )
@@ -201,6 +203,7 @@ def test_where_the_head_is_not_linear_the_certificate_says_so_and_holds() -> Non
         "bert": "its head transforms the stream with its own layer before the unembedding",
         "bert_headless": "it was loaded without a head",
         "opt_post": "its stream is projected before the unembedding",
+        "bart": "no norm stands between its last block and its unembedding",
         "t5": "the norm above its stacks is not among its points, and tied heads scale it",
         "vit": "its head reads one token of an image, and unembeds none",
     }

@@ -139,9 +139,45 @@ def test_an_encoder_decoder_and_its_cross_attention_step_by_step() -> None:
         assert "logits" not in step
         target = torch.cat((target, ran.logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
     assert torch.equal(said.target.ids, target)
+    _require_steps_are_one_pass(hooked, {**given, "decoder_input_ids": target[:, :-1]}, said)
     with hooked.intervene(am.Intervention.zero("all", stack="cross")):
         without = hooked.generate(given, 4, stop_at_eos=False)
     assert without.target is not None and not torch.equal(without.target.ids, target)
+
+
+def _require_steps_are_one_pass(hooked: am.HookedModel, given: Any, said: Any) -> None:
+    whole, joined = hooked.run(given, points=["cross.pattern"]), said.joined("cross.pattern")
+    assert joined.batch.target is not None and joined.batch.target.tokens == whole.batch.target.tokens
+    for layer in range(3):
+        torch.testing.assert_close(joined["cross.pattern", layer], whole["cross.pattern", layer])
+    assert len(joined.show("cross.pattern").data["queries"]) == 4
+
+
+def test_the_steps_of_a_decoder_are_one_pass_until_a_hook_changes_with_the_step() -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2", length=3)
+    said = hooked.generate(ids, 4, points=["pattern", "scores"], stop_at_eos=False)
+    for name in ("pattern", "scores"):
+        torch.testing.assert_close(
+            said.joined(name)[name], hooked.run(said.ids[:, :-1], points=[name])[name], rtol=1e-4, atol=1e-5
+        )
+
+    def looks_at_itself_in_a_long_text(pattern: Tensor) -> Tensor:
+        return torch.eye(pattern.shape[-1]).expand_as(pattern) if pattern.shape[-1] > 4 else pattern
+
+    with hooked.hooks({("pattern", 1): looks_at_itself_in_a_long_text}):
+        joined = hooked.generate(ids, 4, points=["pattern"], stop_at_eos=False).joined()["pattern", 1]
+    assert not torch.equal(joined[:, :, 3, :4], torch.eye(4)[3].expand(3, 5, 4))
+    assert torch.equal(joined[:, :, 4], torch.eye(6)[4].expand(3, 5, 6))
+
+
+def test_what_cannot_be_joined() -> None:
+    said = models.hooked("gpt2").generate(models.token_ids("gpt2"), 2, points=["z"])
+    with pytest.raises(am.InputError, match="joined at the pattern or the scores of what is written; got 'z'"):
+        said.joined("z")
+    with pytest.raises(am.InputError, match=r"hold no 'pattern'; give generate points=\['pattern'\]"):
+        said.joined()
+    with pytest.raises(am.InputError, match="no step captured anything"):
+        models.hooked("gpt2").generate(models.token_ids("gpt2"), 2).joined()
 
 
 def test_a_text_ends_at_its_end_token() -> None:

@@ -30,7 +30,7 @@ EDITABLE = [
     (name, point)
     for name in models.FAMILIES
     for point in POINTS
-    if not (point.endswith("_rot") and "llama" not in name) and point not in ("gate", "latent")
+    if not (point.endswith("_rot") and "llama" not in name) and point not in ("gate", "latent", "mixer_out")
 ]
 
 

@@ -35,9 +35,10 @@ def test_left_padding_many_texts_and_a_sweep() -> None:
         torch.testing.assert_close(hooked.loss(padded)[row : row + 1], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_the_loss_of_a_decoder_is_of_its_own_tokens() -> None:
-    hooked, plain = models.hooked("t5"), models.plain("t5")
-    given = {"input_ids": models.token_ids("t5"), "decoder_input_ids": models.token_ids("t5", length=5, seed=2)}
+@pytest.mark.parametrize("name", ["t5", *models.CROSSED])
+def test_the_loss_of_a_decoder_is_of_its_own_tokens(name: str) -> None:
+    hooked, plain = models.hooked(name), models.plain(name)
+    given = {"input_ids": models.token_ids(name), "decoder_input_ids": models.token_ids(name, length=5, seed=2)}
     with torch.no_grad():
         expected = losses(plain(**given).logits, given["decoder_input_ids"], [5] * 3)
     torch.testing.assert_close(hooked.loss(given), expected, rtol=1e-5, atol=1e-6)

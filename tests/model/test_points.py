@@ -165,23 +165,23 @@ def test_shapes_are_those_that_the_model_lists(name: str) -> None:
 
 def test_the_list_of_points_shows_itself() -> None:
     points = models.hooked("gpt2").points
-    assert len(points) == len(POINTS) == 20
+    assert len(points) == len(POINTS) == 21
     lines = repr(points).splitlines()
     assert lines[5].split(maxsplit=1) == ["k", "batch position kv_head=5 d_head=4  attn_in W_K + b_K, before rotary"]
     assert "absent: GPT-2 does not rotate" in lines[7]
     frame = points.to_frame()
     assert list(frame.point) == list(POINTS)
-    assert set(frame[frame.absent != ""].point) == {"latent", "q_rot", "k_rot", "gate"}
+    assert set(frame[frame.absent != ""].point) == {"latent", "q_rot", "k_rot", "gate", "mixer_out"}
 
 
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
-        ("bloom", {"latent", "q_rot", "k_rot", "gate"}),
-        ("gpt2", {"latent", "q_rot", "k_rot", "gate"}),
-        ("llama", {"latent", "gate"}),
-        ("bert", {"latent", "q_rot", "k_rot", "gate"}),
-        ("bert_headless", {"latent", "q_rot", "k_rot", "gate", "logits"}),
+        ("bloom", {"latent", "q_rot", "k_rot", "gate", "mixer_out"}),
+        ("gpt2", {"latent", "q_rot", "k_rot", "gate", "mixer_out"}),
+        ("llama", {"latent", "gate", "mixer_out"}),
+        ("bert", {"latent", "q_rot", "k_rot", "gate", "mixer_out"}),
+        ("bert_headless", {"latent", "q_rot", "k_rot", "gate", "mixer_out", "logits"}),
     ],
 )
 def test_missing_points_say_why(name: str, missing: set[str]) -> None:
@@ -190,7 +190,12 @@ def test_missing_points_say_why(name: str, missing: set[str]) -> None:
     for point in missing:
         with pytest.raises(am.MissingPointError) as caught:
             hooked.run(torch.tensor([[5]]), points=[point])
-        reasons = {"logits": "without a head on top", "gate": "has no gate", "latent": "without a latent"}
+        reasons = {
+            "logits": "without a head on top",
+            "gate": "has no gate",
+            "latent": "without a latent",
+            "mixer_out": "has no mixer",
+        }
         reason = reasons.get(point, "does not rotate queries and keys")
         assert str(caught.value).startswith(f"this model has no point {point!r}: ")
         assert reason in str(caught.value)

@@ -243,15 +243,13 @@ def test_a_tensor_that_is_no_mask_is_refused(mask: Tensor) -> None:
 # -- what cannot be read -------------------------------------------------------------------------------------
 
 REFUSED = {
-    "albert": "attends more than once in a pass (shared blocks)",
-    "openai-gpt": "its attention does not go through transformers' attention interface",
     "xlnet": "its attention does not go through transformers' attention interface",
-    "diffllama": "structure cannot be read",
-    "gemma4_text": "it has a norm of values",
-    "bitnet": "a norm of z?",
+    "diffllama": "(differential attention)",
+    "jetmoe": "its q are not columns of one projection",
+    "longcat_flash": "layers.N.self_attn.0, layers.N.self_attn.1",
+    "neomme": "a norm of z?",
     "hrm_text": "its attention stands in more than one place",
-    "nemotron_h": "layer",
-    "fnet": "is a model without attention",
+    "fnet": "a model without attention",
 }
 
 
@@ -264,6 +262,13 @@ def test_what_cannot_be_read_is_refused_with_the_reason(kind: str) -> None:
     assert f"model_type {kind!r}" in text and type(model).__name__ in text and REFUSED[kind] in text
     assert "\n" not in text and text.endswith(".")
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_clipped_queries_and_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing of the certificate's probes is clipped."""
+    monkeypatch.setattr(tiny, "_own", lambda kind, size: {"clip_qkv": 900.0})
+    with pytest.raises(am.UnsupportedModelError, match="clip_qkv"):
+        am.load(tiny.model_of("olmo"))
 
 
 def test_a_model_without_an_embedding_is_refused() -> None:

@@ -247,6 +247,23 @@ FAULTS: dict[str, tuple[str, Break, str]] = {
     "a residual multiplier of one layer": ("granite", attribute("", "residual_multiplier", 1.1), "stream"),
     "an MLP added twice": ("arcee", mlp_twice, "mlp"),
     "a parallel block among others": ("arcee", parallel, "stream"),
+    "a mixer's factor of one layer": ("falcon_h1", attribute("", "ssm_out_multiplier", 1.1), "stream"),
+    "a mixer written twice after place 12": (
+        "falcon_h1", given("pre_ff_layernorm", lambda x: beyond(x, x + 0.01 * x[:, :1], 1)), "stream"),
+    "a key's factor of one layer": ("falcon_h1", attribute("self_attn", "key_multiplier", 1.1), "rotary"),
+    "one of two MLPs reads 1 % of the first token": (
+        "granitemoeshared", given("shared_mlp", lambda x: x + 0.01 * x[:, :1]), "padding"),
+    "1 % of the stream past two MLPs": ("granitemoeshared", made("", lambda y, x: y + 0.01 * x), "mlp"),
+    "a factor of two MLPs in one layer": ("granitemoeshared", attribute("", "residual_multiplier", 1.1), "stream"),
+    "1 % of the stream past a block without an MLP": (
+        "nemotron_h", made("", lambda y, x: y + 0.01 * x, (2,)), "no sum of"),
+    "1 % of z past its norm": ("bitnet", made("self_attn.attn_sub_norm", lambda y, x: y + 0.01 * x), "z"),
+    "1 % of z past its norm, all layers": (
+        "bitnet", made("self_attn.attn_sub_norm", lambda y, x: y + 0.01 * x, (0, 1, 2, 3)), "z"),
+    "W_O reads more than the norm of z": ("bitnet", given("self_attn.o_proj", lambda z: 1.001 * z), "z"),
+    "a norm of values that scales": ("gemma4_text", made("self_attn.v_norm", lambda y, x: 1.001 * y), "projections"),
+    "v scaled behind its norm": ("gemma4_text", attention(lambda q, k, v: (q, k, 1.001 * v)), "z"),
+    "v of the token before, normalised": ("gemma4_text", attention(lambda q, k, v: (q, k, before(v, 2))), "z"),
     "an MLP added twice after place 12": ("arcee", made("", lambda y, x: beyond(y, y + 0.1 * x, 1)), "mlp"),
 }  # fmt: skip
 

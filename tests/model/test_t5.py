@@ -201,8 +201,6 @@ def test_a_stack_must_be_named() -> None:
         model.run(inputs(), points=[("encoder.pattern", 2)])
     with pytest.raises(am.MissingPointError, match="the cross stack has no MLP"):
         model.run(inputs(), points=["cross.mlp_out"])
-    with pytest.raises(am.InputError, match="cross-attention"):
-        am.decompose_scores(model, inputs(), stack="cross").numbers()
     with pytest.raises(am.InputError, match="must have one row per text; got 2 rows for 3 texts"):
         model.run(inputs() | {"decoder_input_ids": torch.ones(2, 4, dtype=torch.long)})
 

@@ -1,0 +1,38 @@
+"""How much of a row's attention goes to the global tokens, and how much stays in its window?"""
+
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+MASSES: Final = ("global_mass", "window_mass", "uniform_global_mass", "among_global")
+"""What is measured on every row, in the order of the axis `statistic`."""
+
+
+def masses(
+    pattern: Float[Tensor, "batch head row key"],
+    visible: Bool[Tensor, "batch 1 row key"],
+    global_rows: Bool[Tensor, "batch row"],
+    global_keys: Bool[Tensor, "batch key"],
+    real: Bool[Tensor, "batch row"],
+) -> tuple[Float[Tensor, "statistic batch head row"], Bool[Tensor, "statistic batch row"]]:
+    """Each of `MASSES` on each row, 0 where it is undefined; and the rows on which each is defined.
+
+    On a local row that sees a global token and other keys:
+
+        global_mass   Σ_{j global} p_ij        window_mass   Σ_{j not global} p_ij
+        uniform_global_mass   (number of global tokens) / (number of keys that the row sees)
+
+    and on the row of a global token, which sees every key, among_global: Σ_{j global} p_ij. A global token inside the
+    window counts as global: the model, too, attends to it once.
+    """
+    chosen = global_keys[:, None, None]
+    seen = visible[:, 0]
+    both, others = ((seen & keys[:, None]).sum(dim=-1) for keys in (global_keys, ~global_keys))
+    local = real & ~global_rows & (both > 0) & (others > 0)
+    to_global, to_others = ((pattern * keys.to(pattern)).sum(dim=-1) for keys in (chosen, ~chosen))
+    uniform = (both / (both + others).clamp_min(1)).to(pattern)[:, None].expand_as(to_global)
+    values = torch.stack((to_global, to_others, uniform, to_global))
+    valid = torch.stack((local, local, local, real & global_rows & (others > 0)))
+    return values.masked_fill(~valid[:, :, None], 0.0), valid

@@ -1,0 +1,156 @@
+"""What do scores add for a content and a distance together? Products with tables of relative positions.
+
+DeBERTa (He et al. 2021, arXiv 2006.03654, eq. 4) projects an embedding of each relative position as keys and as queries
+are projected, and adds to q_i·k_j, before all three are scaled,
+
+| term | formula |
+|---|---|
+| `content_to_position` | q_i · K_p |
+| `position_to_content` | k_j · Q_p |
+
+with p the row of the tables for the distance i − j: far distances share rows. XLNet (Dai et al. 2019,
+arXiv 1901.02860) has the first only, and besides what a distance alone is worth, u_p, which belongs to `position`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+RELATIVE_TERMS: Final = ("content_to_position", "position_to_content")
+
+
+@dataclass(frozen=True)
+class Relative:
+    """The tables of one layer, which its queries and keys are multiplied with.
+
+    >>> keys = torch.tensor([[[1.0], [10.0], [100.0]]])                              # K of distances −1, 0 and 1
+    >>> relative = Relative(keys, None, torch.arange(3), 1, torch.arange(2), torch.arange(2))
+    >>> relative.content_to_position(torch.tensor([[[[2.0], [3.0]]]]))[0, 0]
+    tensor([[ 20.,   2.],
+            [300.,  30.]])
+    """
+
+    keys: Float[Tensor, "head place d_head"] | None
+    """K; None without `content_to_position`."""
+    queries: Float[Tensor, "head place d_head"] | None
+    """Q; None without `position_to_content`."""
+    place: Int[Tensor, " distance"]
+    """The row of the tables for each distance, from the least to the largest."""
+    zero: int
+    """The index of distance 0 in `place`."""
+    query_at: Int[Tensor, " query"]
+    """The position of each query."""
+    key_at: Int[Tensor, " key"]
+    alone: Float[Tensor, "head place"] | None = None
+    """u, unscaled; None where no distance alone is worth anything."""
+    by_input: bool = False
+    """Whether `content_to_position` takes the part of q that comes from the input alone, and its bias counts as
+    `position` (XLNet, whose biases are no part of q).
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The terms that there are."""
+        tables = zip(RELATIVE_TERMS, (self.keys, self.queries), strict=True)
+        return tuple(name for name, table in tables if table is not None)
+
+    def at(self, rows: slice = slice(None)) -> Int[Tensor, "row key"]:
+        """The row of the tables for each pair."""
+        return self.place[self.query_at[rows, None] - self.key_at + self.zero]
+
+    def content_to_position(
+        self, q: Float[Tensor, "#batch head #row d_head"], rows: slice = slice(None)
+    ) -> Float[Tensor, "#batch head row key"]:
+        """q_i · K_p of some rows; q is given at these rows alone, or is the same in all."""
+        assert self.keys is not None
+        place, products = self.at(rows), q @ self.keys.to(q).mT
+        products = products.expand(-1, -1, len(place), -1)
+        return products.gather(-1, place.expand(*products.shape[:2], -1, -1))
+
+    def position_to_content(
+        self, k: Float[Tensor, "#batch head #key d_head"], rows: slice = slice(None)
+    ) -> Float[Tensor, "#batch head row key"]:
+        """k_j · Q_p of some rows; k is given at every key, or is the same at all."""
+        return self.content_of(self.by_key(k), rows)
+
+    def by_key(self, k: Float[Tensor, "#batch head #key d_head"]) -> Float[Tensor, "#batch head #key place"]:
+        """k_j · Q_p of every row of the table."""
+        assert self.queries is not None
+        return k @ self.queries.to(k).mT
+
+    def content_of(
+        self, by_key: Float[Tensor, "#batch head #key place"], rows: slice = slice(None)
+    ) -> Float[Tensor, "#batch head row key"]:
+        """`position_to_content`, from what `by_key` made."""
+        place = self.at(rows).mT
+        by_key = by_key.expand(-1, -1, len(place), -1)
+        return by_key.gather(-1, place.expand(*by_key.shape[:2], -1, -1)).mT
+
+    def by_distance(self, rows: slice = slice(None)) -> Float[Tensor, "1 head row key"]:
+        """u_p."""
+        assert self.alone is not None
+        return self.alone[:, self.at(rows)][None]
+
+    def added_to(
+        self, k: Float[Tensor, "batch head key d_head"]
+    ) -> Callable[[Float[Tensor, "batch head row d_head"], slice], Float[Tensor, "batch head row key"]]:
+        """A function that makes all that is added, unscaled, of a block of rows: of its q, and which rows these are.
+
+        What depends on keys alone is computed once, in memory that grows with the number of keys.
+        """
+        by_key = None if self.queries is None else self.by_key(k)
+
+        def added(q: Tensor, rows: slice) -> Tensor:
+            parts = [] if self.keys is None else [self.content_to_position(q, rows)]
+            parts += [] if by_key is None else [self.content_of(by_key, rows)]
+            parts += [] if self.alone is None else [self.by_distance(rows).to(q)]
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            return total
+
+        return added
+
+    def of_places(self, here: Int[Tensor, " place"]) -> "Relative":
+        """The same for some positions of a text, as queries and as keys."""
+        return replace(self, query_at=self.query_at[here], key_at=self.key_at[here])
+
+    def of_rows(self, rows: Int[Tensor, " row"]) -> "Relative":
+        """The same for some queries alone."""
+        return replace(self, query_at=self.query_at[rows])
+
+    def of_head(self, head: int) -> "Relative":
+        """The tables of one head, as those of a model with one."""
+        keys, queries, alone = (
+            None if table is None else table[head : head + 1] for table in (self.keys, self.queries, self.alone)
+        )
+        return replace(self, keys=keys, queries=queries, alone=alone)
+
+    def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> "Relative":
+        """A copy that does not change with the model, with the tables in another precision."""
+        tables = (
+            None if table is None else table.detach().to(device, dtype, copy=True)
+            for table in (self.keys, self.queries, self.alone)
+        )
+        keys, queries, alone = tables
+        place, query_at, key_at = (each.to(device) for each in (self.place, self.query_at, self.key_at))
+        return replace(self, keys=keys, queries=queries, alone=alone, place=place, query_at=query_at, key_at=key_at)
+
+
+def log_bucket(distance: int, buckets: int, largest: int) -> int:
+    """The bucket of a distance in DeBERTa-v2: itself up to half of `buckets`, then logarithmic, the farthest at
+    `largest` − 1 (He et al. 2021, arXiv 2111.09543).
+
+    >>> [log_bucket(distance, 8, 64) for distance in (0, 3, 4, 5, 9, 63, -63)]
+    [0, 3, 4, 5, 5, 7, -7]
+    """
+    half = buckets // 2
+    if abs(distance) <= half:
+        return distance
+    where = torch.log(torch.tensor(abs(distance) / half)) / torch.log(torch.tensor((largest - 1) / half))
+    bucket = int(torch.ceil(where * (half - 1))) + half
+    return bucket if distance > 0 else -bucket

@@ -1,0 +1,87 @@
+"""What is a decoder's block with cross-attention built of? Its cross-attention, and the block around both attentions.
+
+Cross-attention reads what stands between self-attention and MLP, x' = x + attn_out or its norm, and adds to it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from .architectures import KEY_STATES, Architecture
+from .block_structure import BlockReader, Factors, UnreadableError
+from .traced import Attended, Call, same
+
+
+class CrossReader(BlockReader):
+    """Reads cross-attention, as a block of its own in which nothing else stands.
+
+    `calls` are those of the decoder's block; `start.within` is the path of the attention in it.
+    """
+
+    def __init__(self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors) -> None:
+        path = f"{start.within}."
+        own = [replace(call, path="") for call in calls if call.path == start.within]
+        own += [replace(call, path=call.path[len(path) :]) for call in calls if call.path.startswith(path)]
+        self.call = own[0]
+        """The call of the attention."""
+        self.states = _states(own[0], attended)
+        """What keys and values are made of."""
+        super().__init__(start, attended, own, factors)
+
+    def _attention(self, plan: Architecture) -> Architecture:
+        heads, d_head = self._attended.q.shape[2:]
+        q = self._source("q", self._attended.q)
+        self._length, self._attn_in = self.states.shape[1], self.states
+        k, v = self._source("k", self._attended.k), self._source("v", self._attended.v)
+        if any(each.norm is not None or each.latent is not None for each in (q, k, v)):
+            raise UnreadableError("its cross-attention has norms or latents of queries, keys or values")
+        rotary, scale = self._rotary(q, k)
+        if rotary is not None:
+            raise UnreadableError("its cross-attention rotates queries and keys")
+        self._length, self._attn_in = self._attended.q.shape[1], self._stream
+        query_scale = self._factors.named(q.factor / scale, d_head)
+        bias = self._attended.options.get("position_bias")
+        plan = replace(plan, n_heads=heads, query_scale=query_scale, causal=False)
+        plan = replace(plan, positioned=bias is None or bool(bias.any()))
+        return self._with_layout(plan, q, k, v)
+
+    def _around(self, plan: Architecture) -> Architecture:
+        out = self._out()
+        return replace(plan, out=out.path, attn_out=out.path, gate=self._gate(out))
+
+
+class DecoderReader(BlockReader):
+    """Reads self-attention, norms, sums and MLP of a block in which `cross` attends in between."""
+
+    def __init__(
+        self, start: Architecture, attended: Attended, calls: Sequence[Call], factors: Factors, cross: CrossReader
+    ) -> None:
+        self._cross = cross
+        super().__init__(start, attended, calls, factors)
+
+    def _ending(self, plan: Architecture, norm: Call, later: Sequence[Call]) -> Architecture:
+        """The end of the block: cross-attention, MLP and, in post-norm blocks, the norm after each."""
+        given, normed = norm.given, norm.made[0] if norm.made else None
+        cross, plan = self._cross.call, replace(plan, interposed="cross")
+        crossed = cross.made[0]
+        if given is None or normed is None or not same(normed, cross.given):
+            raise UnreadableError("its cross-attention does not read a norm of what its self-attention has added to")
+        for between in later:
+            read = between.given
+            if between.order < cross.order or read is None or read.shape != normed.shape:
+                continue
+            fit = self._fitted(read, normed, [crossed])
+            if fit is not None and fit.factors[0] == 1:
+                plan = replace(plan, interposed_norm=between.path)
+                return self._with_mlp(plan, normed + crossed, between.made[0], between.order, later)
+        return self._with_mlp(plan, given + crossed, None, cross.order, later)
+
+
+def _states(own: Call, attended: Attended) -> Float[Tensor, "batch key features"]:
+    for name in KEY_STATES:
+        states = own.kwargs.get(name)
+        if isinstance(states, Tensor) and states.shape[:2] == attended.k.shape[:2]:
+            return states.detach().clone()
+    raise UnreadableError(f"its cross-attention is given no encoder's states as an argument {' or '.join(KEY_STATES)}")

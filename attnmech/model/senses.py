@@ -1,0 +1,24 @@
+"""What makes batches for a model of images or sound?"""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .images import ImageEncoder, PatchGrid
+from .signals import FrontEnd, signal_config, signal_of, takes_other_sizes
+from .sounds import SoundEncoder
+
+
+def signal_encoder(
+    model: PreTrainedModel, blocks: str, grid: PatchGrid | None, like: Tensor, processor: Any
+) -> ImageEncoder | SoundEncoder:
+    """The encoder of a model of images or sound whose blocks stand at a path; `like` is one of its weights."""
+    signal = signal_of(model)
+    assert signal is not None
+    front, config = FrontEnd(model, blocks), signal_config(model)
+    if grid is None:
+        return SoundEncoder(signal, front, config, like=like, processor=processor)
+    return ImageEncoder(
+        signal, grid, front, config, interpolates=takes_other_sizes(model), like=like, processor=processor
+    )

@@ -1,0 +1,50 @@
+"""What does a report show of an image or a recording itself?"""
+
+import numpy as np
+from jaxtyping import Float
+
+from .batch import Batch
+from .draw.section import Section
+from .draw.sense_sections import picture_section, spectrogram_section
+from .draw.wording import IMAGE, INPUT, SOUND, TEXT, Wording
+from .model.hooked import HookedModel
+from .model.sounds import SoundEncoder
+from .model.spectrograms import spectrogram_of
+from .runs.patch_images import data_uri
+
+
+def sense_section(
+    model: HookedModel, batch: Batch, pattern: Float[np.ndarray, "layer head query key"], call: str
+) -> Section | None:
+    """The image with the attention of a row over it, or the spectrogram below it; None for other inputs."""
+    labels = [label for label, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real]
+    images = model.images(batch)
+    if images is not None and model.grid is not None:
+        places = [_place(label) for label in labels]
+        if not any(places):
+            return None
+        return picture_section(data_uri(images[0]), places, pattern, call)
+    if isinstance(model.encoder, SoundEncoder):
+        found = spectrogram_of(model.encoder, batch, 0)
+        frames = [_seconds(label) for label in labels]
+        return spectrogram_section(
+            found.times, found.bands, found.levels, units=found.units, frames=frames, pattern=pattern, call=call
+        )
+    return None
+
+
+def wording_of(model: HookedModel) -> Wording:
+    """What a model's inputs and their positions are called."""
+    if model.grid is not None:
+        return IMAGE
+    return {"tokens": TEXT, "pixels": IMAGE, "sound": SOUND, "tensors": INPUT}[model.architecture.reads]
+
+
+def _place(label: str) -> tuple[int, int] | None:
+    row, comma, column = label.partition(",")
+    return (int(row), int(column)) if comma and row.isdigit() and column.isdigit() else None
+
+
+def _seconds(label: str) -> float | None:
+    number, unit, _ = label.partition(" s")
+    return float(number) if unit and number.replace(".", "").isdigit() else None

@@ -1,0 +1,249 @@
+"""Blocks of other forms: a mixer beside attention, two MLPs, none, a norm before W_O or of values, no plain stream."""
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+import attnmech as am
+
+IDS = torch.tensor([[11, 40, 23, 77, 40, 30, 65, 12, 50], [61, 13, 70, 22, 45, 33, 18, 27, 80]])
+LAYER = 2
+
+
+@cache
+def raw(kind: str) -> Any:
+    """transformers' model, shared: not to be changed."""
+    return tiny.model_of(kind)
+
+
+@cache
+def hooked(kind: str) -> am.HookedModel:
+    return am.load(raw(kind))
+
+
+@cache
+def acts_of(kind: str) -> am.Activations:
+    there = [name for name, point in hooked(kind).points.items() if point.absent is None]
+    return hooked(kind).run(IDS, points=there)
+
+
+def without(kind: str, *paths: str, layer: int = LAYER) -> Tensor:
+    """The logits of transformers' model with what some modules of one block return set to 0."""
+    model = copy.deepcopy(raw(kind))
+
+    def nothing(module: nn.Module, args: Any, output: Any) -> Any:
+        return torch.zeros_like(output) if isinstance(output, Tensor) else (torch.zeros_like(output[0]), *output[1:])
+
+    for path in paths:
+        model.model.layers[layer].get_submodule(path).register_forward_hook(nothing)
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=IDS, use_cache=False).logits
+    return logits
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float = 2e-5) -> None:
+    assert ours.shape == theirs.shape
+    assert float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
+
+
+# -- what is added to the stream -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "point", "paths"),
+    [
+        ("falcon_h1", "mixer_out", ("mamba",)),
+        ("falcon_h1", "mlp_out", ("feed_forward",)),
+        ("granitemoeshared", "mlp_out", ("block_sparse_moe", "shared_mlp")),
+    ],
+)
+def test_an_edit_of_what_is_added_is_one_of_the_modules(kind: str, point: str, paths: tuple[str, ...]) -> None:
+    with hooked(kind).hooks({(point, LAYER): torch.zeros_like}):
+        ours = hooked(kind).run(IDS)
+    assert ours.logits is not None
+    close(ours.logits, without(kind, *paths))
+    assert float((ours.logits - acts_of(kind)["logits"]).abs().max()) > 1e-2
+    with hooked(kind).hooks({(point, LAYER): lambda value: 1.0 * value}):
+        same = hooked(kind).run(IDS).logits
+    assert same is not None
+    close(same, acts_of(kind)["logits"], 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "granitemoeshared", "granitemoehybrid", "nemotron_h"])
+def test_a_block_is_the_sum_of_its_points(kind: str) -> None:
+    acts, model = acts_of(kind), hooked(kind)
+    for layer in model.stacks[""].layers:
+        added = [name for name in ("attn_out", "mixer_out", "mlp_out") if model.points[name].absent is None]
+        total = acts["resid_pre", layer] + sum(acts[name, layer] for name in added)
+        close(total, acts["resid_post", layer], 1e-6)
+    assert (kind == "falcon_h1") == (model.points["mixer_out"].absent is None)
+    assert (kind == "nemotron_h") == (model.points["mlp_out"].absent is not None)
+
+
+def test_falcons_mixer_is_mamba_times_its_factor() -> None:
+    block, kept = raw("falcon_h1").model.layers[LAYER], dict[str, Tensor]()
+    hook = block.mamba.register_forward_hook(lambda module, args, output: kept.update(made=output))
+    try:
+        with torch.no_grad():
+            raw("falcon_h1")(input_ids=IDS, use_cache=False)
+    finally:
+        hook.remove()
+    close(acts_of("falcon_h1")["mixer_out", LAYER], block.ssm_out_multiplier * kept["made"], 1e-6)
+    assert block.ssm_out_multiplier != 1
+
+
+def test_gradients_of_two_mlps_together_are_those_of_their_sum() -> None:
+    """d loss / d mlp_out by a finite difference in one direction."""
+    model, direction = hooked("granitemoeshared"), torch.randn(48, generator=torch.Generator().manual_seed(5))
+
+    def loss(logits: Tensor) -> Tensor:
+        return logits[:, -1, 7].sum()
+
+    run = model.run(IDS, points=["mlp_out"], gradients_of=loss)
+    values = []
+    for step in (1e-2, -1e-2):
+        with model.hooks({("mlp_out", LAYER): lambda value, step=step: value + step * direction}):
+            logits = model.run(IDS).logits
+        assert logits is not None
+        values.append(loss(logits.double()))
+    measured = float((values[0] - values[1]) / 2e-2)
+    assert float((run.gradients["mlp_out", LAYER] @ direction).sum()) == pytest.approx(measured, rel=2e-2)
+
+
+def test_a_mixer_is_a_writer_of_its_own() -> None:
+    split = am.decompose_by_source(hooked("falcon_h1"), IDS[:1], cells=[(6, 2)], layers=[LAYER])
+    assert {"L0 mixer", "L1 mixer", "L0 MLP"} <= set(split.to_frame().source_k)
+
+
+# -- norms ---------------------------------------------------------------------------------------------------
+
+
+def test_bitnets_gate_is_its_norm_s_factor() -> None:
+    """From pattern, v and the norm's own weight; each head's result is its part of what transformers writes."""
+    acts, attention = acts_of("bitnet"), raw("bitnet").model.layers[LAYER].self_attn
+    values = acts["v", LAYER].repeat_interleave(3, dim=2)
+    summed = torch.einsum("bhqk,bkhd->bqhd", acts["pattern", LAYER], values).flatten(2)
+    norm = attention.attn_sub_norm
+    factor = norm.weight / (summed.pow(2).mean(dim=-1, keepdim=True) + norm.variance_epsilon).sqrt()
+    close(acts["gate", LAYER].flatten(2), factor.detach())
+    close(acts["z", LAYER].flatten(2), norm(summed).detach())
+    close(acts["result", LAYER].sum(dim=2), attention.o_proj(norm(summed)).detach())
+
+
+def test_bitnets_value_ratio_counts_the_norm_s_weight() -> None:
+    """‖(γ ⊙ v_0) W_O‖ over the median of the other keys', each weighted alike here: by hand for one head."""
+    found = hooked("bitnet").stacks[""].gamma_of_z(LAYER)
+    assert found is not None
+    assert torch.equal(found.flatten(), raw("bitnet").model.layers[LAYER].self_attn.attn_sub_norm.weight)
+    assert hooked("falcon_h1").stacks[""].gamma_of_z(LAYER) is None
+
+
+def test_gradients_go_through_the_norm_before_w_o() -> None:
+    """d loss / d pattern, by a finite difference at one cell: the norm's factor moves with it."""
+    model = hooked("bitnet")
+
+    def loss(logits: Tensor) -> Tensor:
+        return logits[0, -1, 7]
+
+    run = model.run(IDS, points=["pattern"], gradients_of=loss)
+
+    def moved(step: float, pattern: Tensor) -> Tensor:
+        changed = pattern.clone()
+        changed[0, 1, 8, 3] += step
+        return changed
+
+    values = []
+    for step in (1e-2, -1e-2):
+        with model.hooks({("pattern", LAYER): partial(moved, step)}):
+            logits = model.run(IDS).logits
+        assert logits is not None
+        values.append(float(loss(logits.double())))
+    measured = (values[0] - values[1]) / 2e-2
+    assert float(run.gradients["pattern", LAYER][0, 1, 8, 3]) == pytest.approx(measured, rel=2e-2, abs=1e-5)
+
+
+def test_gemmas_values_are_normalised_by_head() -> None:
+    acts, attention = acts_of("gemma4_text"), raw("gemma4_text").model.layers[LAYER].self_attn
+    value = attention.v_proj(acts["attn_in", LAYER]).unflatten(-1, (2, -1)).detach()
+    rms = (value.pow(2).mean(dim=-1, keepdim=True) + attention.v_norm.eps).sqrt()
+    close(acts["v", LAYER], value / rms)
+    with hooked("gemma4_text").hooks({("v", LAYER): torch.zeros_like}):
+        ours = hooked("gemma4_text").run(IDS).logits
+    assert ours is not None
+    close(ours, without("gemma4_text", "self_attn.o_proj"))
+
+
+# -- no plain stream -----------------------------------------------------------------------------------------
+
+REFUSED: dict[str, Callable[[am.HookedModel], object]] = {
+    "updates": lambda model: am.residual_updates(model, IDS),
+    "drift": lambda model: am.residual_drift(model, IDS, k=3),
+    "by source": lambda model: am.decompose_by_source(model, IDS[:1], cells=[(6, 2)]),
+    "composition": am.composition,
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize(("kind", "why"), [("minimax", "normalise and scale"), ("zamba2", "side by side")])
+def test_what_needs_a_stream_is_refused_with_the_reason(kind: str, why: str, what: str) -> None:
+    with pytest.raises(am.AttnmechError, match=why):
+        REFUSED[what](hooked(kind))
+
+
+def test_a_report_of_a_family_without_a_plain_stream(tmp_path: Path) -> None:
+    report = am.report(hooked("minimax"), IDS[:1])
+    assert any("What heads write is left out: its blocks" in note for note in report.notes)
+    assert any("without heads: 1, 3 (LightningAttention)" in note for note in report.notes)
+    report.save(tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("kind", ["zamba", "zamba2"])
+def test_zambas_heads_without_their_columns(kind: str) -> None:
+    """Layers share W_O, so the raw model's is copied for one of them."""
+    stack, model = hooked(kind).stacks[""], copy.deepcopy(raw(kind))
+    layer, head = stack.layers[-1], stack.n_heads - 2
+    out = model.model.layers[layer].shared_transf if kind == "zamba" else model.model.layers[layer].shared_transformer
+    projection = out.self_attn.o_proj
+    projection.weight = nn.Parameter(projection.weight.detach().clone())
+    width = projection.weight.shape[1] // stack.n_heads
+    with torch.no_grad():
+        projection.weight[:, head * width : (head + 1) * width] = 0
+        theirs = model(input_ids=IDS, use_cache=False).logits
+    with hooked(kind).intervene(am.Intervention.zero([(layer, head)])):
+        ours = hooked(kind).run(IDS).logits
+    assert ours is not None
+    close(ours, theirs)
+    assert hooked(kind).points["attn_in"].shape.endswith(f"d_model={2 * stack.d_model}")
+
+
+def test_heads_of_different_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 4's layers of full attention have larger heads, unless the recipe makes them alike."""
+    monkeypatch.setattr(tiny, "_own", lambda kind, size: {"global_head_dim": 24})
+    with pytest.raises(am.UnsupportedModelError, match="d_head is 16 in layer 0, 24 in layer 3"):
+        am.load(tiny.model_of("gemma4_text"))
+
+
+# -- layers without attention --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("qwen3_next", "0-2 (GatedDeltaNet)"),
+        ("nemotron_h", "0 (Mamba2Mixer); 1 (MoE); 3 (MLP)"),
+        ("minimax", "1, 3 (LightningAttention)"),
+        ("zamba2", "0, 2 (MambaMixer)"),
+        ("falcon_h1", ""),
+    ],
+)
+def test_layers_without_attention_are_named(kind: str, named: str) -> None:
+    certificate = hooked(kind).certificate
+    said = f"layers without attention, and so without heads: {named}" if named else ""
+    assert certificate.left_out == said and said in repr(certificate)
