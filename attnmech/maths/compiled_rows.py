@@ -34,13 +34,18 @@ class MeasuredRows:
 
 
 def measured_softmax(
-    scores: Float[Tensor, "batch head row key"], sink: Float[Tensor, " head"] | None, rows: range, tokens: int
+    scores: Float[Tensor, "batch head row key"],
+    sink: Float[Tensor, " head"] | None,
+    rows: range,
+    places: Int[Tensor, " token"],
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None, MeasuredRows]:
-    """The softmax of the rows at some places, whose first `tokens` keys are tokens; the mass of the sink; the rest."""
+    """The softmax of the rows at some positions; the mass of the sink; what is measured.
+
+    `places` are the positions of its first keys, and of more that it does not have; later keys are no tokens.
+    """
     from .row_loops import PRECISIONS, softmax
 
     loop: Callable[..., None] = softmax
-
     batch, heads, count, keys = scores.shape
     scores = scores.contiguous()
     pattern = torch.empty_like(scores)
@@ -49,7 +54,7 @@ def measured_softmax(
     sinks = scores.new_zeros(heads) if sink is None else sink.to(scores)
     fixed = (
         rows.start,
-        min(tokens, keys),
+        places[:keys].to(scores.dtype).numpy(),
         sink is not None,
         PRECISIONS[_TYPES[scores.dtype]],
         sinks.repeat(batch).numpy(),

@@ -35,12 +35,12 @@ PRECISIONS: Final = {
 
 
 @_compiled
-def softmax(start, stop, first_row, tokens, with_sink, precision, sinks, scores, pattern, key, measured):
+def softmax(start, stop, first_row, places, with_sink, precision, sinks, scores, pattern, key, measured):
     """The softmax of all rows of a slice of the heads, and what is measured of each, in the order of `MeasuredRows`."""
     unit, lowest, coefficients = precision
     keys, real = scores.shape[2], scores.dtype.type
     powers, maxima = np.empty(keys, unit.dtype), np.empty((keys + _SEARCHED - 1) // _SEARCHED, unit.dtype)
-    places, integer = np.arange(keys).astype(scores.dtype), np.empty(1, unit.dtype)
+    integer = np.empty(1, unit.dtype)
     number = integer.view(scores.dtype)
     for head in range(start, stop):
         for row in range(scores.shape[1]):
@@ -51,7 +51,7 @@ def softmax(start, stop, first_row, tokens, with_sink, precision, sinks, scores,
             _exponentials(s, shift, p, powers, unit[0], lowest, coefficients)
             _add(bits, powers)
             weight, weighted = _sums(p, s, shift)
-            far = _far(p[:tokens], places, real(first_row + row))
+            far = _far(p[: len(places)], places, real(first_row + row))
             of_sink = math.exp(sinks[head] - shift) if with_sink else 0.0
             total = weight + of_sink
             _normalise(p, bits, real(1.0 / total), maxima)
