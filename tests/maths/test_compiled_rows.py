@@ -120,10 +120,9 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled.torch, "get_num_threads", lambda: 3)
 
     def again(_: int) -> bool:
-        pattern, _, found = measured_softmax(scores, None, range(64), torch.arange(300))
-        received = summed_by_key(scores, torch.ones(2, 1, 64).bool())
-        same = torch.equal(pattern, alone[0][0]) and torch.equal(found.entropy, alone[0][2].entropy)
-        return same and torch.equal(received, alone[1])
+        pattern, _, found = measured_softmax(scores, None, range(64), at)
+        same = torch.equal(pattern, wanted) and torch.equal(found.entropy, measured.entropy)
+        return same and torch.equal(summed_by_key(scores, everyone), sums)
 
     with ThreadPoolExecutor(4) as callers:
         assert all(callers.map(again, range(40)))
