@@ -113,10 +113,9 @@ def test_sums_by_class(dtype: torch.dtype) -> None:
 
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = torch.randn(2, 7, 64, 300)
-    alone = [
-        measured_softmax(scores, None, range(64), torch.arange(300)),
-        summed_by_key(scores, torch.ones(2, 1, 64).bool()),
-    ]
+    everyone, at = torch.ones(2, 1, 64).bool(), torch.arange(300)
+    wanted, _, measured = measured_softmax(scores, None, range(64), at)
+    sums = summed_by_key(scores, everyone)
     monkeypatch.setattr(compiled.torch, "get_num_threads", lambda: 3)
 
     def again(_: int) -> bool:
