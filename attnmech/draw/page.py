@@ -67,7 +67,7 @@ def render_page(
         HTML to be written as UTF-8; it opens from a file without a network.
 
     """
-    carried = [scripts.views(), scripts.plotly(), *_libraries(sections)]
+    carried = [scripts.views(), scripts.plotly_for(_trace_types(sections)), *_libraries(sections)]
     page, boot = scripts.package_text("page.js"), f"{scripts.boot()}\n{scripts.package_text('theme.js')}"
     choices = _choices(view, sections)
     data = _data(view, sections, choices, reasons)
@@ -172,6 +172,13 @@ def _figure(name: str, drawn: Chart | go.Figure, store: Carried) -> dict[str, An
         "follows": sorted(chart.follows),
         "clicks": {name: path.split(".") for name, path in chart.clicks.items()},
     }
+
+
+def _trace_types(sections: Sequence[Section]) -> set[str]:
+    """The types of all traces that plotly draws; page.js draws tables."""
+    drawn = (figure for section in sections for figure in section.figures.values())
+    charts = (figure.template if isinstance(figure, Chart) else figure for figure in drawn)
+    return {str(trace.type) for chart in charts if isinstance(chart, go.Figure) for trace in chart.data} - {"table"}
 
 
 def _libraries(sections: Sequence[Section]) -> list[scripts.Script]:
