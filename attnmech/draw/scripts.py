@@ -42,7 +42,10 @@ class Script:
 
 
 CARTESIAN = frozenset(
-    "bar box contour heatmap histogram histogram2d histogram2dcontour image pie scatter scatterternary violin".split()
+    (
+        *("bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image"),
+        *("pie", "scatter", "scatterternary", "violin"),
+    )
 )
 """The types of traces that plotly.js's cartesian build draws."""
 
