@@ -58,9 +58,12 @@ def attend(
     eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
     rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
     whole rows: those after the last visible one, and all of them where observers bear it (`RowBlock.keys`). `weights`
-    is given each block of the pattern, after edits, and the number of keys.
+    is given each block of the pattern, after edits, and the number of keys. In a pass that begins after this attention
+    (`Part.z`), nothing of it is computed.
     """
     in_force, layer = site.in_force, site.layer
+    if (given := in_force.given_z(layer)) is not None:
+        return _visit_z(site, given)
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
     dtype, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
@@ -116,7 +119,10 @@ def attend(
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
-    return _visit_z(site, torch.cat(blocks, dim=1))
+    z = torch.cat(blocks, dim=1)
+    if weights is None and not site.gated:
+        in_force.keep_z(layer, z)
+    return _visit_z(site, z)
 
 
 def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, at: Tensor | None) -> None:
