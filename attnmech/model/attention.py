@@ -90,11 +90,7 @@ def attend(
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        if whole:
-            scores = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
-            scores = in_force.visit(site.point("scores"), layer, scores, owned=True)
-        else:
-            _hide(scores, mask, rows, at)
+        scores = _masked_and_visited(scores, mask, rows, site) if whole else _hide(scores, mask, rows, at)
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
@@ -119,26 +115,34 @@ def attend(
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
-    z = torch.cat(blocks, dim=1)
-    if weights is None and not site.gated:
-        in_force.keep_z(layer, z)
-    return _visit_z(site, z)
+    return _visit_z(site, torch.cat(blocks, dim=1), keep=weights is None)
 
 
-def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, at: Tensor | None) -> None:
+def _masked_and_visited(
+    scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, site: "Site"
+) -> Float[Tensor, "batch head row key"]:
+    """Whole rows of scores, hidden keys included, after what acts on them."""
+    hidden = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
+    return site.in_force.visit(site.point("scores"), site.layer, hidden, owned=True)
+
+
+def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, at: Tensor | None) -> Tensor:
     """Puts the lowest finite number, in place, where the mask hides a key; `at` are the positions of gathered keys."""
     lowest = torch.finfo(scores.dtype).min
     if at is not None:
         scores.masked_fill_(~mask.visible_at(rows, at), lowest)
     elif span := mask.span(rows):
         scores[..., span.start :].masked_fill_(~mask.visible(rows)[..., span.start : span.stop], lowest)
+    return scores
 
 
-def _visit_z(site: "Site", weighted: Tensor) -> Tensor:
-    """z; with a gate, it is made only where W_O reads it."""
+def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
+    """z, kept for passes that begin after it; with a gate, it is made only where W_O reads it."""
     if site.gated:
         site.in_force.note(ungated=weighted)
         return weighted
+    if keep:
+        site.in_force.keep_z(site.layer, weighted)
     z = site.in_force.visit(site.point("z"), site.layer, weighted)
     site.in_force.hold_z(site.stack, site.layer, z)
     return z
