@@ -353,10 +353,11 @@ class Stack:
         in_force, forward = self._in_force, projection.forward
 
         @wraps(forward)
-        def made_or_not(given: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if in_force.given_z(layer) is None:
-                return forward(given, *args, **kwargs)
-            one = forward(given[(slice(1),) * (given.ndim - 1)], *args, **kwargs)
+        def made_or_not(*args: Any, **kwargs: Any) -> Any:
+            if not args or in_force.given_z(layer) is None:
+                return forward(*args, **kwargs)
+            given, *others = args
+            one = forward(given[(slice(1),) * (given.ndim - 1)], *others, **kwargs)
             return one.expand(*given.shape[:-1], -1).contiguous()
 
         projection.forward = made_or_not

@@ -296,7 +296,7 @@ class Texts:
         watch = _Shifts(self.model, texts, len(changes), start) if self.engine.shifts else None
         rows: list[RowObserver] = [each for each in (watch, keyless) if each is not None]
         layers = watch.layers if watch else _layers_of(changes, self.model) if keyless else None
-        copies = self._copies(count)
+        copies, z = self._copies(count), self._z_at(start, changes)
         with self.model.applying(self._applied_now(changes, first)):
             if self.blocks is None:
                 values = self.model.forward(copies, captures=[("logits", None)], rows=rows, layers=layers)
@@ -304,7 +304,6 @@ class Texts:
             else:
                 end = len(self.blocks)
                 stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=count)
-                z = self._z_at(start, changes)
                 z = None if z is None else repeat(z, "text ... -> (copy text) ...", copy=count)
                 ran = self.blocks.run(copies, start=start, stream=stream, streams=[end], rows=rows, layers=layers, z=z)
                 output = _Output(ran.streams[end][first * texts :], None)

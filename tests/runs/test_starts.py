@@ -16,6 +16,7 @@ import attnmech as am
 from attnmech.interventions import Intervention
 from attnmech.model import attention
 from attnmech.model.partial_pass import Blocks
+from attnmech.runs import engine
 from attnmech.runs.engine import Engine, shared
 
 CAUSAL = ("gpt2", "llama", "bloom", "gpt_neox", "gpt_neox_serial", "opt", "opt_post", "gemma2", "mpt6", "bamba")
@@ -45,12 +46,13 @@ def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
     """How many blocks of rows of each layer's attention are computed inside."""
     real, found = attention._softmax, Counter[int]()
 
-    def counted(scores: Tensor, sink: Any, site: attention.Site, rows: range) -> Any:
+    def counted(scores: Tensor, sink: Any, site: attention.Site, *others: Any) -> Any:
         found[site.layer] += 1
-        return real(scores, sink, site, rows)
+        return real(scores, sink, site, *others)
 
     with monkeypatch.context() as patched:
         patched.setattr(attention, "_softmax", counted)
+        patched.setattr(engine, "STEP_TOKENS", 1)  # a pass for each change
         yield found
 
 
@@ -71,8 +73,26 @@ def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype, monkeypatch: p
     layer = hooked.output_stack.layers[-1]
     with softmaxes(monkeypatch) as blocks:
         am.ablate_heads(hooked, ids, layers=[layer])
-    # The clean pass, and twice the first text, on which leaving attention out is tried.
-    assert blocks[layer] == 2
+    assert blocks[layer] == 2  # the clean pass, and the first text, on which leaving attention out is tried
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bloom", "llama", "gptj"])
+def test_padding(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text of a padded batch gets what it gets alone, in whole passes."""
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    lengths = [ids.shape[1] - number for number in range(len(ids))]
+    place = torch.arange(ids.shape[1]).expand_as(ids)
+    mask = torch.stack([row.roll(-length) if side == "left" else row for row, length in zip(place, lengths)])
+    mask = (mask < torch.tensor(lengths)[:, None]).long()
+    texts = [row[:length] for row, length in zip(ids, lengths)]
+    padded = torch.zeros_like(ids).masked_scatter(mask.bool(), torch.cat(texts))
+    with softmaxes(monkeypatch) as blocks:
+        found = am.ablate_heads(hooked, {"input_ids": padded, "attention_mask": mask}, layers=[1]).after[1]
+    assert blocks[1] == 2
+    for head, after in enumerate(found):
+        expected = torch.cat([whole_pass(hooked, text[None], (Intervention.zero([(1, head)]),)) for text in texts])
+        torch.testing.assert_close(after, expected.double(), rtol=2e-6, atol=1e-9)
 
 
 def test_post_norm_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
