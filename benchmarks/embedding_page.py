@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Final
 
 import numpy as np
-from measure import machine
+from measure import machine, write
 
 from attnmech.draw.embedding import EmbeddingHead, EmbeddingText, EmbeddingView
 from attnmech.draw.embedding_page import embedding_page
@@ -89,7 +89,7 @@ def frames_of(path: Path) -> dict[str, Any]:
         page.goto(path.as_uri())
         page.wait_for_selector(".attnmech-sentence-box", timeout=60_000)
         found: dict[str, Any] = {"opening_ms": 1000 * (monotonic() - began)}
-        for name in ("all heads, scrolled", "plots x 3, scrolled", "head, turned"):
+        for name in MOVED:
             page.evaluate(SIZED, 3 if "3" in name else 1)
             page.wait_for_timeout(2000)
             times = sorted(page.evaluate(MOVING, [FRAMES, "head" if "head," in name else "all"]))
@@ -116,8 +116,12 @@ def main() -> None:
             )
             found[f"{dims}-D"] = figures
     print(json.dumps(found, indent=2))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2), "utf-8")
+    about = found.pop("machine")
+    table = Table("page", "MB", "made, s", "drawn after, s", *(f"{name}, ms" for name in MOVED))
+    for dims, figures in found.items():
+        numbers = [figures["size_mb"], figures["making_s"], figures["opening_ms"] / 1000]
+        table.add_row(dims, *(f"{each:.1f}" for each in numbers), *(f"{figures[name]['median_ms']:.0f}" for name in MOVED))
+    write(given.json, about, given, [table], pages=found)
 
 
 if __name__ == "__main__":
