@@ -525,7 +525,7 @@ class _Made:
 
 
 def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, int]:
-    """The batch with a decoder's text that is shown whole, and how many tokens the model might write, if it wrote it."""
+    """The batch with a decoder's text that is shown whole, and up to how many tokens the model wrote of it."""
     target = batch.target
     if target is None or not model.writes_tokens:
         return batch, 0

@@ -149,8 +149,8 @@ def spectrogram_section(
         name="spectrogram",
         contents="The recording",
         heading="The recording, as one row of one head hears it",
-        reading=f"Above, the attention that the chosen {query} gives each frame in this head, at the time when the frame "
-        f"begins; below, the spectrogram of what the model was given, on the same axis of time.{own}",
+        reading=f"Above, the attention that the chosen {query} gives each frame in this head, at the time when the "
+        f"frame begins; below, the spectrogram of what the model was given, on the same axis of time.{own}",
         caveat="Neighbouring frames overlap, and what is before the first block may mix them (a convolution of "
         "positions): a frame's attention is not that of its samples alone.",
         figures={"spectrogram-attention": chart},

@@ -17,7 +17,7 @@ from .architectures import Architecture
 from .block_structure import BlockReader, UnreadableError
 from .copies import cannot_run, copy_of
 from .crossed_blocks import CrossReader, DecoderReader
-from .signals import signal_of
+from .signals import KINDS, signal_of
 from .structure import SEED, TEXTS, Reader, common_plan, family
 from .traced import Attended, Trace, distance, factor_of, same
 from .weights import Separate
@@ -57,12 +57,12 @@ class _Place:
 class _StacksReader(Reader):
     def __init__(self, original: PreTrainedModel) -> None:
         super().__init__(original, None)
-        self._heard = signal_of(original)
-        """What the encoder is given, if not tokens."""
-        if self._heard is not None and self._heard.reads != "sound":
+        if KINDS.get(original.main_input_name) == "pixels":
             raise UnreadableError(
                 "its encoder reads images; encoder-decoders are read whose encoder reads text or sound"
             )
+        self._heard = signal_of(original)
+        """What the encoder is given, if not tokens."""
         self._of_encoder = self._ids if self._heard is None else self._ids[:, :0]
         frames = getattr(original.config, "max_source_positions", 0)
         self._of_decoder = self._random_ids(_LENGTH if self._heard is None or frames != _LENGTH else _LENGTH + 1)
