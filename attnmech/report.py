@@ -464,10 +464,11 @@ def report(
         batch = batch.part(start, MAX_TOKENS)
     if model.is_own and whole > MAX_TOKENS:
         raise InputError(f"a report shows up to {MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
+    point = "cross.pattern" if "cross" in model.stacks else "pattern"
     if whole > MAX_POSITIONS and not model.reads_tokens:
         raise InputError(
             f"a report shows up to {MAX_POSITIONS} patches or frames; got {whole}. Take am.attention_focus, or "
-            'model.run(..., points=["pattern"]).show("pattern") of single heads.'
+            f'model.run(..., points=["{point}"]).show("{point}", layer=0, head=0).'
         )
     length = batch.ids.shape[1]
     if length < whole:

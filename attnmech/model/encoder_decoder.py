@@ -96,7 +96,7 @@ class _StacksReader(Reader):
         crossed_norm = self._norm_of_states(trace, places["encoder"])
         ends = self._ends_of(trace, places["encoder"]) | {"final_norm": crossed_norm, "head_refused": _NO_HEAD}
         if self._heard is not None:
-            ends |= {"position_limit": None, "reads": self._heard.reads}
+            ends["position_limit"] = None
         encoder = replace(encoder, **ends)
         self._ids = self._of_decoder
         decoder = replace(decoder, **self._ends_of(trace, places["decoder"]))
@@ -196,6 +196,8 @@ class _StacksReader(Reader):
             name=family(self._model), stack=label, blocks=place.blocks, attention=place.attention, mid_norm=None,
             mlp_out=None, qkv=Separate("", "", ""), out="", hands_on=True,
         )  # fmt: skip
+        if label == "encoder" and self._heard is not None:
+            plan = replace(plan, reads=self._heard.reads)
         if label != "cross":
             return plan
         return replace(plan, within=place.attention, attention="", streams=False)

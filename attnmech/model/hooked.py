@@ -282,7 +282,8 @@ class HookedModel:
         do_sample, temperature, top_k, top_p and stop_at_eos, and `generator` (a torch.Generator) makes draws
         repeatable. `.steps` holds `points`, captured in each of these passes: `said.steps[2]["cross.pattern", 0]` is
         what the third new token came from. An encoder-decoder's continuation is `said.target`; what a family forces as
-        first tokens (mBART's target language) is given as decoder_input_ids.
+        first tokens (mBART's target language, Whisper's language and task) is given as decoder_input_ids, and no token
+        is suppressed.
 
         Else `model.bridge.generate` is used, which is faster since it keeps keys and values, and has further options
         (repetition_penalty, ...). Its cache does not change any number: `run` on the result gives the logits that each
@@ -345,9 +346,10 @@ class HookedModel:
         """The batch of tokens that `run` makes from its inputs.
 
         >>> model.run(model.encode("The cat", target="Die Katze"), points=["cross.pattern"])    # doctest: +SKIP
+        >>> whisper.encode(Path("speech.wav"), target="The keys are here.")                     # doctest: +SKIP
 
-        `target` is what the decoder of an encoder-decoder reads, one text for each text of `inputs`; the token that
-        the decoder starts with is put before it. Raises `InputError` for a `target` on any other model.
+        `target` is what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
+        token that the decoder starts with is put before it. Raises `InputError` for a `target` on any other model.
         """
         optional_flag("bos", bos)
         batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
@@ -523,7 +525,9 @@ class HookedModel:
         check_values(intervention, by_layer, stack.sizes(intervention.point))
         special = self.special_keys(stack.label)
         if intervention.keys == "special" and not special:
-            raise InputError(f"{intervention}: special tokens need a model that was loaded with a tokenizer.")
+            frames = isinstance(self.encoder, TranscriptEncoder) and stack.label != "decoder"
+            why = "frames are no special tokens" if frames else "special tokens need a model loaded with a tokenizer"
+            raise InputError(f"{intervention}: {why}.")
         return Applied(intervention, by_layer, texts, source, special, partial(ledger_split_at, self.stacks))
 
     def check_heads(

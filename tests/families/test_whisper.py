@@ -166,6 +166,11 @@ def test_the_loss_is_that_of_the_decoder_s_tokens() -> None:
     assert float(effects.effect[1, 2].abs()) > 0
 
 
+def test_the_decoder_s_drift_is_measured_from_the_rows_of_its_tokens() -> None:
+    drift = am.residual_drift(hooked(), inputs(), stack="decoder", k=9)
+    assert drift.to_frame().notna().any(axis=None)
+
+
 # -- writing -------------------------------------------------------------------------------------------------
 
 
@@ -248,12 +253,19 @@ def test_special_tokens_are_no_frames() -> None:
     """A special token's id is a frame's number, too."""
     model = am.load(speaking(), processor=processor())
     batch = model.encode((16_000, samples(900)), target="bad")
-    clean = {stack: model.run(batch, points=[f"{stack}.pattern"])[f"{stack}.pattern", 0] for stack in STACKS}
-    for stack in STACKS:
-        with model.intervene(am.Intervention.cut([(0, 1)], keys="special", stack=stack)):
-            cut = model.run(batch, points=[f"{stack}.pattern"])[f"{stack}.pattern", 0]
-        assert torch.equal(cut, clean[stack]) == (stack != "decoder")
-    assert batch.is_special.any().item() is False
+    ran = model.run(batch, points=["decoder.pattern"])["decoder.pattern", 0]
+    assert batch.target is not None
+    chosen = batch.target.is_special[0]
+    assert chosen.tolist() == [False] * (len(chosen) - 1) + [True] and not batch.is_special.any()
+    with model.intervene(am.Intervention.remove_keys([(0, 1)], "special", stack="decoder")):
+        cut = model.run(batch, points=["decoder.pattern"])["decoder.pattern", 0]
+    expected = ran[0, 1].masked_fill(chosen, 0)
+    torch.testing.assert_close(cut[0, 1], expected / expected.sum(dim=-1, keepdim=True))
+    assert float((cut - ran)[0, 1, -1].abs().max()) > 1e-3
+    for stack in ("encoder", "cross"):
+        act = am.Intervention.remove_keys([(0, 1)], "special", stack=stack)
+        with pytest.raises(am.InputError, match="frames are no special tokens"), model.intervene(act):
+            pass
 
 
 def test_bad_inputs_say_what_was_expected() -> None:
@@ -277,7 +289,7 @@ def test_bad_inputs_say_what_was_expected() -> None:
         hooked().run(features, points=["embed"])
     with pytest.raises(am.InputError, match="one stack"):
         am.attention_flow(hooked(), given)
-    with pytest.raises(am.InputError, match=r"residual_drift|vocabulary"):
+    with pytest.raises(am.InputError, match="it reads sound, whose frames are projected"):
         am.residual_drift(hooked(), given, stack="encoder")
 
 
