@@ -11,7 +11,6 @@ the projection alone.
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -22,9 +21,6 @@ from measure import machine, memory_growth
 from numpy.typing import NDArray
 from rich.console import Console
 from shapes import N_VOCAB, SHAPES, build
-
-# numba would take coverage.py beside this file for the package of that name.
-sys.path = [each for each in sys.path if Path(each or ".").resolve() != Path(__file__).parent.resolve()]
 
 if TYPE_CHECKING:
     from torch import Tensor

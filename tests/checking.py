@@ -51,6 +51,8 @@ def jaxtyped(thing: Any = _decorator._sentinel, *, typechecker: Any = _decorator
         if dataclasses.is_dataclass(thing) and not hasattr(thing.__init__, "__checked__"):
             thing.__init__ = jaxtyped(thing.__init__, typechecker=typechecker)  # type: ignore[misc]
         return thing
+    if isinstance(thing, FunctionType) and not thing.__annotations__:
+        return thing  # nothing to check: a loop that numba compiles
     if isinstance(thing, FunctionType) and not inspect.isgeneratorfunction(thing):
         return _at_every_call(thing, typechecker)
     return _theirs(thing, typechecker=typechecker)

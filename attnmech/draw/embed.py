@@ -99,7 +99,8 @@ class View:
 def plotly_view(figure: go.Figure, *, title: str = "", reading: str = "") -> View:
     """A plotly figure that needs no network in a notebook."""
     named = {"title": title} if title else {}
-    return View("plotly", title, reading, json.loads(figure.to_json()) | named, (scripts.plotly(),))
+    types = {str(trace.type) for trace in figure.data}
+    return View("plotly", title, reading, json.loads(figure.to_json()) | named, (scripts.plotly_for(types),))
 
 
 def page_of_views(

@@ -126,8 +126,8 @@ def about_all_heads(view: FocusNumbers) -> str:
 
     if view.crosses:
         return (
-            f"Of {view.self_top.size} heads, {count('first_top')} look most at the first key token in at least half of "
-            "their rows."
+            f"Heads that look most at the first key token in at least half of their rows: {count('first_top')} of "
+            f"{view.self_top.size}."
         )
     return (
         f"Of {view.self_top.size} heads, in at least half of their rows {count('first_top')} look most at the first "

@@ -1,8 +1,9 @@
 // A page's figures and sentences are made in Python (attnmech/draw/page.py). This script chooses: it puts what is
-// chosen into their slots, once they are in sight, and lets Back and the address keep the choice. Text goes into the
-// page by textContent alone; `labels` are already escaped for plotly, `tokens` are not.
+// chosen into their slots, what is on the screen at once and the rest while nothing moves, and lets Back and the address
+// keep the choice. Text goes into the page by textContent alone; `labels` are already escaped for plotly, `tokens` are not.
 
 const ONE_STEP = 600; // milliseconds within which steps of one control are one for the Back button
+const QUIET = 150; // milliseconds without scrolling or choosing, after which figures are drawn ahead
 
 /** @type {(id: string) => Stage & PlotlyDrawn} */
 const element = (id) => /** @type {any} */ (document.getElementById(id));
@@ -18,11 +19,14 @@ const contents = /** @type {HTMLDetailsElement} */ (document.getElementById("con
 const state = Object.fromEntries(names.map((name) => [name, 0])); // indices into choices
 let drawnFor = 0; // the window's width that the figures were made for
 let printing = false;
-let everywhere = false; // whether figures out of sight are drawn, too
+let everywhere = false; // whether figures off the screen are drawn at once, too
+let drawsAhead = false;
+let lastMoved = -Infinity; // when the reader last scrolled or chose
 let queryChosen = false; // by the reader; until then the views show all rows
 let lastStep = { what: "", at: -Infinity }; // of the reader, and when
-const inSight = new Set(); // the figures on the screen or near it
+const onScreen = new Set(); // ids of figures
 const drawnWith = {}; // what each figure was last drawn with
+const begun = new Map(); // when each view is drawn
 
 const chosenValue = (name) => choices[name][state[name]];
 const inCall = (name) => (page.inCalls[name] ?? choices[name])[state[name]];
@@ -32,7 +36,6 @@ const chosenHead = () => `L${chosenValue("layer")}H${chosenValue("head")}`;
 
 await attnmech.script(page.scripts.attnmech);
 const { unpack, unpackTexts, patternsOf, drawPlotly, percent, signed, MOST_ASPECT } = attnmech.shared;
-const plotlyArrives = attnmech.script(page.scripts.plotly);
 const heads = choices.head.length;
 const arrays = await unpackArrays(page.arrays);
 const patterns = patternsOf(arrays[page.pattern], heads);
@@ -126,22 +129,60 @@ function weightsOf(query) {
 
 // ---- figures ----------------------------------------------------------------------------------------------------
 
-/** Draws a figure that is in sight or to be printed, unless it already shows the choice. */
+const ink = () => getComputedStyle(document.body).color;
+
+/** All on which a figure depends. */
+function shownIn(id) {
+  return [...page.figures[id].follows.map((name) => state[name]), element(id).clientWidth, ink()].join();
+}
+
+/** Draws a figure, unless it already shows the choice. */
 function draw(id) {
-  if (!window.Plotly || !(inSight.has(id) || everywhere)) return;
-  const { follows, clicks } = page.figures[id];
-  const ink = getComputedStyle(document.body).color;
-  const key = [...follows.map((name) => state[name]), element(id).clientWidth, ink].join();
+  const key = shownIn(id);
   if (drawnWith[id] === key) return;
   drawnWith[id] = key;
+  const { clicks } = page.figures[id];
   const figure = filled(page.figures[id]);
   fitWidth(figure, element(id).clientWidth);
   element(id).style.minHeight = "";
-  useTextColour(figure, ink);
+  element(id).classList.remove("stale");
+  useTextColour(figure, ink());
+  if (figure.data[0]?.type === "table") {
+    drawTable(element(id), figure);
+    return;
+  }
   const isNew = !element(id).data;
   drawPlotly(element(id), figure);
   element(id).picture = () => ({ name: `${chosenHead()}_${id.replaceAll("-", "_")}`, title: titleOf(id) });
   if (isNew && Object.keys(clicks).length) element(id).on("plotly_click", ({ points }) => click(clicks, points[0]));
+}
+
+/** A table that readers can search and copy; the build of plotly that a page carries has none. */
+function drawTable(place, { data }) {
+  const [{ header, cells }] = data;
+  const head = document.createElement("tr");
+  head.append(...header.values.map((text) => cellOf("th", text)));
+  const table = document.createElement("table");
+  table.className = "dataframe";
+  table.createTHead().append(head);
+  const body = table.createTBody();
+  for (const row of cells.values[0].keys()) {
+    body.insertRow().append(...cells.values.map((column) => cellOf("td", column[row])));
+  }
+  const box = document.createElement("div");
+  box.className = "table";
+  box.append(table);
+  place.replaceChildren(box);
+  place.data = data; // as plotly keeps it
+}
+
+/** A cell with a text that is escaped for plotly, perhaps all of it bold. */
+function cellOf(tag, text) {
+  const written = new DOMParser().parseFromString(String(text), "text/html").body;
+  const cell = document.createElement(tag);
+  cell.textContent = [...written.childNodes].map((node) => node.textContent || " ").join("");
+  if (written.firstElementChild?.tagName === "B") cell.style.fontWeight = "700";
+  return cell;
 }
 
 /** What a click on a point chooses, where the page has it. */
@@ -168,7 +209,7 @@ function titleOf(id) {
 /** As wide as the page. On a narrow screen: less height, and in a map no gaps and marks about as small as a cell. */
 function fitWidth(figure, width) {
   figure.layout.width = width;
-  figure.layout.height = Math.min(figure.layout.height, Math.round(width * MOST_ASPECT));
+  figure.layout.height = heightOf(figure, width);
   const cell = (0.7 * width) / keys.length;
   const largestMark = Math.max(cell + 1, 4);
   for (const trace of figure.data) {
@@ -177,19 +218,60 @@ function fitWidth(figure, width) {
   }
 }
 
+const heightOf = ({ layout }, width) => Math.min(layout.height, Math.round(width * MOST_ASPECT));
+
 function useTextColour({ data, layout }, color) {
   layout.font = { ...layout.font, color };
   for (const shape of layout.shapes ?? []) if (shape.name !== "own colour") shape.line.color = color;
   for (const trace of data) if (trace.meta === "chosen") trace.marker.color = color;
 }
 
-function drawInSight() {
-  for (const id of Object.keys(page.figures)) draw(id);
+/** Draws the figures on the screen, or all; the others of another choice are not to be seen until they are drawn. */
+function drawFigures() {
+  if (!window.Plotly) return;
+  for (const id of Object.keys(page.figures)) {
+    if (everywhere || onScreen.has(id)) draw(id);
+    else element(id).classList.toggle("stale", id in drawnWith && drawnWith[id] !== shownIn(id));
+  }
+  drawAhead();
+}
+
+/** Draws what waits, a figure at a time: a figure takes several frames' time, which nobody feels while nothing moves. */
+async function drawAhead() {
+  if (drawsAhead) return;
+  drawsAhead = true;
+  for (let id = nextWaiting(); id; id = nextWaiting()) {
+    if (!(await isQuiet())) continue; // where the page has moved, another figure may be nearer
+    if (id in page.figures) draw(id);
+    else await begin(id);
+  }
+  drawsAhead = false;
+  document.documentElement.dataset.whole = "yes";
+}
+
+/** The figure nearest to the middle of the screen that does not show the choice; undefined where all do. */
+function nextWaiting() {
+  const waits = (id) => (id in page.figures ? drawnWith[id] !== shownIn(id) : !begun.has(id));
+  const distance = ({ top, bottom }) => Math.max(top - innerHeight / 2, innerHeight / 2 - bottom, 0);
+  const waiting = allOf(".figure").filter(({ id }) => waits(id));
+  const far = new Map(waiting.map((figure) => [figure, distance(figure.getBoundingClientRect())]));
+  return waiting.sort((one, other) => Number(far.get(one)) - Number(far.get(other)))[0]?.id;
+}
+
+/** Whether the page has not moved for a while, once the browser has nothing else to do; else waits for that. */
+async function isQuiet() {
+  const rest = lastMoved + QUIET - performance.now();
+  await new Promise((proceed) => (rest > 0 ? setTimeout(proceed, rest) : whenIdle(proceed)));
+  return performance.now() - lastMoved >= QUIET;
+}
+
+const whenIdle = window.requestIdleCallback ?? setTimeout; // Safari has none
+
+function moved() {
+  lastMoved = performance.now();
 }
 
 // ---- the views of attention, and others -------------------------------------------------------------------------
-
-const begun = new Map(); // when each is drawn
 
 /** The views of attention show all rows until a reader chooses one. */
 function choiceForViews(changes) {
@@ -198,7 +280,7 @@ function choiceForViews(changes) {
   return { layer, head, query: queryChosen ? query : null };
 }
 
-/** Draws a view when it first comes into sight. */
+/** Draws a view, once. */
 function begin(id) {
   if (!begun.has(id)) begun.set(id, id in page.views ? drawPattern(id) : drawOther(id));
   return begun.get(id);
@@ -288,6 +370,7 @@ function choose(changes) {
     state[name] = Math.min(Math.max(index, 0), choices[name].length - 1);
     queryChosen ||= name === "query";
   }
+  moved();
   show(changes);
   const step = { what: Object.keys(changes).join(), at: performance.now() };
   const same = step.what === lastStep.what && step.at - lastStep.at < ONE_STEP;
@@ -304,7 +387,7 @@ function show(changes) {
   Object.assign(words, page.words[isWeighted() ? 1 : 0]);
   for (const select of selectors) select.selectedIndex = state[select.id];
   shadeTokens(state.query);
-  drawInSight();
+  drawFigures();
   for (const id of Object.keys(page.texts)) if (id !== "row-finding" && id !== "reason") element(id).textContent = textOf(id);
   for (const id of Object.keys(page.views)) element(id).control?.choose(choiceForViews(changes));
   for (const code of allOf("[data-call]")) {
@@ -358,18 +441,12 @@ function setPrinting(now) {
   for (const id of Object.keys(page.views)) begin(id).then(() => element(id).control?.print(printing));
 }
 
-/** Figures are drawn when they are near the screen, and only then: a page opens as fast as its first screen. */
-const watcher = new IntersectionObserver(
-  (entries) => {
-    for (const { target, isIntersecting } of entries) {
-      if (!isIntersecting) inSight.delete(target.id);
-      else if (target.id in page.figures) inSight.add(target.id);
-      else begin(target.id);
-    }
-    drawInSight();
-  },
-  { rootMargin: "600px" },
-);
+const watcher = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (isIntersecting) onScreen.add(target.id);
+    else onScreen.delete(target.id);
+  }
+});
 
 /** In the contents, the section that is read. */
 const reader = new IntersectionObserver(
@@ -409,6 +486,7 @@ new MutationObserver(() => show()).observe(document.documentElement, { attribute
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
 addEventListener("hashchange", chooseFromAddress);
 addEventListener("resize", fitWindow);
+addEventListener("scroll", moved, { passive: true });
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
 matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));
@@ -416,14 +494,15 @@ contents.addEventListener("click", goToSection);
 if (matchMedia("(max-width: 1100px)").matches) contents.open = false;
 for (const section of allOf("[id$='-section']")) reader.observe(section);
 for (const figure of allOf(".figure")) {
-  figure.style.minHeight = `${Math.min(page.figures[figure.id]?.figure.layout.height ?? 300, 800)}px`;
+  const chart = page.figures[figure.id]?.figure;
+  figure.style.minHeight = `${chart ? heightOf(chart, figure.clientWidth) : 300}px`;
   watcher.observe(figure);
 }
 for (const [name, value] of Object.entries(page.start)) state[name] = choices[name].indexOf(value);
 chooseFromAddress();
-await plotlyArrives;
-drawInSight();
+await new Promise((proceed) => setTimeout(proceed)); // text and controls appear before plotly is read
+await attnmech.script(page.scripts.plotly);
 for (const id of Object.keys(page.others)) await begin(id); // CircuitsVis draws later than it is told to: too late for paper
+for (const id of onScreen) await (id in page.figures ? draw(id) : begin(id));
 document.documentElement.dataset.ready = "yes";
-for (const id of Object.keys(page.views)) await new Promise((proceed) => setTimeout(proceed, 200)).then(() => begin(id));
-document.documentElement.dataset.whole = "yes";
+drawAhead();

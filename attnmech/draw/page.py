@@ -144,7 +144,8 @@ def _json(page: Page, data: Mapping[str, Any]) -> Markup:
 def _carried(pages: Sequence[Page]) -> list[scripts.Script]:
     """The scripts that pages need, each once."""
     further = {script.name: script for page in pages for script in _libraries(page.sections)}
-    return [scripts.views(), scripts.plotly(), *further.values()]
+    types = _trace_types([section for page in pages for section in page.sections])
+    return [scripts.views(), scripts.plotly_for(types), *further.values()]
 
 
 def _choices(view: ScoreNumbers, sections: Sequence[Section]) -> list[Choice]:
@@ -214,6 +215,13 @@ def _figure(name: str, drawn: Chart | go.Figure, store: Carried) -> dict[str, An
         "follows": sorted(chart.follows),
         "clicks": {name: path.split(".") for name, path in chart.clicks.items()},
     }
+
+
+def _trace_types(sections: Sequence[Section]) -> set[str]:
+    """The types of all traces that plotly draws; page.js draws tables."""
+    drawn = (figure for section in sections for figure in section.figures.values())
+    charts = (figure.template if isinstance(figure, Chart) else figure for figure in drawn)
+    return {str(trace.type) for chart in charts if isinstance(chart, go.Figure) for trace in chart.data} - {"table"}
 
 
 def _libraries(sections: Sequence[Section]) -> list[scripts.Script]:

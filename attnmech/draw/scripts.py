@@ -41,8 +41,28 @@ class Script:
         return f'<script type="text/plain" data-attnmech="{self.name}">{packed}</script>'
 
 
+CARTESIAN = frozenset(
+    (
+        *("bar", "box", "contour", "heatmap", "histogram", "histogram2d", "histogram2dcontour", "image"),
+        *("pie", "scatter", "scatterternary", "violin"),
+    )
+)
+"""The types of traces that plotly.js's cartesian build draws."""
+
+
+def plotly_for(types: Iterable[str]) -> Script:
+    """plotly.js for traces of these types: the cartesian build, a third of the whole, where it draws them all."""
+    return plotly() if CARTESIAN.issuperset(types) else whole_plotly()
+
+
 @cache
 def plotly() -> Script:
+    """plotly.js's cartesian build, of a version that `.ci/plotly` fetched."""
+    return Script("plotly", package_text("vendored/plotly-cartesian.min.js"))
+
+
+@cache
+def whole_plotly() -> Script:
     """plotly.js, of the version that plotly's Python package brings."""
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 

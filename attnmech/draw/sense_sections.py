@@ -55,7 +55,7 @@ def picture_section(
         customdata=[f"{row},{column}" for row, column in held],
         text=[f"{row},{column}" for row, column in held],
         hovertemplate="patch %{text}<br>attention %{z:.3g}<extra></extra>",
-        colorbar=_BAR | {"title": {"text": "attention of the chosen query (after softmax)", "side": "top"}},
+        colorbar=_BAR | {"title": {"text": "attention after softmax", "side": "top"}},
     )
     frame = {"type": "rect", "name": OWN_COLOUR, "line": {"color": _ATTENTION, "width": 3}}
     figure.update_layout(

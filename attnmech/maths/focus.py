@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .compiled import compiles
+from .compiled_rows import summed_by_diagonal, summed_by_key
 from .softmax import Attention
 
 STATISTICS: Final = (
@@ -136,7 +138,7 @@ def row_statistics(
         "concentration": top.first - top.second,
         "entropy": attention.entropy,
         "normalised_entropy": attention.entropy / defined.count.clamp_min(2).to(pattern.dtype).log()[:, None],
-        "distance": mean_distance(pattern[..., :tokens], rows, keys),
+        "distance": mean_distance(attention, rows, tokens, keys),
     }
     values = torch.stack([found[name].to(pattern.dtype) for name in STATISTICS])
     return values.masked_fill(~defined.valid[:, :, None], 0.0)
@@ -164,9 +166,12 @@ def _find(key: Int[Tensor, "*places"], keys: Int[Tensor, " key"] | None, count: 
 
 
 def mean_distance(
-    pattern: Float[Tensor, "batch head row key"], rows: range, keys: Int[Tensor, " key"] | None = None
+    attention: Attention, rows: range, tokens: int | None = None, keys: Int[Tensor, " key"] | None = None
 ) -> Float[Tensor, "batch head row"]:
-    """Σ_j p_ij |i − j|; `keys` are the positions of the keys, if those are not all from 0 on."""
+    """Σ_j p_ij |i − j| over the first `tokens` keys; `keys` are their positions, if those are not all from 0 on."""
+    if attention.measured is not None:
+        return attention.measured.distance
+    pattern = attention.pattern[..., :tokens]
     place = torch.arange(rows.start, rows.stop, device=pattern.device)
     keys = torch.arange(pattern.shape[-1], device=pattern.device) if keys is None else keys
     far = (place[:, None] - keys).abs().to(pattern.dtype)
@@ -177,6 +182,8 @@ def received_by_key(
     attention: Attention, classes: Bool[Tensor, "batch class row"]
 ) -> Float[Tensor, "batch head class key"]:
     """Σ_i p_ij over the rows of each class."""
+    if compiles(attention.pattern):
+        return summed_by_key(attention.pattern, classes)
     return torch.matmul(classes[:, None].to(attention.pattern), attention.pattern)
 
 
@@ -201,6 +208,19 @@ def received_by_distance(
 
     With the `length` of the text, distances i − j from 1 − length to length − 1. `begin` is the position of the first
     key.
+    """
+    count, keys = pattern.shape[2:]
+    sums = (summed_by_diagonal if compiles(pattern) else _summed_by_diagonal)(pattern, classes)
+    distance = rows.start - begin - torch.arange(1 - count, keys, device=pattern.device)
+    distance = distance.abs() if length is None else distance + length - 1
+    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, begin + keys) if length is None else 2 * length - 1)
+    return folded.index_add_(-1, distance, sums)
+
+
+def _summed_by_diagonal(
+    pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
+) -> Float[Tensor, "batch head class diagonal"]:
+    """Σ p_ij over each diagonal of the block, from the first key of its last row to the last key of its first.
 
     The rows are laid out one after another, each preceded by as many zeros as the block has rows. Read with a stride
     one greater than their length, row r is shifted by r places, so that pairs at the same distance are in the same
@@ -216,8 +236,4 @@ def received_by_distance(
     block[..., count:] = pattern
     shifted = laid.as_strided((batch * heads, count, width - 1), (count * width, width + 1, 1), 1)
     members = classes[:, None].expand(-1, heads, -1, -1).flatten(0, 1).to(pattern)
-    sums = torch.bmm(members, shifted).view(batch, heads, -1, width - 1)
-    distance = rows.start - begin - torch.arange(1 - count, keys, device=pattern.device)
-    distance = distance.abs() if length is None else distance + length - 1
-    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, begin + keys) if length is None else 2 * length - 1)
-    return folded.index_add_(-1, distance, sums)
+    return torch.bmm(members, shifted).view(batch, heads, -1, width - 1)

@@ -8,6 +8,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .compiled_rows import MeasuredRows
+
 _DEAL = 32
 """How many keys of a row go into each column in the search for the highest."""
 
@@ -42,11 +44,14 @@ class Attention:
     """The probabilities, in float32 at least."""
     scores: Float[Tensor, "batch head row key"] | None
     """The scores whose softmax they are; None if an edit has set the probabilities."""
+    measured: MeasuredRows | None = None
+    """What a compiled softmax has measured on its way."""
 
     @cached_property
     def top(self) -> "Top":
         """The two highest probabilities of each row."""
-        return top_two(self.pattern)
+        found = self.measured
+        return top_two(self.pattern) if found is None else Top(found.key, found.first, found.second)
 
     @cached_property
     def entropy(self) -> Float[Tensor, "batch head row"]:
@@ -55,6 +60,8 @@ class Attention:
         ln p_ij = s_ij − s_im + ln p_im, with m the row's highest key. Without this shift by s_im the sums of a long
         row would cancel.
         """
+        if self.measured is not None:
+            return self.measured.entropy
         if self.scores is None:
             return -torch.xlogy(self.pattern, self.pattern).sum(dim=-1)
         highest = self.scores.gather(-1, self.top.key[..., None])

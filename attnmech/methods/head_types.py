@@ -361,8 +361,15 @@ class HeadTypes(Summed):
 
     def types_of(self, layer: int, head: int) -> tuple[str, ...]:
         """The types claimed of a head, the highest score first."""
-        here = self._claims[(self._claims.layer == layer) & (self._claims["head"] == head)]
-        return tuple(here.type)
+        return self._by_head.get((layer, head), ())
+
+    @cached_property
+    def _by_head(self) -> dict[tuple[int, int], tuple[str, ...]]:
+        """The claimed types of each head that has one."""
+        found: dict[tuple[int, int], tuple[str, ...]] = {}
+        for layer, head, kind in zip(self._claims.layer, self._claims["head"], self._claims.type, strict=True):
+            found[int(layer), int(head)] = (*found.get((int(layer), int(head)), ()), kind)
+        return found
 
     @property
     def strongest(self) -> dict[tuple[int, int], str]:

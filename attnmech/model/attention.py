@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..errors import InputError, UnsupportedModelError
+from ..maths.compiled import compiles
+from ..maths.compiled_rows import measured_softmax
 from ..maths.relative import Relative
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
@@ -95,7 +97,7 @@ def attend(
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
-        attention = _softmax(scores, sink, site, rows)
+        attention = _softmax(scores, sink, site, rows, _places(at, mask) if watch.rows else None)
         if changes is not None and changes.edits_pattern:
             attention = Attention(
                 changes.on_pattern(attention.pattern, removed, queries_batch, keys_batch, mask, rows), None
@@ -138,11 +140,24 @@ def _visit_z(site: "Site", weighted: Tensor) -> Tensor:
     return z
 
 
-def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> Attention:
-    """The softmax of a block of rows, shown to the running certificate."""
-    pattern, at_sink = softmax_with_sink(scores, sink)
+def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, places: Tensor | None) -> Attention:
+    """The softmax of a block of rows, shown to the running certificate.
+
+    Measured with the `places` of its keys in passes that somebody observes; in layers that nobody does, too: which
+    layers are chosen does not change a bit of the others.
+    """
+    found = None
+    if places is not None and compiles(scores):
+        pattern, at_sink, found = measured_softmax(scores, sink, rows, places)
+    else:
+        pattern, at_sink = softmax_with_sink(scores, sink)
     site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
-    return Attention(pattern, scores)
+    return Attention(pattern, scores, found)
+
+
+def _places(keys: Tensor | None, mask: MaskRule) -> Tensor:
+    """The positions of a block's keys that are tokens: those gathered, or all."""
+    return torch.arange(mask.queries, device=mask.device) if keys is None else keys
 
 
 def _terms_to_scale(

@@ -46,7 +46,7 @@ from .signals import signal_config
 from .sounds import SoundEncoder
 from .stack import Stack
 from .transcripts import TranscriptEncoder
-from .weights import AttentionWeights, tensors_hash, weights_hash
+from .weights import AttentionWeights, WeightsHash, tensors_hash
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -96,6 +96,7 @@ class HookedModel:
         self._original = original
         self._in_force = InForce()
         self._bridges = Bridges(original, tokenizer)
+        self._hash = WeightsHash()
         self._model = copy_of(original)
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
@@ -436,10 +437,9 @@ class HookedModel:
     @property
     def weights_hash(self) -> str:
         """SHA-256 of the config and all parameters as they are now."""
-        # Never cached: a fused optimizer step or `parameter.data` changes weights without a trace.
         config = {name: value for name, value in self.config.to_dict().items() if name not in _NOT_THE_MODEL}
         written = json.dumps(config, sort_keys=True, default=str)
-        return hashlib.sha256(f"{written} {weights_hash(self._model)}".encode()).hexdigest()
+        return hashlib.sha256(f"{written} {self._hash.of(self._model)}".encode()).hexdigest()
 
     def provenance(self, batch: Batch, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
         """Where a result of this model comes from: weights, inputs, active edits, options."""

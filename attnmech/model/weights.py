@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UnsupportedModelError, WeightsError
+from ..maths.fingerprint import fingerprint_of
 
 
 @dataclass(frozen=True)
@@ -337,16 +338,31 @@ def check_finite(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
             )
 
 
-def weights_hash(model: nn.Module) -> str:
+class WeightsHash:
     """SHA-256 over names, types, shapes and bytes of all parameters: the same weights, the same hash.
 
     And of the masks of pruned ones (`torch.nn.utils.prune`) and what is added to logits (Marian's `final_logits_bias`),
-    which are part of what the model computes.
+    which are part of what the model computes. All bytes are read each time, since a fused optimizer step or
+    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if they have changed.
     """
-    parameters: dict[str, Tensor] = dict(model.named_parameters())
-    masks = {name: mask for name, mask in model.named_buffers() if name.removesuffix("_mask") + "_orig" in parameters}
-    added = {name: value for name, value in model.named_buffers() if name.endswith("logits_bias")}
-    return tensors_hash(parameters | masks | added)
+
+    def __init__(self) -> None:
+        self._known: tuple[object, str] | None = None
+
+    def of(self, model: nn.Module) -> str:
+        """The hash of the weights as they are now."""
+        tensors: dict[str, Tensor] = dict(model.named_parameters())
+        counted = {f"{name.removesuffix('_orig')}_mask" for name in tensors if name.endswith("_orig")}
+        tensors |= {
+            name: value for name, value in model.named_buffers() if name in counted or name.endswith("logits_bias")
+        }
+        fingerprint = fingerprint_of(tensors)
+        known = self._known
+        if known is not None and known[0] == fingerprint:
+            return known[1]
+        found = tensors_hash(tensors)
+        self._known = None if fingerprint is None else (fingerprint, found)
+        return found
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import whole_number
@@ -84,11 +84,9 @@ class FocusSums(Reducer):
                 keys,
             ),
         )
-        values = row_statistics(block.attention, block.rows, defined, self.last, tokens, keys)
-        by_head = values.transpose(1, 2)
-        sums, counts = sums_by_text(by_head, defined.valid[:, None], classes)
-        state["sums"][:, :, layer] += sums
-        state["counts"][:, :, layer] += counts
+        values, valid = self._of_layer(state, layer, run)
+        found = row_statistics(block.attention, block.rows, defined, self.last, tokens, keys)
+        values[..., rows], valid[..., rows] = found.transpose(1, 2), defined.valid[:, None]
         received = received_by_key(block.attention, classes)
         if keys is None:
             state["received"][layer][..., : received.shape[-1]] += received
@@ -98,17 +96,33 @@ class FocusSums(Reducer):
             for begin, part in _side_by_side(block.pattern[..., :tokens], keys):
                 far = received_by_distance(part, classes, block.rows, begin=begin).double().sum(dim=0)
                 state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
-        found = block.mask.once(("uniform", block.rows), lambda: uniform_attention(block.visible, classes))
+        uniform = block.mask.once(("uniform", block.rows), lambda: uniform_attention(block.visible, classes))
         at = torch.arange(block.scores.shape[-1], device=classes.device) if keys is None else keys
-        for name, value in zip(("uniform", "seen"), found, strict=True):
+        for name, value in zip(("uniform", "seen"), uniform, strict=True):
             state[name][layer].index_add_(-1, at, value)
-        if "values" in state:
-            state["values"][:, layer, :, :, rows] = by_head
-            state["valid"][:, layer, 0, :, rows] = defined.valid
+        if block.rows.stop == block.mask.queries:
+            sums = sums_by_text(values, valid, state["classes"])
+            state["sums"][:, :, layer], state["counts"][:, :, layer] = sums
+        if "top_key" in state:
             choice = defined.valid[STATISTICS.index("tied_top")]
             key = block.attention.top.key if keys is None else keys[block.attention.top.key]
             key = key.masked_fill(~choice[:, None], -1)
             state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
+
+    def _of_layer(
+        self, state: State, layer: int, run: Run
+    ) -> tuple[Float[Tensor, "statistic head batch row"], Bool[Tensor, "statistic _ batch row"]]:
+        """Where the statistics of a layer's rows are put until its last block: they are summed at once."""
+        if "values" in state:
+            return state["values"][:, layer], state["valid"][:, layer]
+        key = self, "of layer"
+        if key not in run.between:
+            texts, _, rows = state["classes"].shape
+            precision = torch.promote_types(run.model.dtype, torch.float32)
+            values = torch.zeros(len(STATISTICS), run.n_heads, texts, rows, dtype=precision)
+            valid = torch.zeros(len(STATISTICS), 1, texts, rows, dtype=torch.bool)
+            run.between[key] = values.to(run.model.device), valid.to(run.model.device)
+        return cast(tuple[Tensor, Tensor], run.between[key])
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the batch's texts; the statistics stay separate per text."""

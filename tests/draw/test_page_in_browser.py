@@ -137,13 +137,27 @@ def test_a_page_begins_where_it_is_told_to(chromium: Any, full_page_html: str, t
         assert page.evaluate("location.hash") == "#layer=5&head=2&rank=0&split=means&side=query&query=4"
 
 
-def test_figures_out_of_sight_are_drawn_when_they_come_into_sight_or_are_printed(
-    chromium: Any, full_page_html: str, tmp_path: Path
+def test_figures_off_the_screen_are_drawn_while_nothing_moves_and_never_show_another_head(
+    chromium: Any, full_page_html: str, updates: UpdateNumbers, tmp_path: Path
 ) -> None:
+    stale = """() => [...document.querySelectorAll(".figure")].filter(one => one.data && one.firstElementChild
+                 && getComputedStyle(one.firstElementChild).visibility === "hidden").map(one => one.id)"""
+    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-whole]") as page:
+        assert page.eval_on_selector_all(".figure", "all => all.filter(one => one.data).length") == 12
+        page.evaluate("""() => { window.moving = setInterval(() => dispatchEvent(new Event("scroll")), 20); }""")
+        page.select_option("#head", "2")
+        hidden = page.evaluate(stale)
+        assert "magnitude" in hidden
+        page.wait_for_timeout(600)
+        assert page.evaluate(stale) == hidden
+        page.evaluate("() => clearInterval(window.moving)")
+        page.wait_for_function(f"() => ({stale})().length === 0", timeout=20000)
+        opacity = page.evaluate("document.getElementById('magnitude').data.map(({opacity}) => opacity)")
+        assert [head for head, each in enumerate(opacity[:3]) if each == 1] == [2]
+
+
+def test_all_figures_are_drawn_before_they_are_printed(chromium: Any, full_page_html: str, tmp_path: Path) -> None:
     with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
-        assert not page.evaluate("'data' in document.getElementById('magnitude')")
-        page.locator("#magnitude-section").scroll_into_view_if_needed()
-        page.wait_for_selector("#magnitude .main-svg >> nth=0")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         drawn = page.eval_on_selector_all(".figure", "all => all.filter(one => one.data).length")
         assert drawn == 12

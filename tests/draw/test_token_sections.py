@@ -122,7 +122,7 @@ def opened_tokens(chromium: Any, view: ScoreNumbers, sections: list[Section], tm
 @pytest.mark.browser
 @pytest.mark.parametrize("chosen", [{"layer": 1, "head": 2, "query": 3}, {"layer": 0, "head": 1, "query": 0}])
 def test_the_page_fills_them_as_python_does(
-    opened_tokens: Any, sections: list[Section], chosen: dict[str, int]
+    opened_tokens: Any, sections: list[Section], drift: DriftNumbers, chosen: dict[str, int]
 ) -> None:
     opened_tokens.select_option("#layer", index=chosen["layer"])
     opened_tokens.select_option("#head", index=chosen["head"])
@@ -140,6 +140,16 @@ def test_the_page_fills_them_as_python_does(
                     assert_alike(drawn, expected, f"{name}: {slot.path}")
     assert opened_tokens.evaluate("window.owned") is None
     assert opened_tokens.locator("#token-nearest img").count() == 0
+    shown = opened_tokens.eval_on_selector_all(
+        "#token-nearest tbody tr",
+        "rows => rows.map(({cells}) => [...cells].slice(2).map(cell => [cell.textContent, cell.style.fontWeight]))",
+    )
+    nearest = drift.nearest[chosen["query"], :, :NAMED]
+    own = drift.tokens[chosen["query"]]
+    assert shown == [
+        [[shorten(visible_token(drift.names[row])), "700" if drift.names[row] == own else ""] for row in rows]
+        for rows in nearest
+    ]
 
 
 @pytest.mark.browser

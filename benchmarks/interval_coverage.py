@@ -1,6 +1,6 @@
 """How often attnmech's intervals cover, and how often its claims of many heads are false: docs/intervals.md.
 
-    python benchmarks/coverage.py --out docs/intervals.md
+    python benchmarks/interval_coverage.py --out docs/intervals.md
 
 Simulated effects (normal, t with 3 degrees of freedom, centred lognormal; correlated 0.3 between heads), and the demo
 model's own: every head's ablation effect on 600 texts of its grammar, of which few are drawn at a time. About ten
