@@ -138,7 +138,7 @@ class HookedModel:
             is_point=self.points["embed"].absent is None,
             batch_first=self.architecture.batch_first,
         )
-        self.further_embeddings = wire_further(self._model, plans, self._in_force)
+        self.further_embeddings = wire_further(self._model, plans, self._in_force, d_model=self.d_model)
         self.n_vocab = len(self.embedding)
         crossed = "decoder" in self.stacks
         plan = self.architecture if self.reads_tokens else self.output_stack.architecture
