@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from attnmech.arguments import string
 from attnmech.draw import scripts
+from attnmech.draw.figure_files import save_figure, save_view
 from attnmech.draw.scripts import Script
 from attnmech.draw.templates import rendered
 from attnmech.draw.text import html_text, json_for_script
@@ -43,6 +44,8 @@ class View:
     """The scripts that it needs besides attnmech's own."""
     finding: str = ""
     """The one sentence that its numbers support, where it does not depend on what is chosen in the view."""
+    model: str = ""
+    """The model that its numbers are of, for the title of a saved figure."""
 
     def __post_init__(self) -> None:
         string("title", self.title)
@@ -84,6 +87,42 @@ class View:
         with writing(target) as draft:
             draft.write_text(html, encoding="utf-8")
         return target
+
+    def save_figure(self, path: str | Path, *, size: str = "column", title: str | None = None) -> Path:
+        """Writes the view for a paper or a slide: as SVG, PDF or PNG, by the path's suffix, without its controls.
+
+        >>> acts.show("pattern", layer=2, head=6).save_figure("L2H6.pdf")      # doctest: +SKIP
+
+        Args:
+            path: a file that ends with .pdf, .png or .svg; an existing file is replaced.
+            size: "column", "double" or "slide", as in `attnmech.draw.save_figure`.
+            title: the line above it; by default the view's title with the model, the layer and the head.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: for another size.
+            OutputError: for another suffix, a path that is not writable, and where there is no browser; an SVG needs
+                poppler's `pdftocairo`, too.
+
+        """
+        named = self._full_title if title is None else title
+        if self.kind == "plotly":
+            drawn = {name: self.data[name] for name in ("data", "layout")}
+            return save_figure(go.Figure(drawn), path, size=size, title=named)
+        return save_view(self.element("view"), self.start("view"), self.scripts, path, size=size, title=named)
+
+    @property
+    def _full_title(self) -> str:
+        """The title with the model, and with the layer and the head that are shown first."""
+        chosen = self.data.get("chosen", {})
+        place = [
+            f"{name} {self.data['layers'][chosen[name]] if name == 'layer' else chosen[name]}"
+            for name in ("layer", "head")
+            if name in chosen and f"{name} " not in self.title
+        ]
+        return " · ".join(filter(None, (self.title, ", ".join(place), self.model)))
 
     def _repr_html_(self) -> str:
         finding = f'<p class="attnmech-finding">{html_text(self.finding)}</p>' if self.finding else ""
