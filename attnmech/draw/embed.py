@@ -7,10 +7,10 @@ runs again, it carries them again. A page carries each script once.
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from uuid import uuid4
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -18,10 +18,11 @@ from markupsafe import Markup
 
 from attnmech.arguments import string
 from attnmech.draw import scripts
-from attnmech.draw.figure_files import save_figure, save_view
+from attnmech.draw.figure_files import save_figure
 from attnmech.draw.scripts import Script
 from attnmech.draw.templates import rendered
 from attnmech.draw.text import html_text, json_for_script
+from attnmech.draw.view_files import save_view
 from attnmech.errors import InputError, OutputError
 from attnmech.files import path_of, writing
 
@@ -122,7 +123,17 @@ class View:
             for name in ("layer", "head")
             if name in chosen and f"{name} " not in self.title
         ]
-        return " · ".join(filter(None, (self.title, ", ".join(place), self.model)))
+        shown = ", ".join(place)
+        named = (
+            f"{self.title}, {shown}"
+            if shown and "layer " in self.title
+            else " · ".join(filter(None, (self.title, shown)))
+        )
+        return f"{named} · {self.model}" if self.model else named
+
+    def of_model(self, model: str) -> Self:
+        """The same view, which says in saved figures of which model its numbers are."""
+        return replace(self, model=model)
 
     def _repr_html_(self) -> str:
         finding = f'<p class="attnmech-finding">{html_text(self.finding)}</p>' if self.finding else ""

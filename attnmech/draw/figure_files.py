@@ -4,15 +4,12 @@ A figure is drawn as on the screen, on white, and scaled as a whole until its te
 needs; so its marks, lines and words keep their proportions.
 """
 
+import json
 import math
-import shutil
 import struct
-import subprocess
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +17,9 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from attnmech.arguments import option, string
 from attnmech.draw.browser import PATIENCE, in_browser
-from attnmech.draw.scripts import Script, boot, carriers, package_text, plotly_for
-from attnmech.draw.text import printable
-from attnmech.errors import InputError, OutputError, first_line
+from attnmech.draw.scripts import package_text, plotly_for
+from attnmech.draw.text import html_text, printable
+from attnmech.errors import InputError, OutputError
 from attnmech.files import check_writable, path_of, writing
 
 TYPES: Final = (".pdf", ".png", ".svg")
@@ -38,7 +35,13 @@ _SCREEN_PT: Final = 9.0
 _LEAST: Final = 10.5
 """No text is smaller, in pixels of the screen: 6 pt where the usual text has 7."""
 
-_PIXELS_PER_MM: Final = 96 / 25.4
+_NARROW: Final = 600.0
+"""Figures have two columns from this width on, in pixels of the screen."""
+
+PIXELS_PER_MM: Final = 96 / 25.4
+
+_DOTS: Final = 4
+"""The pixels of a canvas for each of the screen's, in a PDF or an SVG."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Size:
     @property
     def pixels(self) -> tuple[float, float]:
         """Width and greatest height in pixels of the screen, before the scale."""
-        return self.width * _PIXELS_PER_MM / self.scale, self.most * _PIXELS_PER_MM / self.scale
+        return self.width * PIXELS_PER_MM / self.scale, self.most * PIXELS_PER_MM / self.scale
 
 
 SIZES: Final = {
@@ -107,7 +110,7 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
     script = plotly_for({str(trace.type) for trace in figure.data}).text
     width, most = chosen.pixels
     given = {
-        "figure": _on_paper(figure.to_plotly_json()),
+        "figure": _on_paper(json.loads(_fitted(figure, width).to_json())),
         "title": printable(title),
         "width": width,
         "height": most if chosen.fixed else None,
@@ -116,56 +119,17 @@ def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", ti
         "family": FONTS,
     }
 
-    def drawn(page: Any) -> float:
-        page.set_content(_document(title, "<main></main>"))
+    def drawn(page: Any) -> Drawn:
+        page.set_content(document(title, "<main></main>"))
         page.add_script_tag(content=script)
         page.add_script_tag(content=package_text("figure_files.js"))
         found = page.evaluate("(given) => attnmechSvg(given)", given)
-        height = float(found["height"]) * chosen.scale / _PIXELS_PER_MM
+        height = float(found["height"]) * chosen.scale / PIXELS_PER_MM
         svg = str(found["svg"]).replace("<svg ", f'<svg width="{chosen.width:g}mm" height="{height:.2f}mm" ', 1)
         page.evaluate("(svg) => { document.querySelector('main').innerHTML = svg; }", svg)
-        pictures["svg"] = svg
-        return height
+        return Drawn(height, svg=lambda _: f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'.encode())
 
-    pictures: dict[str, str] = {}
-    return _write(target, chosen, drawn, lambda: f'<?xml version="1.0" encoding="UTF-8"?>\n{pictures["svg"]}\n'.encode())
-
-
-def save_view(
-    element: str, start: str, scripts: tuple[Script, ...], path: str | Path, *, size: str, title: str
-) -> Path:
-    """Writes a view of HTML, given by its `element` with the id "view" and the line of script that draws it.
-
-    Its controls are left out. What it draws on canvases are images in the file, of four pixels for each of the
-    screen's; an SVG is made of the PDF by poppler's `pdftocairo`.
-    """
-    target, chosen = checked_target(path, size)
-    string("title", title)
-    if target.suffix.lower() == ".svg" and shutil.which("pdftocairo") is None:
-        raise OutputError(
-            f"to write {target}, poppler's pdftocairo makes the SVG of a view (apt install poppler-utils); or name a "
-            ".pdf file, which has the same vectors."
-        )
-    heading = f'<p class="title">{escape(printable(title))}</p>' if title else ""
-    main = f"<main>{heading}{element}</main>{carriers(scripts)}<script>{boot()}</script>"
-
-    def drawn(page: Any) -> float:
-        page.set_content(_document(title, main, chosen))
-        page.evaluate(f"() => {start.rstrip(';')}")
-        page.emulate_media(media="print", color_scheme="light")
-        # Two frames: views draw anew, with all that they have, once they are printed.
-        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        page.evaluate("() => document.fonts.ready")
-        high = float(page.evaluate("() => document.querySelector('main').getBoundingClientRect().height"))
-        most = chosen.most * _PIXELS_PER_MM
-        if chosen.fixed and high > most:
-            page.evaluate(
-                "(by) => { const { style } = document.querySelector('main'); style.zoom *= by; style.margin = '0 auto'; }",
-                most / high * 0.995,
-            )
-        return chosen.most if chosen.fixed else math.ceil(high + 1) / _PIXELS_PER_MM
-
-    return _write(target, chosen, drawn, None)
+    return write_page(target, chosen, drawn)
 
 
 def checked_target(path: str | Path, size: str) -> tuple[Path, Size]:
@@ -178,27 +142,36 @@ def checked_target(path: str | Path, size: str) -> tuple[Path, Size]:
     return target, chosen
 
 
-def _write(target: Path, size: Size, drawn: Callable[[Any], float], svg: Callable[[], bytes] | None) -> Path:
-    """Opens a page, lets `drawn` fill it and say its height in mm, and writes it; `svg` gives an SVG, if there is one."""
+@dataclass(frozen=True)
+class Drawn:
+    """What a page shows."""
+
+    height: float
+    """In mm."""
+    svg: Callable[[bytes], bytes]
+    """Makes an SVG, given the page as a PDF."""
+
+
+def write_page(target: Path, size: Size, draw: Callable[[Any], Drawn]) -> Path:
+    """Writes what `draw` puts on playwright's page that it is given."""
     kind = target.suffix.lower()
 
     def job(browser: Any) -> bytes:
-        dots = size.dpi / 96 if kind == ".png" else 4
-        width, most = (math.ceil(side * _PIXELS_PER_MM) for side in (size.width, size.most))
+        width, most = (math.ceil(side * PIXELS_PER_MM) for side in (size.width, size.most))
         context = browser.new_context(
-            offline=True, viewport={"width": width, "height": most}, device_scale_factor=dots, color_scheme="light"
+            offline=True,
+            viewport={"width": width, "height": most},
+            device_scale_factor=size.dpi / 96 if kind == ".png" else _DOTS,
+            color_scheme="light",
         )
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        height = drawn(page)
+        drawn = draw(page)
         if kind == ".png":
-            high = math.ceil(height * _PIXELS_PER_MM)
-            page.set_viewport_size({"width": width, "height": high})
+            page.set_viewport_size({"width": width, "height": math.ceil(drawn.height * PIXELS_PER_MM)})
             return _with_dpi(page.screenshot(), size.dpi)
-        if kind == ".svg" and svg is not None:
-            return svg()
-        pdf: bytes = page.pdf(width=f"{size.width}mm", height=f"{height}mm", print_background=True)
-        return pdf if kind == ".pdf" else _svg_of(pdf, target)
+        pdf: bytes = page.pdf(width=f"{size.width}mm", height=f"{drawn.height}mm", print_background=True)
+        return pdf if kind == ".pdf" else drawn.svg(pdf)
 
     made = in_browser(job, target=target)
     with writing(target) as draft:
@@ -206,21 +179,22 @@ def _write(target: Path, size: Size, drawn: Callable[[Any], float], svg: Callabl
     return target
 
 
-def _document(title: str, main: str, size: Size | None = None) -> str:
-    """The page that the browser draws; its title becomes the PDF's."""
-    placed = "" if size is None else f"main {{ width: {size.pixels[0]}px; zoom: {size.scale}; }}"
-    style = (
-        "html, body { margin: 0; background: #ffffff; overflow: hidden; } svg { display: block; }"
-        "@page { margin: 0; }"
-        f"main {{ margin: 0; color: {INK}; font-family: {FONTS}; }} main .attnmech {{ font-family: {FONTS}; }}"
-        "main .title { margin: 0 0 6px; font-size: 13px; font-weight: bold; }"
-        "main .attnmech-controls :is(button, select, input, label, .attnmech-control), main .attnmech-reading"
-        f" {{ display: none !important; }} {placed}"
-    )
+def document(title: str, main: str, **properties: str) -> str:
+    """The page that the browser draws; its title becomes the PDF's, and figure_files.css uses the `properties`."""
+    given = {"ink": INK, "fonts": FONTS, **properties}
+    style = ":root {" + "".join(f"--{name}: {value};" for name, value in given.items()) + "}"
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(printable(title))}</title>'
-        f"<style>{style}</style></head><body>{main}</body></html>"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html_text(title)}</title>'
+        f"<style>{style}{package_text('figure_files.css')}</style></head><body>{main}</body></html>"
     )
+
+
+def _fitted(figure: go.Figure, width: float) -> go.Figure:
+    """A figure that has a layout of its own for narrow places, `layout.meta["narrow"]`, in that layout."""
+    meta = figure.layout.meta
+    if width >= _NARROW or not isinstance(meta, Mapping) or "narrow" not in meta:
+        return figure
+    return go.Figure(figure).update_layout({place.replace(".", "_"): value for place, value in meta["narrow"].items()})
 
 
 def _on_paper(figure: Any, name: str = "") -> Any:
@@ -238,18 +212,6 @@ def _on_paper(figure: Any, name: str = "") -> Any:
             found["size"] = max(_LEAST, found["size"])
         return found
     return [_on_paper(each, name) for each in figure] if isinstance(figure, list | tuple) else figure
-
-
-def _svg_of(pdf: bytes, target: Path) -> bytes:
-    """A page of PDF as SVG."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(folder, "figure.pdf"), Path(folder, "figure.svg")
-        source.write_bytes(pdf)
-        done = subprocess.run(["pdftocairo", "-svg", str(source), str(made)], capture_output=True, check=False)
-        if done.returncode or not made.is_file():
-            said = OSError(done.stderr.decode(errors="replace") or "no reason given")
-            raise OutputError(f"to write {target}: pdftocairo failed ({first_line(said)}).")
-        return made.read_bytes()
 
 
 def _with_dpi(png: bytes, dpi: int) -> bytes:
