@@ -71,9 +71,9 @@ class Size:
 
 
 SIZES: Final = {
-    "column": Size(85, 225, 7, 600),
-    "double": Size(178, 225, 7, 600),
-    "slide": Size(338.67, 190.5, 18, 144, fixed=True),
+    "column": Size(85.0, 225.0, 7.0, 600),
+    "double": Size(178.0, 225.0, 7.0, 600),
+    "slide": Size(338.66, 190.49, 18.0, 144, fixed=True),
 }
 """One column of a journal, two columns, and a slide of 16:9."""
 
