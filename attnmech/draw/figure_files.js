@@ -10,7 +10,7 @@
 
   /** The words of a title on lines that fit the width. */
   function wrapped(title, width, font) {
-    const context = document.createElement("canvas").getContext("2d");
+    const context = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
     context.font = font;
     const lines = [];
     for (const word of title.split(" ")) {
@@ -26,7 +26,7 @@
     source.src = image.getAttribute("href") ?? image.getAttribute("xlink:href");
     await source.decode();
     const canvas = new OffscreenCanvas(source.naturalWidth, source.naturalHeight);
-    const context = canvas.getContext("2d");
+    const context = /** @type {OffscreenCanvasRenderingContext2D} */ (canvas.getContext("2d"));
     context.drawImage(source, 0, 0);
     return context.getImageData(0, 0, canvas.width, canvas.height);
   }
@@ -96,10 +96,9 @@
     const place = document.createElement("div");
     document.body.append(place);
     const layout = { ...figure.layout, width, height: whole - above, autosize: false };
-    await Plotly.newPlot(place, figure.data, layout, { staticPlot: true });
-    const { _plots: plots } = place._fullLayout;
+    const { _fullLayout } = await Plotly.newPlot(place, figure.data, layout, { staticPlot: true });
     const axes = { x: {}, y: {} };
-    for (const { xaxis, yaxis } of Object.values(plots)) {
+    for (const { xaxis, yaxis } of Object.values(_fullLayout._plots)) {
       axes.x[xaxis._id] = xaxis;
       axes.y[yaxis._id] = yaxis;
     }

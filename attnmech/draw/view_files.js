@@ -18,7 +18,7 @@
 
   /** Resolves to the view's height; `most`, if it is not null, is the greatest that it may have. */
   window.attnmechFit = async (most) => {
-    const main = document.querySelector("main");
+    const main = /** @type {HTMLElement} */ (document.querySelector("main"));
     await frame(); // views draw anew, with all that they have, once they are printed
     await frame();
     for (const each of main.querySelectorAll(".attnmech-paper :is(h2, h3)")) {

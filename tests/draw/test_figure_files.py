@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ from browser import CHROMIUM
 from PIL import Image
 
 from attnmech import draw
-from attnmech.draw import browser
+from attnmech.draw import browser, view_files
 from attnmech.draw.effects import SIGNED_COLOURS
 from attnmech.draw.figure_files import _on_paper
 from attnmech.errors import InputError, OutputError
@@ -107,6 +108,22 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OutputError, match=r"pip install 'attnmech\[figures\]', and Chromium or Chrome"):
         draw.save_figure(drawn(), path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_svg_of_a_view_needs_poppler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = draw.sentence_view(np.ones((1, 1, 1, 1)), ["Hi"], layers=[0])
+    monkeypatch.setattr(view_files.shutil, "which", lambda name: None)
+    with pytest.raises(OutputError, match=r"apt install poppler-utils\); or name a \.pdf file"):
+        view.save_figure(tmp_path / "view.svg")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("pdftocairo") is None, reason="no poppler")
+def test_the_svg_of_a_view_is_made_of_its_pdf(chromium: Any, tmp_path: Path) -> None:
+    view = draw.sentence_view(np.ones((1, 1, 1, 1)), ["Hi"], layers=[0])
+    root = ElementTree.parse(view.save_figure(tmp_path / "view.svg")).getroot()
+    assert root.tag == f"{SVG}svg"
+    assert float(root.get("width", "0").removesuffix("pt")) == pytest.approx(85 / 25.4 * 72, abs=1)
 
 
 def test_where_there_is_no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_a_chosen_head_has_a_frame(focus: am.AttentionFocus) -> None:
     with pytest.raises(am.InputError, match="`head` must be from 0 to"):
         focus.plot("previous_top", layer=1, head=99)
     with pytest.raises(
-        am.InputError, match="`figure` must be one of self_focus, first_focus, .*previous_top.*; got 'x'"
+        am.InputError, match=r"`figure` must be one of self_focus, first_focus, .*previous_top.*; got 'x'"
     ):
         focus.plot("x")
 
