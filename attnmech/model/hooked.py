@@ -5,6 +5,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -202,8 +203,9 @@ class HookedModel:
             with torch.no_grad():
                 self._passes.run(wanted)
             norms = captured_norms(self.stacks, wanted.values)
-            return Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms)
-        return run_with_gradients(self._passes, batch, keys, gradients_of)
+            return Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms, model=self.name)
+        found = run_with_gradients(self._passes, batch, keys, gradients_of)
+        return replace(found, model=self.name)
 
     @contextmanager
     def hooks(self, edits: Mapping[PointName, Edit]) -> Iterator["HookedModel"]:
