@@ -83,9 +83,11 @@ def test_padding(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hooked, ids = models.hooked(name), models.token_ids(name)
     lengths = [ids.shape[1] - number for number in range(len(ids))]
     place = torch.arange(ids.shape[1]).expand_as(ids)
-    mask = torch.stack([row.roll(-length) if side == "left" else row for row, length in zip(place, lengths)])
+    mask = torch.stack(
+        [row.roll(-length) if side == "left" else row for row, length in zip(place, lengths, strict=True)]
+    )
     mask = (mask < torch.tensor(lengths)[:, None]).long()
-    texts = [row[:length] for row, length in zip(ids, lengths)]
+    texts = [row[:length] for row, length in zip(ids, lengths, strict=True)]
     padded = torch.zeros_like(ids).masked_scatter(mask.bool(), torch.cat(texts))
     with softmaxes(monkeypatch) as blocks:
         found = am.ablate_heads(hooked, {"input_ids": padded, "attention_mask": mask}, layers=[1]).after[1]
