@@ -4,8 +4,8 @@
     python benchmarks/ablation.py --json ablation.json
 
 Heads are set to zero, and the loss of 8 prompts measured. attnmech sweeps all heads of some layers, as deep on average
-as all layers; the loops are timed on two heads of up to four such layers; both are scaled to all heads of the model. All give
-the same effects, or nothing is printed. On an idle machine; the defaults need about an hour on two cores. See
+as all layers; the loops are timed on two heads of up to four such layers; both are scaled to all heads of the model.
+All give the same effects, or nothing is printed. On an idle machine; the defaults need about an hour on two cores. See
 benchmarks/README.md.
 """
 

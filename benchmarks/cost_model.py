@@ -12,7 +12,6 @@ the rate of what bounds it:
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -201,7 +200,7 @@ def focus_and_updates(model: Model, tokens: int, *, numba: bool = True) -> Work:
 
 
 def kept_by_stream(model: Model, tokens: int) -> float:
-    """Bytes that focus and updates of a list of texts hold at their end: what was measured of every row of every head."""
+    """Bytes that focus and updates of a list of texts hold at their end: what was measured of every head's rows."""
     statistics, of_updates = 13, 9
     by_head = 4 * statistics + 4 + 5 * of_updates + 4 + 3 * 4
     return tokens * model.layers * (model.heads * by_head + statistics + 5 * 5)
@@ -368,7 +367,7 @@ def _work_of(kind: str, row: Mapping[str, Any], cut: int | None) -> Work | None:
 
 
 def measured_constants() -> Constants:
-    """This machine's, with as many threads as torch has here; the best of some rounds each."""
+    """Of the machine that this runs on, with as many threads as torch has here; the best of some rounds each."""
     import torch
 
     from attnmech.maths.compiled import AVAILABLE
@@ -400,8 +399,9 @@ def measured_constants() -> Constants:
 
 
 def _uncompiled(scores: Any) -> None:
-    from attnmech.maths import compiled
     from contenders import without_numba
+
+    from attnmech.maths import compiled
 
     assert compiled
     with without_numba():
@@ -446,7 +446,8 @@ def table_of_comparison(found: Sequence[Compared]) -> "Table":
     """Predicted beside measured."""
     from rich.table import Table
 
-    table = Table("", "predicted, s", "measured, s", "ratio", "bound by", "", title="The cost model beside measurements")
+    title = "The cost model beside measurements"
+    table = Table("", "predicted, s", "measured, s", "ratio", "bound by", "", title=title)
     for each in found:
         table.add_row(
             each.what, f"{each.predicted:.3g}", f"{each.measured:.3g}", f"{each.ratio:.2f}", each.bound, each.verdict
@@ -460,7 +461,8 @@ def table_of_methods(name: str, model: Model, tokens: int, constants: Constants)
     """What every method takes of a model."""
     from rich.table import Table
 
-    table = Table("", "multiplications", "scores", "GB moved", "seconds", "bound by", title=f"{name}, {tokens:,} tokens")
+    title = f"{name}, {tokens:,} tokens"
+    table = Table("", "multiplications", "scores", "GB moved", "seconds", "bound by", title=title)
     for method, work_of in METHODS.items():
         work = work_of(model, tokens)
         scores = work.cells + work.measured + work.uncompiled

@@ -78,7 +78,9 @@ def installed(contenders: Mapping[str, object], module_of: Mapping[str, str]) ->
     return [name for name in contenders if name not in module_of or find_spec(module_of[name]) is not None]
 
 
-def write(path: Path | None, about: Mapping[str, object], settings: Any, tables: Iterable[Table], **raw: object) -> None:
+def write(
+    path: Path | None, about: Mapping[str, object], settings: Any, tables: Iterable[Table], **raw: object
+) -> None:
     """Every figure, and the tables that were printed, from which `tables.py` makes those of README.md."""
     if path is None:
         return

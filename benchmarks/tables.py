@@ -3,8 +3,8 @@
     python benchmarks/tables.py
 
 Each benchmark's `--json` holds the tables that it printed, beside every figure. In README.md, what stands between
-`<!-- results/NAME.json -->` and `<!-- end -->` is replaced by those of `benchmarks/results/NAME.json`; all other text is
-written by hand. A test fails where the two differ.
+`<!-- results/NAME.json -->` and `<!-- end -->` is replaced by those of `benchmarks/results/NAME.json`; all other text
+is written by hand. A test fails where the two differ.
 """
 
 import json
