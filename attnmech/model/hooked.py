@@ -19,6 +19,7 @@ from ..arguments import listed, optional_flag, shown, whole_number
 from ..batch import Batch
 from ..errors import CertificateError, InputError, index_of
 from ..interventions import HEAD_POINTS, Head, Heads, Intervention, checked_heads
+from ..lens_names import about
 from ..points import PointKey, PointName
 from ..results import Provenance
 from .applied import Applied, check_values
@@ -431,6 +432,11 @@ class HookedModel:
     def provenance_of(self, digest: str, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
         """The same for inputs whose SHA-256 is known, such as a corpus."""
         return Provenance(self.name, self.weights_hash, digest, self._in_force.edited, tokens, options)
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(about("HookedModel", name), name=name, obj=self)
 
     def __repr__(self) -> str:
         shape = "; ".join(_shape_of(stack) for stack in self.stacks.values())
