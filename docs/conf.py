@@ -24,7 +24,7 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has them as they are written: `attnmech/signatures.py`
-default_role = "py:obj"
+default_role = "literal"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
@@ -35,6 +35,7 @@ html_theme = "furo"
 html_title = "attnmech"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_search_summary = False  # it would fetch pages, which a page opened from a folder cannot
