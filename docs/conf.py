@@ -1,4 +1,4 @@
-"""How the documentation is built: `sphinx-build -W --keep-going docs docs/_build` (pip install '.[docs]')."""
+"""How the documentation is built: `sphinx-build -M html docs docs/_build -W --keep-going` (pip install '.[docs]')."""
 
 import sys
 from pathlib import Path

@@ -208,7 +208,7 @@ def _bare(annotation: ast.expr) -> str:
 def _as_rst(lines: list[str]) -> list[str]:
     """What stands in docstrings but means something else in reStructuredText: code, bars, stars; and tables."""
     text = "\n".join(line if _is_verbatim(line) else _escaped(line) for line in lines)
-    return _without_tables(re.sub(r"(?<!`)`([^`]+)`(?!`)", _code, text).split("\n"))
+    return _without_tables(re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", _code, text).split("\n"))
 
 
 def _is_verbatim(line: str) -> bool:
@@ -225,12 +225,12 @@ def _escaped(line: str) -> str:
 
 def _code(found: re.Match[str]) -> str:
     """Code in backticks, as a link where it is one public name."""
-    code = " ".join(found[1].split())
+    code, after = " ".join(found[1].split()), f"\\ {found[2]}" if found[2] else ""
     name = code.removeprefix("am.")
     first, _, member = name.partition(".")
     if first in am.__all__ and (not member or hasattr(getattr(am, first), member)):
-        return f":py:obj:`{code} <attnmech.{name}>`"
-    return f"``{code}``"
+        return f":py:obj:`{code} <attnmech.{name}>`{after}"
+    return f"``{code}``{after}"
 
 
 def _without_tables(lines: list[str]) -> list[str]:
