@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Shaped
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .batch import Batch
 from .errors import InputError, MissingPointError
+from .lens_names import OF_CACHE, about
 from .points import PointKey, PointName, parse
 
 if TYPE_CHECKING:
@@ -126,6 +127,11 @@ class Activations:
             if layer is not None:
                 layers[point].append(layer)
         return [point if not found else f"{point} {_ranges(found)}" for point, found in layers.items()]
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(about("Activations", name, OF_CACHE), name=name, obj=self)
 
     def __repr__(self) -> str:
         batch, length = self.batch.ids.shape

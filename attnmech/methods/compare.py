@@ -67,6 +67,10 @@ def compare(
         match: whether a permutation of heads is undone.
         options: for the method.
 
+    Returns:
+        Differences b − a `[layer head]` of every column of the method's table, with intervals over texts, and which
+        head of b is which of a.
+
     Raises:
         InputError: for models of different shapes, prompts of different lengths, and methods whose results cannot be
             subtracted.

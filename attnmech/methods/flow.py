@@ -83,6 +83,9 @@ def attention_flow(
         answers: for "logit_difference", the right token.
         against: the token that it is compared with.
 
+    Returns:
+        One map [query key] per layer and, for "norm" and "gradient", per head.
+
     Raises:
         InputError: for several texts, an unknown kind, `layers` with rollout, a metric without gradient or with another
             kind, a text whose maps would take more than 1 GB, and for models with several stacks or, with norms, with

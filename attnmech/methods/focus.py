@@ -53,10 +53,27 @@ def attention_focus(
     shares of such rows whose highest key is the token itself, the first, the one before, or another; rows whose two
     highest keys are equal count only as `tied_top`. Each statistic is defined on its own rows, the categories overlap
     (the previous token of row 1 is the first), and row 0, which has no choice in a causal model, is left out: see
-    `AttentionFocus.where`. `last_mass` is the mass on the last `last` keys: the token itself and those just before it.
+    `AttentionFocus.where`.
 
-    One forward pass; no [query key] array of the whole text is made. For an iterator of texts (a corpus) only sums
-    are kept; `truncate`, `shard`, `journal` and `progress` are those of `am.stream`.
+    One forward pass; no [query key] array of the whole text is made.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        last: how many keys `last_mass` is the mass on: the token itself and those just before it.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        Statistics `[layer head]`, with intervals over texts: shares of rows and of probability, entropy in nats,
+        distance in tokens.
+
+    Raises:
+        InputError: for invalid inputs, layers or stacks, and what `am.stream` raises.
+
+    Source: "Attention Focus Plots", figures 4 to 6; sink rate: Gu et al. 2024.
     """
     result: AttentionFocus
     (result,) = stream(model, inputs, [FocusReducer(last)], layers=layers, stack=stack, bos=bos, **corpus)

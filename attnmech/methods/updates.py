@@ -61,14 +61,29 @@ def residual_updates(
     and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u + the bias's share is `attn_out` in
     every model. Row 0, where a causal head has no choice, is left out of means: see `ResidualUpdates.where`.
 
-    With `answers`, one token per text (its text or id), `.logits` is what each head adds to that token's logit at the
-    text's last token, or to its difference from the token in `against`; the final norm's scale is frozen. If the
-    model soft-caps its logits (Gemma 2), these are pre-cap logits: see `ResidualUpdates.logit_unit`. Raises
-    `InputError`, with the reason, if the logits are not one norm and one matrix applied to the last stream (BERT),
-    and `CertificateError` if the certificate found that they are not.
+    One forward pass.
 
-    One forward pass. For an iterator of texts (a corpus) only sums are kept; `truncate`, `shard`, `journal` and
-    `progress` are those of `am.stream`.
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        answers: one token per text (its text or id): `.logits` is then what each head adds to that token's logit at the
+            text's last token; the final norm's scale is frozen. If the model soft-caps its logits (Gemma 2), these are
+            pre-cap logits: see `ResidualUpdates.logit_unit`.
+        against: another token per text: `.logits` is then what each head adds to the difference.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        ‖u‖ / ‖x‖ and cos(u, x) `[layer head]`, with intervals over texts; with `answers`, logits by head and text.
+
+    Raises:
+        InputError: with `answers`, if the logits are not one norm and one matrix applied to the last stream (BERT),
+            with the reason.
+        CertificateError: with `answers`, if the certificate found that they are not.
+
+    Source: "Attention Focus Plots", figures 7 to 10.
     """
     require_model(model)
     result: ResidualUpdates

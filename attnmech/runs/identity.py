@@ -37,10 +37,10 @@ _INSTALLED: Final = tuple(f"{path}{os.sep}" for folder in _FOLDERS for path in (
 
 _NOT_BEHAVIOUR: Final = frozenset(
     ("__abstractmethods__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__", "__doc__",
-     "__firstlineno__", "__module__", "__qualname__", "__slotnames__", "__static_attributes__", "__weakref__",
-     "_abc_impl")
+     "__firstlineno__", "__module__", "__qualname__", "__signature__", "__slotnames__", "__static_attributes__",
+     "__weakref__", "_abc_impl")
 )  # fmt: skip
-"""Entries of a class that do not say what its objects do; `copyreg` leaves some behind."""
+"""Entries of a class or a function that do not say what it does; `copyreg` leaves some behind."""
 
 
 Parts: TypeAlias = list[str | bytes]
@@ -161,7 +161,7 @@ class _Digests:
             yield from self._globals(function)
         yield self.of(function.__defaults__)
         yield self.of(function.__kwdefaults__)
-        yield self.of(vars(function))
+        yield self.of({name: held for name, held in vars(function).items() if name not in _NOT_BEHAVIOUR})
         for cell in function.__closure__ or ():
             try:
                 yield self.of(cell.cell_contents)

@@ -182,20 +182,33 @@ def stream(
     ...     model, "Anna sang of shells.", [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()]
     ... )
 
-    `inputs` are what `model.run` takes, or an iterator (or another iterable that is not a list) of these: a corpus.
-    A corpus is run in batches of similar length and is not kept. `shard=(k, n)` takes every n-th document from the
-    k-th on, under its own number, so that the merged states of n shards are those of the whole corpus; `truncate` cuts
-    documents that are too long for the model, and counts them. With `journal`, a path, the states so far are kept in a
-    file: after an interruption, the same call resumes from it and gives the same result; the file is removed at the
-    end. `progress` shows a bar with rate and time left on stderr.
+    A corpus is run in batches of similar length and is not kept. Active hooks change what reducers see. A reducer
+    without `finish` returns states; merge those of shards with `reducer.merge(one, other)`.
 
-    `layers` and `stack` choose what reducers see. Active hooks change what reducers see. A reducer without `finish`
-    returns states; merge those of shards with `reducer.merge(one, other)`.
+    Args:
+        model: the model.
+        inputs: what `model.run` takes, or an iterator (or another iterable that is not a list) of these: a corpus.
+        reducers: what to sum, each an `am.Reducer`.
+        layers: which layers reducers see; by default all.
+        stack: which stack they see, in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        truncate: whether documents that are too long for the model are cut, and counted, rather than refused.
+        shard: (k, n) takes every n-th document from the k-th on, under its own number, so that the merged states of n
+            shards are those of the whole corpus.
+        journal: a path, where the states so far are kept: after an interruption, the same call resumes from it and
+            gives the same result; the file is removed at the end.
+        progress: whether to show a bar with rate and time left on stderr.
 
-    Raises `InputError` for invalid inputs, `MissingPointError` and `CertificateError` for points that this model does
-    not have or that could not be proven, `ReducerError` for a reducer that breaks these rules, and `JournalError` for
-    another run's journal (or if the code of a reducer or a hook has changed), a damaged one, or one that another
-    process is writing.
+    Returns:
+        One result per reducer, in order.
+
+    Raises:
+        InputError: for invalid inputs.
+        MissingPointError: for a point that this model does not have.
+        CertificateError: for a point that could not be proven.
+        ReducerError: for a reducer that breaks its rules.
+        JournalError: for another run's journal (or if the code of a reducer or a hook has changed), a damaged one, or
+            one that another process is writing.
     """
     require_model(model)
     work = _Streaming(model, _checked(reducers), model.stack(stack), layers)

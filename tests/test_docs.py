@@ -1,0 +1,87 @@
+"""Every snippet of the documentation runs; recipes are short."""
+
+import contextlib
+import importlib
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnmech as am
+
+importlib.import_module("attnmech.report")  # before the fixture `few_texts`, which shortens reports
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.M | re.S)
+
+
+def sections(path: Path) -> list[tuple[str, str]]:
+    """The headings of a page with the code under each."""
+    parts = re.split(r"^## (.+)$", path.read_text("utf-8"), flags=re.M)
+    return [(heading, "\n".join(BLOCK.findall(body))) for heading, body in zip(parts[1::2], parts[2::2], strict=True)]
+
+
+RECIPES = [
+    pytest.param(code, id=f"{path.stem}: {heading}")
+    for path in sorted((DOCS / "recipes").glob("*.md"))
+    for heading, code in sections(path)
+]
+PAGES = [
+    pytest.param("\n".join(BLOCK.findall(path.read_text("utf-8"))), id=path.stem)
+    for folder in ("coming_from", "how")
+    for path in sorted((DOCS / folder).glob("*.md"))
+    if BLOCK.search(path.read_text("utf-8"))
+]
+
+
+@pytest.fixture(scope="module")
+def setup() -> dict[str, Any]:
+    """What the lines that every recipe begins with define."""
+    names: dict[str, Any] = {}
+    (code,) = BLOCK.findall((DOCS / "recipes" / "index.md").read_text("utf-8"))
+    exec(code, names)
+    return names
+
+
+@pytest.mark.parametrize("code", RECIPES)
+def test_a_recipe_runs(
+    code: str,
+    setup: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if ".save_figure(" in code and not hasattr(am.HeadEffects, "save_figure"):
+        pytest.skip("results do not save their figures yet")
+    if '"mine.gguf"' in code:
+        if find_spec("gguf") is None:
+            pytest.skip("gguf is not installed")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        _tiny_gguf(tmp_path / "mine.gguf")
+    exec(compile(code, "recipe", "exec"), dict(setup))
+
+
+@pytest.mark.parametrize("code", RECIPES)
+def test_a_recipe_is_short(code: str) -> None:
+    assert 2 <= len([line for line in code.splitlines() if line.strip()]) <= 13
+
+
+@pytest.mark.parametrize("code", PAGES)
+def test_the_snippets_of_a_page_run(
+    code: str, setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(None):
+        exec(compile(code, "page", "exec"), dict(setup))
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) >= 25
+
+
+def _tiny_gguf(path: Path) -> None:
+    from model.test_gguf import llama, tensors, write
+
+    write(path, tensors(llama()))
