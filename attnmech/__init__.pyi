@@ -1,7 +1,9 @@
 from .activations import Activations as Activations
 from .batch import Batch as Batch
+from .distributed.engine import Ray as Ray
 from .errors import AttnmechError as AttnmechError
 from .errors import CertificateError as CertificateError
+from .errors import EngineError as EngineError
 from .errors import ExactnessError as ExactnessError
 from .errors import InputError as InputError
 from .errors import JournalError as JournalError
