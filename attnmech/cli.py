@@ -71,6 +71,14 @@ TableOption = Annotated[
     Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
 ]
 OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing table and page.")]
+EngineOption = Annotated[
+    Literal["local", "ray"], typer.Option("--engine", help="Where it runs: in this process, or by Ray's workers.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="A Ray cluster: auto, host:port or ray://host:port; this machine if left out."),
+]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="How many workers; as many as fit if left out.")]
 MemoryOption = Annotated[float, typer.Option(help="Extra memory that the sweep may use, in GB.")]
 
 
@@ -135,13 +143,16 @@ def focus(
     out: TableOption = Path("focus.csv"),
     overwrite: OverwriteOption = False,
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
 
     Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
-        hooked, given, options = _streamed(model, text, file, outputs, truncate)
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
+        hooked, given, options = _streamed(model, text, file, outputs, truncate, where)
         from .methods.focus import attention_focus
 
         found = attention_focus(hooked, given, **options)
@@ -161,13 +172,16 @@ def drift(
     metric: Annotated[str, typer.Option(help="cosine, centred cosine or dot.")] = "cosine",
     k: Annotated[int, typer.Option("-k", help="How many nearest tokens are compared between layers.")] = 100,
     position: Annotated[bool, typer.Option(help="Add each token's position embedding to the vocabulary.")] = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes how far tokens move from their own embeddings, layer by layer, as a table and a page.
 
     Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
-        hooked, given, options = _streamed(model, text, file, outputs, truncate)
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
+        hooked, given, options = _streamed(model, text, file, outputs, truncate, where)
         from .methods.drift import residual_drift
 
         found = residual_drift(hooked, given, at=at, metric=metric, k=k, position=position, **options)
@@ -182,13 +196,16 @@ def heads(
     out: TableOption = Path("heads.csv"),
     overwrite: OverwriteOption = False,
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Says what type of head each one is: previous token, induction, first token, …; writes a table and a page.
 
     Without a file, on random tokens, each sequence twice. Over a corpus, a journal is kept beside the table: if
     interrupted, run the same command again to resume.
     """
-    with _outputs(None, file, out, overwrite) as outputs:
+    with _outputs(None, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         if file is None:
             outputs.require_no_journal()
         with _stages("importing torch and transformers", total=3) as step:
@@ -201,9 +218,9 @@ def heads(
             hooked = load(model)
             if corpus is None:
                 step("looking at the heads")
-                found = head_types(hooked)
+                found = head_types(hooked, **where)
         if corpus is not None:
-            found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True)
+            found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True, **where)
         outputs.write(found)
     shown = found.to_frame()[["layer", "head", "type", "score", "baseline", "score_low", "score_high"]].head(15)
     _print_sweep(hooked, found, outputs, shown, "Kinds of heads, the strongest first")
@@ -264,19 +281,22 @@ def ablate(
     method: Annotated[str, typer.Option(help="zero, mean (over the texts themselves) or resample.")] = "zero",
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
     memory: MemoryOption = 1.0,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes how much the loss changes when each head is ablated, as a table and a page.
 
     A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         hooked, texts = _sweep_inputs(model, text, file)
         from .methods.ablation import ablate_heads
 
         found = ablate_heads(
             hooked, texts, method=method, metric=metric, reference=texts if method == "mean" else None, memory=memory,
-            journal=outputs.journal, progress=True,
+            journal=outputs.journal, progress=True, **where,
         )  # fmt: skip
         outputs.write(found)
     _print_sweep(hooked, found, outputs, found.strongest(10), "Heads that matter most")
@@ -293,19 +313,22 @@ def null(
     delta: Annotated[float, typer.Option(help="Effects within ±delta nats count as none.")] = 0.01,
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
     memory: MemoryOption = 1.0,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Finds the heads that rest on one token without effect, by interventions; writes a table and a page.
 
     A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         hooked, texts = _sweep_inputs(model, text, file)
         from .methods.null_attention import null_attention
 
         found = null_attention(
             hooked, texts, target=target, delta=delta, metric=metric, memory=memory, journal=outputs.journal,
-            progress=True,
+            progress=True, **where,
         )  # fmt: skip
         outputs.write(found)
     columns = ["layer", "head", "sink_mass", "value_ratio", "remove", "zero_value", "verdict"]
@@ -314,7 +337,7 @@ def null(
 
 
 def _streamed(
-    model: str | None, text: str | None, file: Path | None, outputs: "Outputs", truncate: bool
+    model: str | None, text: str | None, file: Path | None, outputs: "Outputs", truncate: bool, where: dict[str, Any]
 ) -> tuple["HookedModel", Any, dict[str, Any]]:
     """The model, a text or a corpus, and how a corpus is run: with a journal and a bar."""
     if file is None:
@@ -328,7 +351,7 @@ def _streamed(
         hooked = load(model)
     if corpus is None:
         return hooked, text if text is not None else _own_paragraph(), {}
-    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True}
+    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True, **where}
 
 
 def _print_streamed(
@@ -429,6 +452,20 @@ def _outputs(text: str | None, file: Path | None, out: Path, overwrite: bool) ->
         if outputs.journal.exists():
             raise KeyboardInterrupt(f"run the same command again to resume from {outputs.journal}") from None
         raise
+
+
+@contextmanager
+def _engine(engine: str, address: str | None, workers: int | None) -> Iterator[dict[str, Any]]:
+    """How a command's method is told where to run; Ray's workers end with the block."""
+    if engine == "local":
+        if address is not None or workers is not None:
+            raise InputError("--address and --workers are for --engine ray.")
+        yield {}
+        return
+    from .distributed.engine import Ray
+
+    with Ray(address, workers=workers) as found:
+        yield {"engine": found}
 
 
 def _check_apart(file: Path | None, out: Path) -> None:

@@ -11,6 +11,7 @@ from ..arguments import shown, whole_number
 from ..errors import EngineError, InputError
 from ..model.hooked import HookedModel
 from ..runs.corpus import CorpusBatch
+from ..runs.corpus_files import CorpusFiles
 from ..runs.journal import Journal
 from ..runs.progress import Meter, Steps
 from ..runs.workers import Workers
@@ -97,6 +98,15 @@ class Ray(Workers):
         return [int(each) for each in imported().get([actor.process.remote() for actor in self._actors])]
 
     # -- what `stream` and `sweep` call -----------------------------------------------------------------------
+
+    def reading(self, inputs: Any) -> Any:
+        """The same corpus; if it is of files that are read anywhere, read by Ray Data."""
+        if not isinstance(inputs, CorpusFiles):
+            return inputs
+        self._start()
+        from .reading import RayDocuments
+
+        return RayDocuments(inputs)
 
     def stream(self, work: Any, parts: Iterator[CorpusBatch], total: Any, journal: Journal | None, bar: Meter) -> None:
         """Adds what the reducers of `work`, a `Streaming`, find in each batch to `total`, a `Total`."""

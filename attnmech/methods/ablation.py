@@ -55,10 +55,11 @@ def ablate_heads(
     missing from the last stream (norms are recomputed). Total minus direct is the effect through later layers.
     `shifts=True` also measures how far the patterns of all heads move (`HeadEffects.shift`).
 
-    All sweeps share `options`: answers, against, bos, memory, journal, partial and progress (`SweepOptions`). `memory`
-    is how many GB the sweep may use on top of the model. With `journal`, a path, `ablate_heads` resumes if
-    interrupted: the same call continues from what the file holds, and removes it at the end. Ctrl-C raises
-    `KeyboardInterrupt`; with `partial` it returns what is done (`HeadEffects.complete` is then False).
+    All sweeps share `options`: answers, against, bos, memory, journal, engine, partial and progress (`SweepOptions`).
+    `memory` is how many GB the sweep may use on top of the model; `engine=am.Ray(...)` has worker processes measure.
+    With `journal`, a path, `ablate_heads` resumes if interrupted: the same call continues from what the file holds, and
+    removes it at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it returns what is done
+    (`HeadEffects.complete` is then False).
 
     Raises `InputError` for invalid heads, metrics, answers or references, `JournalError` for the journal of another
     sweep (or if the code of the metric or of a hook has changed) or of one that another process is running.

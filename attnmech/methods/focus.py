@@ -56,7 +56,7 @@ def attention_focus(
     `AttentionFocus.where`. `last_mass` is the mass on the last `last` keys: the token itself and those just before it.
 
     One forward pass; no [query key] array of the whole text is made. For an iterator of texts (a corpus) only sums
-    are kept; `truncate`, `shard`, `journal` and `progress` are those of `am.stream`.
+    are kept; `truncate`, `shard`, `journal`, `progress` and `engine` are those of `am.stream`.
     """
     result: AttentionFocus
     (result,) = stream(model, inputs, [FocusReducer(last)], layers=layers, stack=stack, bos=bos, **corpus)

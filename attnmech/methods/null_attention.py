@@ -75,7 +75,7 @@ def null_attention(
     sees nothing else, such as row 0 of a causal model, then attends to nothing), "zero_value" sets the sink's value to
     0, "mean_value" sets it to the head's mean value over the other tokens of the inputs, or of `reference`, and
     "only_sink" sets the values of all other keys to 0. Effects are `metric` after minus before, with `answers`,
-    `against`, `memory`, `journal`, `partial` and `progress` as in `am.ablate_heads`.
+    `against`, `memory`, `journal`, `engine`, `partial` and `progress` as in `am.ablate_heads`.
 
     A head is "not attending" if its sink mass is below `least_mass` (ε = 0.3 of Gu et al. 2024). Otherwise its value
     ratio says whether it writes (`least_ratio` or more), and the effect of zero_value whether that matters: it does not
@@ -90,17 +90,17 @@ def null_attention(
     """
     require_model(model)
     require_known(options, SweepOptions)
-    bos = options.get("bos")
+    bos, engine = options.get("bos"), options.get("engine", "local")
     delta = finite_number("delta", delta, above=0.0)
     least_mass = finite_number("least_mass", least_mass, above=0.0)
     least_ratio = finite_number("least_ratio", least_ratio, above=0.0)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     touched = sorted({layer for layer, _ in chosen})
     label = model.output_stack.label
-    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos)
+    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos, engine=engine)
     others = sinks
     if reference is not None:
-        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos)
+        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos, engine=engine)
     if others.mean_value.isnan().any():
         raise InputError("the texts must have tokens other than the sink; these have none.")
     means = {

@@ -7,6 +7,7 @@ A corpus is an iterable of whatever `HookedModel.encode` takes, or a file (`Corp
 import codecs
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,8 +37,32 @@ READ_AT_ONCE: Final = 2**16
 """How many bytes of a Parquet file are read at once."""
 
 
+class Documents(ABC):
+    """A corpus that knows how many documents it has; each iteration starts from the beginning."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[str]:
+        """The documents, in order."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many there are."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A SHA-256 of their content."""
+
+
+def texts_of_file(path: Any) -> Iterator[str]:
+    """The documents of a file, a `Path` or anything that has a suffix, a text and `open`."""
+    read = _FORMATS.get(path.suffix.lower(), _lines)
+    return (text for text in read(path) if text.strip())
+
+
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(Documents):
     """The documents of a file, read one by one; each iteration starts from the beginning.
 
     The suffix gives the format: `.jsonl` and `.ndjson` hold one JSON value per line, a string or an object with a
@@ -65,8 +90,7 @@ class Corpus:
             raise InputError(f"{self.path} has no documents; give a file with at least one word.")
 
     def __iter__(self) -> Iterator[str]:
-        read = _FORMATS.get(self.path.suffix.lower(), _lines)
-        return (text for text in read(self.path) if text.strip())
+        return texts_of_file(self.path)
 
     @cached_property
     def fingerprint(self) -> str:

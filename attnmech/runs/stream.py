@@ -285,6 +285,7 @@ class Streaming:
         """The results for a corpus, batch by batch, here or by workers."""
         options = self._options(bos) | {"truncate": truncate, "shard": list(shard)}
         with kept(path):
+            inputs = inputs if workers is None else workers.reading(inputs)
             journal = None if path is None else Journal(path_of(path), self._identity(options, inputs))
             total = Total(self.reducers, journal.resume() if journal else None)
             whole = CorpusHash()

@@ -20,6 +20,10 @@ class Workers(ABC):
     """Worker processes that carry out the batches of a run, such as `am.Ray`."""
 
     @abstractmethod
+    def reading(self, inputs: Any) -> Any:
+        """The same corpus, read by the workers' cluster if it can be."""
+
+    @abstractmethod
     def stream(self, work: Any, parts: Iterator[CorpusBatch], total: Any, journal: Journal | None, bar: Meter) -> None:
         """Adds what the reducers of `work`, a `Streaming`, find in each batch to `total`, a `Total`."""
 
@@ -43,9 +47,11 @@ def warn_left_out(documents: Sequence[int]) -> dict[str, Any]:
         return {}
     numbers = sorted(documents)
     listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    which = f"document {listed}" if len(numbers) == 1 else f"documents {listed} ({len(numbers)} in all)"
+    which = f"document {listed} is" if len(numbers) == 1 else f"documents {listed} ({len(numbers)} in all) are"
+    it = "it" if len(numbers) == 1 else "one of them"
     warnings.warn(
-        f"{which} left out: workers end on them, as a rule for want of memory. All others are in the result.",
+        f"{which} left out: every worker that was given {it} ended, as a rule for want of memory. The result holds all "
+        "others.",
         LeftOutWarning,
         stacklevel=5,
     )
