@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from ..arguments import shown, whole_number
-from ..errors import EngineError, InputError
+from ..errors import AttnmechError, EngineError, InputError
 from ..model.hooked import HookedModel
 from ..runs.corpus import CorpusBatch
 from ..runs.corpus_files import CorpusFiles
@@ -110,32 +110,35 @@ class Ray(Workers):
 
     def stream(self, work: Any, parts: Iterator[CorpusBatch], total: Any, journal: Journal | None, bar: Meter) -> None:
         """Adds what the reducers of `work`, a `Streaming`, find in each batch to `total`, a `Total`."""
-        with self._serving(work.model) as pool:
-            from .streaming import Reducing, Summing
+        imported()
+        from .streaming import Reducing, Summing
 
-            key, sent = self._send(Reducing.of(work), "a reducer or a hook")
-            Summing(pool, key, sent, parts, total, journal, bar).run()
+        plan = _shipped(Reducing.of(work), "a reducer or a hook")
+        with self._serving(work.model) as pool:
+            Summing(pool, *_put(plan), parts, total, journal, bar).run()
 
     def sweep(self, work: Any, parts: Sequence[CorpusBatch], bar: Steps) -> None:
         """Measures what is missing in the record of `work`, a `Sweeping`, on each batch."""
-        with self._serving(work.model) as pool:
-            from .sweeping import Changing, Dividing
+        imported()
+        from .sweeping import Changing, Dividing
 
-            key, sent = self._send(Changing.of(work), "a metric, an intervention or a hook")
-            Dividing(pool, key, sent, work, parts, bar).run()
+        plan = _shipped(Changing.of(work), "a metric, an intervention or a hook")
+        with self._serving(work.model) as pool:
+            Dividing(pool, *_put(plan), work, parts, bar).run()
 
     # -- workers ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _serving(self, model: HookedModel) -> "Iterator[Pool]":
-        """The workers, with this model; they end if the block does not succeed."""
+        """The workers, with this model; they end if the block does, unless with an error about what was given."""
         try:
             self._start()
             from .pool import Pool
 
             yield Pool(self._actors, self._preparing(model))
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            if isinstance(error, EngineError) or not isinstance(error, AttnmechError):
+                self.close()
             raise
 
     def _start(self) -> None:
@@ -188,12 +191,16 @@ class Ray(Workers):
         blueprint, weights = self._sent[key]
         return lambda actor: actor.prepare.remote(key, blueprint, weights)
 
-    def _send(self, plan: Any, what: str) -> tuple[str, Any]:
-        """Something that all workers need for one call: its key, and where it is."""
-        from .shipping import shipped
 
-        sent = shipped(plan, what)
-        return hashlib.sha256(sent).hexdigest(), imported().put(sent)
+def _shipped(plan: Any, what: str) -> bytes:
+    from .shipping import shipped
+
+    return shipped(plan, what)
+
+
+def _put(sent: bytes) -> tuple[str, Any]:
+    """The key of what all workers need for one call, and where it is."""
+    return hashlib.sha256(sent).hexdigest(), imported().put(sent)
 
 
 def _answered(calls: Sequence[Any]) -> list[bool]:

@@ -50,7 +50,7 @@ class _Seat:
     starting: Any = None
     """The call under way that loads the model."""
     queue: deque[tuple[Any, Any, Task]] = field(default_factory=deque)
-    """Calls under way, the oldest first: whether it is done, its result, the task."""
+    """Calls under way, the oldest first: whether the worker had the model, the result, the task."""
 
 
 class Pool:
@@ -95,7 +95,9 @@ class Pool:
             task = self._again.popleft() if self._again else feed()
             if task is None:
                 return
-            done, result = getattr(seat.worker, task.method).options(num_returns=2).remote(*task.arguments)
+            # Not tried again by Ray: what becomes of a task whose worker ended is decided here.
+            call = getattr(seat.worker, task.method).options(num_returns=2, max_task_retries=0)
+            done, result = call.remote(*task.arguments)
             seat.queue.append((done, result, task))
 
     def _heard(self, seat: _Seat) -> Iterator[Done]:
@@ -104,17 +106,18 @@ class Pool:
             self._started(seat)
         while seat.queue and _is_there(seat.queue[0][0]):
             done, result, task = seat.queue[0]
+            seat.queue.popleft()
             try:
-                got(done)
+                had_model = got(done)
             except RayActorError:
-                tasks = [each for _, _, each in seat.queue]
+                had_model = False
+            if not had_model:  # it has ended, and perhaps started again
+                self._again.extend(each for _, _, each in seat.queue)
                 seat.queue.clear()
-                self._again.extend(tasks[1:])
                 self._start(seat)
                 task.deaths += 1
                 yield Done(task, None)
                 return
-            seat.queue.popleft()
             yield Done(task, result)
 
     def _started(self, seat: _Seat) -> None:

@@ -73,7 +73,7 @@ class _Files(Datasource):
         """Unknown."""
         return None
 
-    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[Any]:
         """One for each file."""
         return [
             ReadTask(partial(_blocks, file, first), BlockMetadata(count, None, None, None))

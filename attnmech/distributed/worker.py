@@ -91,20 +91,17 @@ class Worker:
         self._model = None if found is None else (key, found)
         return found is not None
 
-    # Not again by Ray itself: the pool decides what becomes of a task whose worker ended.
-    @ray.method(max_task_retries=0)
-    def do(self, key: str, work: Sequence[Any], pieces: Any) -> tuple[None, bytes]:
-        """What some work makes of pieces, as safetensors."""
-        return None, _written(self._at(key, work)(pieces))
+    def do(self, key: str, work: Sequence[Any], pieces: Any) -> tuple[bool, bytes]:
+        """What some work makes of pieces, as safetensors; False and nothing if there is no model yet."""
+        return self._answer(key, work, lambda made: made(pieces))
 
-    @ray.method(max_task_retries=0)
-    def merge(self, key: str, work: Sequence[Any], documents: range, *parts: bytes) -> tuple[None, bytes]:
+    def merge(self, key: str, work: Sequence[Any], documents: range, *parts: bytes) -> tuple[bool, bytes]:
         """Several results of some work together, the earlier ones first; `documents` are those of all of them."""
-        merge: Callable[..., dict[str, Tensor]] = self._at(key, work).merged
-        return None, _written(merge([load(each) for each in parts], documents))
+        return self._answer(key, work, lambda made: made.merged([load(each) for each in parts], documents))
 
-    def _at(self, key: str, work: Sequence[Any]) -> Any:
+    def _answer(self, key: str, work: Sequence[Any], asked: Callable[[Any], dict[str, Tensor]]) -> tuple[bool, bytes]:
+        if self._model is None:  # it has started again since it was prepared
+            return False, b""
         if self._work is None or self._work[0] != key:
-            assert self._model is not None
             self._work = key, unpacked(ray.get(work[0])).at(self._model[1])
-        return self._work[1]
+        return True, _written(asked(self._work[1]))

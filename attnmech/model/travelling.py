@@ -90,6 +90,7 @@ class Blueprint:
         """The model, with the weights that `weights_of` sent; `UnsupportedModelError` if it is another one."""
         with no_init_weights():
             original = self.kind._from_config(copy.deepcopy(self.config), dtype=self.dtype)  # type: ignore[no-untyped-call]
+        original.tie_weights()
         here = stored(original)
         for part in parts:
             for name, value in load(part).items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from ..arguments import listed, shown
 from ..errors import InputError, first_line
@@ -27,7 +27,7 @@ class StoredFile:
         """The ending of its name, which says how it is read."""
         return PurePosixPath(self.uri).suffix
 
-    def open(self, mode: str = "rb") -> Any:
+    def open(self, mode: Literal["rb"]) -> Any:
         """The file, opened for reading; `OSError` if it cannot be."""
         if "://" not in self.uri:
             return Path(self.uri).open(mode)

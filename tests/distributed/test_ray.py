@@ -93,10 +93,11 @@ PASSES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_over_a_corpus(demo: am.HookedModel, two: am.Ray, name: str) -> None:
-    here = PASSES[name](demo, iter(TEXTS))
-    there = PASSES[name](demo, iter(TEXTS), engine=two)
+    texts = TEXTS if name == "focus" else TEXTS[:40]
+    here = PASSES[name](demo, iter(texts))
+    there = PASSES[name](demo, iter(texts), engine=two)
     require_same(here.state, there.state)
-    assert there.provenance == here.provenance and there.documents == here.documents == len(TEXTS)
+    assert there.provenance == here.provenance and there.documents == here.documents == len(texts)
     frames = here.to_frame(), there.to_frame()
     intervals = [column for column in frames[0].columns if column.endswith(("_low", "_high"))]
     assert intervals
@@ -330,7 +331,7 @@ def test_errors_of_workers_are_those_of_a_local_run(demo: am.HookedModel, two: a
 
 
 def test_clusters_that_are_not_there(monkeypatch: pytest.MonkeyPatch, demo: am.HookedModel) -> None:
-    with pytest.raises(am.InputError, match='`engine` must be "local" or an am.Ray'):
+    with pytest.raises(am.InputError, match=r'`engine` must be "local" or an am\.Ray'):
         am.attention_focus(demo, iter(TEXTS), engine="ray")
     with pytest.raises(am.InputError, match='`address` must be "auto", "host:port"'):
         am.Ray("nowhere")
@@ -339,7 +340,7 @@ def test_clusters_that_are_not_there(monkeypatch: pytest.MonkeyPatch, demo: am.H
     monkeypatch.setattr(cluster.imported(), "is_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: "/nowhere")
-    with pytest.raises(am.EngineError, match="no Ray cluster is running here. Start one with `ray start --head`"):
+    with pytest.raises(am.EngineError, match=r"no Ray cluster is running here\. Start one with `ray start --head`"):
         am.attention_focus(demo, iter(TEXTS), engine=am.Ray("auto"))
     with pytest.raises(am.EngineError, match=r"no Ray cluster answers at 127.0.0.1:9 \(Connection refused\)"):
         am.attention_focus(demo, iter(TEXTS), engine=am.Ray("127.0.0.1:9"))
