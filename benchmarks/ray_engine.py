@@ -3,9 +3,10 @@
     pip install -c constraints.txt '.[ray]'
     python benchmarks/ray_engine.py --json ray_engine.json
 
-On two cores, with the demo model and texts of its grammar. All runs have two threads: one process with two, one worker
-with two, two workers with one each. Seconds are of the wall and, beside them, of the CPU, in all processes that take
-part: on a machine that others use, only the latter can be compared. Starting Ray and the workers is measured apart.
+On two cores, with the demo model and texts of its grammar. Threads are divided fairly: one process beside one worker
+with as many, one or two, and two workers with one each. Seconds are of the wall and, beside them, of the CPU, in all
+processes that take part: on a machine that others use, only the latter can be compared. Starting Ray and the workers is
+measured apart.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -121,17 +122,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     sizes = [int(each) for each in given.documents.split(",")]
-    torch.set_num_threads(CORES)
     model, costs = am.load(), []
-    engines: dict[str, Callable[[], am.Ray]] = {
-        "Ray, 1 worker of 2 threads": lambda: am.Ray(workers=1, cpus_per_worker=CORES),
-        "Ray, 2 workers of 1 thread": lambda: am.Ray(workers=2),
-    }
-    costs += [measured("one process", model, sizes[0], None)]
-    for name, made in engines.items():
-        with made() as engine:
-            some = sizes if name.startswith("Ray, 2") else sizes[:1]
-            costs += [measured(name, model, count, engine) for count in some]
+    for threads in range(1, CORES + 1):
+        torch.set_num_threads(threads)
+        costs.append(measured(f"here, {threads} threads", model, sizes[0], None))
+        with am.Ray(workers=1, cpus_per_worker=threads) as engine:
+            costs.append(measured(f"1 worker × {threads}", model, sizes[0], engine))
+    torch.set_num_threads(1)
+    with am.Ray(workers=CORES) as engine:
+        costs += [measured(f"{CORES} workers × 1", model, count, engine) for count in sizes]
     table = Table(title="Attention focus over a corpus, demo model")
     for column in ("engine", "documents", "tokens", "start s", "wall s", "CPU s", "CPU ms/document", "driver MB"):
         table.add_column(column, justify="right")
@@ -141,10 +140,9 @@ def main() -> None:
     merges = merging(model)
     console = Console()
     console.print(machine(("attnmech", "torch", "ray")), table)
-    console.print(
-        f"one worker / one process, CPU: {costs[1].cpu / costs[0].cpu:.2f} (at most 1.15), "
-        f"wall: {costs[1].wall / costs[0].wall:.2f}"
-    )
+    for here, there in zip(costs[: 2 * CORES : 2], costs[1 : 2 * CORES : 2], strict=True):
+        ratios = f"CPU {there.cpu / here.cpu:.2f}, wall {there.wall / here.wall:.2f} (at most 1.15)"
+        console.print(f"{there.engine} / {here.engine}, beyond the start: {ratios}")
     console.print(
         f"a merge of two results of {merges['bytes'] / 1e6:.1f} MB: {1e3 * merges['one_merge']:.1f} ms of CPU; "
         f"{PARTS} results: {merges['thousand']:.1f} s, shared by the workers"

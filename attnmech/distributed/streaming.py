@@ -28,8 +28,15 @@ from .poison import divided
 from .pool import Done, Pool, Task, fetched
 from .worker import Piece
 
-BATCHES: Final = 4
-"""How many batches a worker takes at once."""
+BATCHES: Final = {8: 1, 64: 4}
+"""How many batches a worker takes at once, up to the numbers of tasks given; `MOST` after them.
+
+Few at first, so that a small corpus is shared out; then more, since each task ends with a partial result to merge. The
+numbers depend on nothing else, so that the tree of merges does not either.
+"""
+
+MOST: Final = 16
+"""How many batches a worker takes at once in a long run."""
 
 _MERGES: Final = 4
 """How many workers must end on a merge before the run is given up."""
@@ -174,7 +181,8 @@ class Summing:
 
     def _next(self) -> Task | None:
         """The next batches to reduce."""
-        parts = list(islice(self._parts, BATCHES))
+        count = next((count for tasks, count in BATCHES.items() if self._begun < tasks), MOST)
+        parts = list(islice(self._parts, count))
         if not parts:
             return None
         number, self._begun = self._begun, self._begun + 1
