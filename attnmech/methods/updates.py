@@ -317,9 +317,9 @@ class ResidualUpdates(_Updates):
                 f"{self.logit_unit} on average."
             )
         return (
-            f"On average a head's update is {percent(float(self.magnitude.nanmean()), 0)} as long as the stream; "
-            f"of the {int(both.sum())} heads with rows of both kinds, {smaller} write less where they attend most to "
-            f"the first token than elsewhere.{answers}"
+            f"On average a head's update is {percent(float(self.magnitude.nanmean()), 0)} as long as the stream. "
+            "Heads that write less where they attend most to the first token than elsewhere: "
+            f"{smaller} of the {int(both.sum())} with rows of both kinds.{answers}"
         )
 
     def __repr__(self) -> str:

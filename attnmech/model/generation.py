@@ -147,7 +147,9 @@ class Continuing:
         mask = torch.cat((whole.mask, ~ended[:, None]), dim=1).long()
         if batch.target is None:
             return self.encode({"input_ids": ids, "attention_mask": mask})
-        given = {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
+        given = dict(batch.extra)
+        if batch.texts_of is not None:
+            given = {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
         return self.encode({**given, "decoder_input_ids": ids, "decoder_attention_mask": mask})
 
 

@@ -45,6 +45,7 @@ from .senses import signal_encoder
 from .signals import signal_config
 from .sounds import SoundEncoder
 from .stack import Stack
+from .transcripts import TranscriptEncoder
 from .weights import AttentionWeights, WeightsHash, tensors_hash
 
 if TYPE_CHECKING:
@@ -126,19 +127,24 @@ class HookedModel:
             self.encoder = OwnEncoder(original, own.labels, self.device, own.example)
             self.grid = self.encoder.grid
         elif self.grid is not None or self.architecture.reads == "sound":
-            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight, processor)
+            text = self._token_encoder(plans, bos) if "decoder" in self.stacks else None
+            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight, processor, text)
         else:
-            wire_tokens(
-                self._model,
-                self._in_force,
-                is_point=self.points["embed"].absent is None,
-                batch_first=self.architecture.batch_first,
-            )
-            self.further_embeddings = wire_further(self._model, plans, self._in_force)
-            self.n_vocab = len(self.embedding)
-            self.encoder = encoder_of(
-                self._model, self.architecture, tokenizer, bos, self.device, decoder="decoder" in self.stacks
-            )
+            self.encoder = self._token_encoder(plans, bos)
+
+    def _token_encoder(self, plans: Sequence[Architecture], bos: bool | None) -> Encoder:
+        """What makes tokens, whose embeddings are wired."""
+        wire_tokens(
+            self._model,
+            self._in_force,
+            is_point=self.points["embed"].absent is None,
+            batch_first=self.architecture.batch_first,
+        )
+        self.further_embeddings = wire_further(self._model, plans, self._in_force, d_model=self.d_model)
+        self.n_vocab = len(self.embedding)
+        crossed = "decoder" in self.stacks
+        plan = self.architecture if self.reads_tokens else self.output_stack.architecture
+        return encoder_of(self._model, plan, self.tokenizer, bos, self.device, decoder=crossed)
 
     @property
     def is_own(self) -> bool:
@@ -147,8 +153,19 @@ class HookedModel:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether its positions are tokens of a vocabulary."""
+        """Whether its positions are tokens of a vocabulary, in every stack."""
         return self.architecture.reads == "tokens"
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether the positions of its output's stack are tokens of a vocabulary."""
+        return self.output_stack.architecture.reads == "tokens"
+
+    def special_keys(self, stack: str) -> frozenset[int]:
+        """The ids of the tokenizer's special tokens among the keys of a stack; frames have none."""
+        if isinstance(self.encoder, TranscriptEncoder) and stack == "decoder":
+            return self.encoder.text.special
+        return self.encoder.special
 
     # -- what a user calls ---------------------------------------------------------------------------------
 
@@ -268,7 +285,8 @@ class HookedModel:
         do_sample, temperature, top_k, top_p and stop_at_eos, and `generator` (a torch.Generator) makes draws
         repeatable. `.steps` holds `points`, captured in each of these passes: `said.steps[2]["cross.pattern", 0]` is
         what the third new token came from. An encoder-decoder's continuation is `said.target`; what a family forces as
-        first tokens (mBART's target language) is given as decoder_input_ids.
+        first tokens (mBART's target language, Whisper's language and task) is given as decoder_input_ids, and no token
+        is suppressed.
 
         Else `model.bridge.generate` is used, which is faster since it keeps keys and values, and has further options
         (repetition_penalty, ...). Its cache does not change any number: `run` on the result gives the logits that each
@@ -307,7 +325,7 @@ class HookedModel:
                 f"this model has {limit} positions; a prompt of {length} tokens and {count} new ones do not fit. Give "
                 "a smaller `max_new_tokens`."
             )
-        if batch.extra:
+        if batch.extra and not isinstance(self.encoder, TranscriptEncoder):
             raise InputError(f"generate takes tokens alone; got also {', '.join(sorted(batch.extra))}.")
         proceed = Continuing(lambda now, asked: self.run(now, asked), self.encode, ends_of(self.tokenizer, self.config))
         return proceed(batch, count, sampling, points)
@@ -322,7 +340,7 @@ class HookedModel:
 
         Raises `InputError` for a text of a single token, and for a model that sees the next token.
         """
-        if not self.causal or self.points["logits"].absent is not None or not self.reads_tokens:
+        if not self.causal or self.points["logits"].absent is not None or not self.writes_tokens:
             raise InputError(f"a loss is for the next token; {self.name} has no head that predicts it.")
         key: PointKey = ("logits", None)
         return next_token_losses(self.encode(inputs, bos=bos), lambda some: self.forward(some, captures=[key])[key])
@@ -331,17 +349,19 @@ class HookedModel:
         """The batch of tokens that `run` makes from its inputs.
 
         >>> model.run(model.encode("The cat", target="Die Katze"), points=["cross.pattern"])    # doctest: +SKIP
+        >>> whisper.encode(Path("speech.wav"), target="The keys are here.")                     # doctest: +SKIP
 
-        `target` is what the decoder of an encoder-decoder reads, one text for each text of `inputs`; the token that
-        the decoder starts with is put before it. Raises `InputError` for a `target` on any other model.
+        `target` is what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
+        token that the decoder starts with is put before it. Raises `InputError` for a `target` on any other model.
         """
         optional_flag("bos", bos)
         batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
         if target is None:
             return batch
-        if not isinstance(self.encoder, Encoder) or self.encoder.decoder_start is None:
+        text = self.encoder.text if isinstance(self.encoder, TranscriptEncoder) else self.encoder
+        if not isinstance(text, Encoder) or text.decoder_start is None:
             raise InputError(f"`target` is the text of a decoder beside an encoder, which {self.name} does not have.")
-        return self.encoder.with_target(batch, target)
+        return text.with_target(batch, target)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
         """What the positions with these ids read as: tokens, patches, or what a user's own module calls them."""
@@ -505,9 +525,11 @@ class HookedModel:
         if intervention.centre is not None:
             require_fitting(intervention.centre, stack, by_layer)
         check_values(intervention, by_layer, stack.sizes(intervention.point))
-        special = self.encoder.special
+        special = self.special_keys(stack.label)
         if intervention.keys == "special" and not special:
-            raise InputError(f"{intervention}: special tokens need a model that was loaded with a tokenizer.")
+            frames = isinstance(self.encoder, TranscriptEncoder) and stack.label != "decoder"
+            why = "frames are no special tokens" if frames else "special tokens need a model loaded with a tokenizer"
+            raise InputError(f"{intervention}: {why}.")
         return Applied(intervention, by_layer, texts, source, special, partial(ledger_split_at, self.stacks))
 
     def check_heads(

@@ -75,7 +75,8 @@ def load(
     Pictures and recordings go through the model's own processor, which a folder brings (preprocessor_config.json) or
     `processor` gives: then `model.run` takes a PIL image, an array [height width 3] of uint8, (samples per second,
     samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path` of a picture or WAV file, and lists of these.
-    Without one, a model of images or sound takes tensors.
+    Without one, a model of images or sound takes tensors. Of an encoder-decoder of sound (Whisper), a processor that
+    holds a tokenizer brings that too.
 
     How the model is built is read from its modules and a traced pass, or given as `architecture` where that cannot be
     read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
@@ -122,6 +123,8 @@ def load(
     else:
         original, tokenizer, name, folder = from_files(source, tokenizer, place, kind)
         processor = processor_in(folder, original) if processor is None else processor
+    if tokenizer is None and original.config.is_encoder_decoder:
+        tokenizer = getattr(processor, "tokenizer", None)
     processor = None if processor is None else check_processor(processor, original)
     check_real(original.named_parameters())
     check_finite(original.named_parameters())

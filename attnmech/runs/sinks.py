@@ -69,7 +69,7 @@ def sinks_of(
     if not isinstance(target, str) or target not in TARGETS:
         known = ", ".join(f'"{name}" ({about})' for name, about in TARGETS.items())
         raise InputError(f"`target` must be one of {known}; got {shown(target)}.")
-    if target == "special" and not model.encoder.special:
+    if target == "special" and not model.special_keys(model.stack(stack).label if stack else model.output_stack.label):
         raise InputError('target="special" needs a tokenizer with special tokens; use target="first".')
     whole = is_one_batch(model, inputs) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
