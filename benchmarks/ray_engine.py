@@ -87,6 +87,8 @@ def measured(name: str, model: am.HookedModel, count: int, engine: am.Ray | None
         workers = engine.processes()
         am.attention_focus(model, texts(64), **where)
         start = time.perf_counter() - before
+    else:
+        am.attention_focus(model, texts(64))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "corpus.txt")
         path.write_text("\n".join(texts(count)))

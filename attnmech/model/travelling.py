@@ -54,7 +54,7 @@ class Blueprint:
             raise UnsupportedModelError(
                 f'{model.name} is a module of your own, which worker processes cannot build; use engine="local".'
             )
-        if any(part._forward_hooks or part._forward_pre_hooks for part in original.modules()):
+        if _has_own_hooks(original):
             raise UnsupportedModelError(
                 f"{model.name} has forward hooks of its own, which worker processes do not get; remove them before "
                 "am.load, or set them by model.hooks(...)."
@@ -117,6 +117,13 @@ class Blueprint:
             f"worker processes cannot build {self.name} ({why}). Save it to a folder that they can read, and give "
             "am.load that folder."
         )
+
+
+def _has_own_hooks(model: nn.Module) -> bool:
+    """Whether modules have forward hooks other than those by which transformers records outputs."""
+    parts = [(part._forward_hooks, part._forward_pre_hooks) for part in model.modules()]
+    hooks = [hook for kinds in parts for held in kinds for hook in held.values()]
+    return not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
 def stored(model: nn.Module) -> dict[str, Tensor]:
