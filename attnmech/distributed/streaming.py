@@ -178,6 +178,7 @@ class Summing:
                     now_and_then.write(self._total)
         finally:
             self._fold()
+        assert not self._leaves and not self._tree.held and self._tree.start == self._begun
 
     def _next(self) -> Task | None:
         """The next batches to reduce."""

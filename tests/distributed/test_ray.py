@@ -6,6 +6,7 @@ All tests share one Ray of three CPUs: two workers, and one CPU for what reads.
 import importlib.util
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -155,8 +156,9 @@ def test_models_without_files_are_sent(two: am.Ray, name: str, dtype: torch.dtyp
     )
 
 
-def test_sweeps(demo: am.HookedModel, two: am.Ray) -> None:
+def test_sweeps(demo: am.HookedModel, two: am.Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = TEXTS[:7]
+    monkeypatch.setattr("attnmech.distributed.sweeping.TASKS", 3)
     here, there = (am.ablate_heads(demo, texts, shifts=True, **where) for where in ({}, {"engine": two}))
     assert torch.equal(here.after, there.after) and torch.equal(here.before, there.before)
     assert here.shift is not None and there.shift is not None
@@ -200,25 +202,54 @@ def test_files_read_by_ray_data(demo: am.HookedModel, two: am.Ray, tmp_path: Pat
         am.attention_focus(demo, corpus, engine=two)
 
 
+# -- what a user's code does wrong ---------------------------------------------------------------------------
+
+
+class Broken(Lengths):
+    """Gives NaN at a document."""
+
+    def close(self, state: State, run: am.Run) -> State:
+        if 21 in run.documents.tolist():
+            state["largest"][0, 0] = torch.nan
+        return state
+
+
+class Unsendable(Lengths):
+    """Holds what cannot be sent."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.lock = threading.Lock()
+
+
+def test_errors_of_workers_are_those_of_a_local_run(demo: am.HookedModel, two: am.Ray) -> None:
+    with pytest.raises(am.ReducerError) as here:
+        am.stream(demo, iter(TEXTS[:30]), [Broken(30)])
+    with pytest.raises(am.ReducerError) as there:
+        am.stream(demo, iter(TEXTS[:30]), [Broken(30)], engine=two)
+    assert str(there.value) == str(here.value)
+    with pytest.raises(am.EngineError, match=r"^a reducer or a hook cannot be sent to worker processes \(.*lock"):
+        am.stream(demo, iter(TEXTS[:30]), [Unsendable(30)], engine=two)
+
+
 # -- what ends in the middle ---------------------------------------------------------------------------------
 
 
 def test_killed_workers_change_nothing(demo: am.HookedModel, two: am.Ray) -> None:
-    corpus = TEXTS * 3
+    corpus, chance = TEXTS * 3, random.Random(17)
     (here,) = am.stream(demo, iter(corpus), [Lengths(len(corpus))])
-    processes, killed = two.processes(), []
+    processes = two.processes()
+    # Past the first tasks, so that both workers have two each.
+    moments = dict(zip(sorted(chance.sample(range(100, 300), 2)), processes, strict=True))
 
-    def kill() -> None:
-        for process in processes:
-            time.sleep(0.3)
-            os.kill(process, signal.SIGKILL)
-            killed.append(process)
+    def read() -> Iterator[str]:
+        for number, text in enumerate(corpus):
+            if number in moments:
+                os.kill(moments[number], signal.SIGKILL)
+            yield text
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    (there,) = am.stream(demo, iter(corpus), [Slow(len(corpus))], engine=two)
-    thread.join()
-    assert killed and not set(two.processes()) & set(killed)
+    (there,) = am.stream(demo, read(), [Slow(len(corpus))], engine=two)
+    assert not set(two.processes()) & set(processes)
     require_same(here, there)
     assert bool((there["times"] == 1).all())
 
@@ -301,33 +332,6 @@ def test_an_interrupted_run_ends_its_workers_and_resumes(demo: am.HookedModel, t
 
 
 # -- what cannot be done -------------------------------------------------------------------------------------
-
-
-class Broken(Lengths):
-    """Gives NaN at a document."""
-
-    def close(self, state: State, run: am.Run) -> State:
-        if 21 in run.documents.tolist():
-            state["largest"][0, 0] = torch.nan
-        return state
-
-
-class Unsendable(Lengths):
-    """Holds what cannot be sent."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
-        self.lock = threading.Lock()
-
-
-def test_errors_of_workers_are_those_of_a_local_run(demo: am.HookedModel, two: am.Ray) -> None:
-    with pytest.raises(am.ReducerError) as here:
-        am.stream(demo, iter(TEXTS[:30]), [Broken(30)])
-    with pytest.raises(am.ReducerError) as there:
-        am.stream(demo, iter(TEXTS[:30]), [Broken(30)], engine=two)
-    assert str(there.value) == str(here.value)
-    with pytest.raises(am.EngineError, match=r"^a reducer or a hook cannot be sent to worker processes \(.*lock"):
-        am.stream(demo, iter(TEXTS[:30]), [Unsendable(30)], engine=two)
 
 
 def test_clusters_that_are_not_there(monkeypatch: pytest.MonkeyPatch, demo: am.HookedModel) -> None:
