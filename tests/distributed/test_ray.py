@@ -32,7 +32,10 @@ from attnmech.runs.workers import LeftOutWarning
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'attnmech[ray]'")
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs pip install 'attnmech[ray]'"),
+]
 
 
 @pytest.fixture(scope="module")
