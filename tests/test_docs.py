@@ -19,9 +19,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.M | re.S)
 def sections(path: Path) -> list[tuple[str, str]]:
     """The headings of a page with the code under each."""
     parts = re.split(r"^## (.+)$", path.read_text("utf-8"), flags=re.M)
-    return [
-        (heading, "\n".join(BLOCK.findall(body))) for heading, body in zip(parts[1::2], parts[2::2], strict=True)
-    ]
+    return [(heading, "\n".join(BLOCK.findall(body))) for heading, body in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 RECIPES = [
@@ -48,7 +46,11 @@ def setup() -> dict[str, Any]:
 
 @pytest.mark.parametrize("code", RECIPES)
 def test_a_recipe_runs(
-    code: str, setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: str,
+    setup: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if ".save_figure(" in code and not hasattr(am.HeadEffects, "save_figure"):

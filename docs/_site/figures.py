@@ -46,9 +46,7 @@ CALLS: Final[dict[str, str]] = {
 """The call that makes the result."""
 
 FIGURES: Final[dict[str, tuple[str, ...]]] = {
-    "ScoreDecomposition": (
-        *("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions"),
-    ),
+    "ScoreDecomposition": (*("attention_map", "score_shares", "key_terms", "row_ledger", "dimensions"),),
     "AttentionFocus": ("self_focus", "first_focus", "concentration"),
     "ResidualUpdates": ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position"),
     "ResidualDrift": ("cosine", "rank", "churn", "nearest"),
@@ -108,7 +106,8 @@ def element(figure: Any, name: str) -> str:
     """A figure's place in a page, and the line that draws it; the scripts are in `_static/views.js`."""
     view = plotly_view(figure)
     _needed.update({script.name: script for script in view.scripts})
-    return f'<div class="output">{view.element(name)}<script>document.addEventListener("DOMContentLoaded", () => {{ {view.start(name)} }});</script></div>'
+    start = f"<script>addEventListener('DOMContentLoaded', () => {{ {view.start(name)} }});</script>"
+    return f'<div class="output">{view.element(name)}{start}</div>'
 
 
 _needed: Final[dict[str, scripts.Script]] = {}
