@@ -38,6 +38,9 @@ class Activations:
     value_norms: Mapping[PointKey, Tensor] = field(default_factory=dict, repr=False)
     """‖(x_j W_V + b_V) W_O‖ `[batch head key]`, by the name and layer of each pattern captured together with its v."""
 
+    model: str = field(default="", repr=False)
+    """The name of the model that ran."""
+
     def __getitem__(self, name: PointName) -> Shaped[Tensor, "..."]:
         key = parse(name)
         if key in self.values:
@@ -113,7 +116,8 @@ class Activations:
         """
         from .showing import show
 
-        return show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
+        found = show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
+        return found.of_model(self.model)
 
     def summary(self) -> list[str]:
         """One entry per point: its name and the layers captured."""

@@ -21,7 +21,7 @@ from .draw.numbers import ScoreNumbers, TableRow
 from .draw.page import Page, render_page, render_stacks
 from .draw.section import OfPattern, Section
 from .draw.text import bound, html_text, percent
-from .draw.wording import TEXT, Wording
+from .draw.wording import HEARD, TEXT, Wording
 from .errors import ExactnessError, InputError, OutputError, UnsupportedModelError, first_line, index_of
 from .files import check_writable, path_of, writing
 from .maths.head_types import targets
@@ -71,6 +71,13 @@ STACK_WORDS: Final = {
     "cross": "cross: target to source",
 }
 """The stacks of an encoder-decoder, for a reader who chooses one."""
+
+HEARD_WORDS: Final = {
+    "encoder": "encoder: frames to frames",
+    "decoder": "decoder: tokens to tokens",
+    "cross": "cross: tokens to frames",
+}
+"""The same where the encoder is given sound."""
 
 MAX_CELLS: Final = 2_250_000
 """A page holds at most this many scores, about 20 MB; of larger models it shows some layers."""
@@ -159,7 +166,10 @@ class Report:
         if not self.others:
             return render_page(self._page())
         reports = {self.stack: self, **self.others}
-        return render_stacks({name: each._page() for name, each in reports.items()}, STACK_WORDS)
+        heard = any(each.wording == HEARD for each in reports.values())
+        return render_stacks(
+            {name: each._page() for name, each in reports.items()}, HEARD_WORDS if heard else STACK_WORDS
+        )
 
     @property
     def stack(self) -> str:
@@ -351,8 +361,8 @@ class Report:
         largest, residual = (float(each[shown].max()) for each in (self.scores.largest, self.scores.residual))
         terms = ", ".join(name for name in self.scores.terms if name != "mask")
         return [
-            TableRow("tokens" if self.wording == TEXT else "positions", str(len(view.tokens))),
-            *([TableRow("key tokens", str(len(view.keys)))] if view.crosses else []),
+            TableRow("tokens" if self.wording in (TEXT, HEARD) else "positions", str(len(view.tokens))),
+            *([TableRow(self.wording("key tokens"), str(len(view.keys)))] if view.crosses else []),
             TableRow("layers shown", ", ".join(map(str, view.layers))),
             TableRow("heads in each", str(view.scores.shape[1])),
             TableRow("terms of a score", terms),
@@ -464,10 +474,11 @@ def report(
         batch = batch.part(start, MAX_TOKENS)
     if model.is_own and whole > MAX_TOKENS:
         raise InputError(f"a report shows up to {MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
+    point = "cross.pattern" if "cross" in model.stacks else "pattern"
     if whole > MAX_POSITIONS and not model.reads_tokens:
         raise InputError(
             f"a report shows up to {MAX_POSITIONS} patches or frames; got {whole}. Take am.attention_focus, or "
-            'model.run(..., points=["pattern"]).show("pattern") of single heads.'
+            f'model.run(..., points=["{point}"]).show("{point}", layer=0, head=0).'
         )
     length = batch.ids.shape[1]
     if length < whole:
@@ -488,23 +499,25 @@ class Given:
     inputs: Inputs
     bos: bool | None
     target: str | None
-    continued: bool
-    """Whether the target is the model's own continuation."""
+    continued: int
+    """Where the target is the model's own continuation, up to how many tokens; else 0."""
     part: tuple[int, int] | None
     """Where a text was cut, and to how many tokens."""
 
     @property
     def text(self) -> str:
         """The text, as Python."""
-        text = repr(self.inputs) if isinstance(self.inputs, str) else "...  # what this report was given"
+        text, note = (
+            (repr(self.inputs), "") if isinstance(self.inputs, str) else ("...", "  # what this report was given")
+        )
         if self.part is None and self.target is None and not self.continued:
-            return text
+            return f"{text}{note}"
         options = ("" if self.bos is None else f", bos={self.bos}") + (
             "" if self.target is None else f", target={self.target!r}"
         )
         cut = "" if self.part is None else f".part{self.part}"
         encoded = f"model.encode({text}{options}){cut}" if options or cut else text
-        return f"model.generate({encoded}, {MAX_NEW})" if self.continued else encoded
+        return f"model.generate({encoded}, {self.continued}){note}" if self.continued else f"{encoded}{note}"
 
     @property
     def options(self) -> str:
@@ -522,18 +535,20 @@ class _Made:
     given: Given
 
 
-def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, bool]:
-    """The batch with a decoder's text that is shown whole, and whether the model wrote it."""
+def _with_target(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Batch, int]:
+    """The batch with a decoder's text that is shown whole, and up to how many tokens the model wrote of it."""
     target = batch.target
-    if target is None or not model.reads_tokens:
-        return batch, False
+    if target is None or not model.writes_tokens:
+        return batch, 0
     if target.ids.shape[1] == 1 and model.points["logits"].absent is None:
         notes.append("The decoder's text is what the model itself writes, the likeliest token at each step.")
-        return model.generate(batch, MAX_NEW), True
+        limit = model.output_stack.architecture.position_limit
+        count = MAX_NEW if limit is None else max(1, min(MAX_NEW, limit - 1))
+        return model.generate(batch, count), count
     if target.ids.shape[1] > MAX_TOKENS:
         notes.append(f"The decoder's text has {target.ids.shape[1]} tokens; the first {MAX_TOKENS} were run.")
-        return replace(batch, target=target.beginning(MAX_TOKENS)), False
-    return batch, False
+        return replace(batch, target=target.beginning(MAX_TOKENS)), 0
+    return batch, 0
 
 
 def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQK | None, notes: list[str]) -> Report:
@@ -585,8 +600,10 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
         pattern,
         paths,
         norms,
-        sense_section(model, batch, pattern.float().cpu().numpy(), calls["view"].replace("{figure}", "map")),
-        wording_of(model),
+        sense_section(
+            model, batch, pattern.float().cpu().numpy(), calls["view"].replace("{figure}", "map"), shown.label
+        ),
+        wording_of(model, shown.label),
         key_special if shown.label == "cross" else (),
     )
 

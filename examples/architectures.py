@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import models
 
 TERMS = (
-    "query_key", "key_bias", "query_bias", "constant", "content_to_position", "position_to_content", "position", "softcap",
-    "mask",
+    "query_key", "key_bias", "query_bias", "constant", "content_to_position", "position_to_content", "position",
+    "softcap", "mask",
 )  # fmt: skip
 HEADER = ("model_type", "variant", "stack", *TERMS, "missing points", "certificate", "float32", "float64")
 ABOUT = """# Architectures

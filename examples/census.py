@@ -148,13 +148,13 @@ def without_head(raw: Any, stack: Stack, layer: int, head: int) -> Any:
 
 
 def _uses(raw: Any, stack: Stack, layer: int) -> tuple[Any, int] | None:
-    """A W_O that several layers share, and the number of its use in one of them; None if it belongs to one layer."""
+    """The W_O module that several layers use, and the number of its use in one of them; None if each has a module."""
     weights = {each: stack.module(each, stack.architecture.out).weight for each in stack.layers}
     alike = [each for each, weight in weights.items() if weight is weights[layer]]
     if len(alike) == 1:
         return None
-    found = next(part for part in raw.modules() if torch.equal(getattr(part, "weight", torch.ones(())), weights[layer]))
-    return found, alike.index(layer)
+    found = [part for part in raw.modules() if torch.equal(getattr(part, "weight", torch.ones(())), weights[layer])]
+    return (found[0], alike.index(layer)) if len(found) == 1 else None  # Zamba's layers tie the weights of modules
 
 
 def _zero_in_one_use(out: Any, number: int, columns: slice) -> None:

@@ -34,6 +34,12 @@ WHISPER: Final[dict[str, Any]] = {
     "decoder_start_token_id": 3,
 }  # fmt: skip
 
+TRANSCRIBING: Final[dict[str, Any]] = WHISPER | {
+    "decoder_layers": 3, "decoder_attention_heads": 4, "max_target_positions": 31,
+    "begin_suppress_tokens": None, "suppress_tokens": None,
+}  # fmt: skip
+"""Of Whisper with its decoder; no token is suppressed when it writes."""
+
 
 def made(kind: str, config: str, options: dict[str, Any]) -> Any:
     return getattr(transformers, kind)(getattr(transformers, f"{config}Config")(**options))

@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, are stored without outputs, and an exported one opens without a network."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ def test_a_notebook_is_stored_without_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_its_figures_are_numbered_in_order(name: str) -> None:
+    captions = re.findall(
+        r"^\*\*Figures? ([\d to and]+)\.\*\*", "\n".join(each.source for each in stored(name).cells), re.M
+    )
+    ends = [[int(number) for number in re.findall(r"\d+", each)] for each in captions]
+    assert [first for first, *_ in ends] == [1, *(last + 1 for *_, last in ends[:-1])]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_without_complaint(name: str) -> None:
     found = outputs(executed(name))
     assert [output.text for output in found if output.get("name") == "stderr"] == []
@@ -54,7 +64,7 @@ def test_a_notebook_runs_without_complaint(name: str) -> None:
     [
         ("quickstart", ["circuitsvis", "plotly"], 7, "<head>"),
         ("quickstart", ["circuitsvis", "plotly"], 7, WITH_AN_AMD_LOADER),
-        ("attention_focus", ["plotly"], 12, "<head>"),
+        ("attention_focus", ["circuitsvis", "plotly"], 13, "<head>"),
         ("ablation", ["plotly"], 4, "<head>"),
         ("attention_encodings", ["plotly"], 9, "<head>"),
         ("attentionviz_images", ["plotly"], 5, "<head>"),

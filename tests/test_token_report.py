@@ -45,7 +45,7 @@ def test_drift_on_the_page_is_that_of_the_method(demo: am.HookedModel, sections:
     for token in (0, 4, 9):
         for name, offset in (("cosine", 0), ("rank", 1), ("churn", 0)):
             expected = drift.by_token(name)[:, 0, token].numpy() + offset
-            np.testing.assert_allclose(value(section, f"token-{name}", "data.0.y", query=token), expected)
+            np.testing.assert_allclose(value(section, f"token-{name}", "data.0.y", query=token), expected, 1e-6)
         nearest = drift.nearest(0, token, 4)
         chart = section.figures["token-nearest"]
         assert isinstance(chart, Chart)

@@ -92,6 +92,7 @@ def spectrogram_section(
     frames: Sequence[float | None],
     pattern: Float[np.ndarray, "layer head query key"],
     call: str,
+    crosses: bool = False,
 ) -> Section:
     """The spectrogram of a recording, and above it the attention that the chosen query gives each moment.
 
@@ -103,6 +104,7 @@ def spectrogram_section(
         frames: of each position, when its frame begins, in seconds; None of one that is no frame.
         pattern: the attention of every layer and head.
         call: the Python that makes the numbers again.
+        crosses: whether the queries are tokens of a decoder, and no frames.
 
     """
     figure = Figure(make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.04, row_heights=[0.35, 0.65]))
@@ -131,22 +133,24 @@ def spectrogram_section(
     figure.update_layout(
         template=FIGURE_STYLE,
         height=430,
-        shapes=[line | {"x0": 0, "x1": 0}],
+        shapes=[] if crosses else [line | {"x0": 0, "x1": 0}],
         margin={"t": 10},
     )
     figure.update_xaxes(title_text="time (s)", row=2, col=1)
     figure.update_yaxes(title_text="attention", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text=units[0], showgrid=False, row=2, col=1)
     at = np.array([np.nan if frame is None else frame for frame in frames])
-    moved = tuple(Slot(f"layout.shapes.0.{end}", ByChoice(at, ("query",))) for end in ("x0", "x1"))
+    ends = () if crosses else ("x0", "x1")
+    moved = tuple(Slot(f"layout.shapes.0.{end}", ByChoice(at, ("query",))) for end in ends)
+    own = "" if crosses else " The dotted line is at the query's own frame."
+    query = "token of the decoder" if crosses else "query"
     chart = Chart(figure, (_attention("data.0.y", pattern, frames), *moved))
     return Section(
         name="spectrogram",
         contents="The recording",
         heading="The recording, as one row of one head hears it",
-        reading="Above, the attention that the chosen query gives each frame in this head, at the time when the frame "
-        "begins; below, the spectrogram of what the model was given, on the same axis of time. The dotted line is at "
-        "the query's own frame.",
+        reading=f"Above, the attention that the chosen {query} gives each frame in this head, at the time when the "
+        f"frame begins; below, the spectrogram of what the model was given, on the same axis of time.{own}",
         caveat="Neighbouring frames overlap, and what is before the first block may mix them (a convolution of "
         "positions): a frame's attention is not that of its samples alone.",
         figures={"spectrogram-attention": chart},

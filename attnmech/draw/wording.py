@@ -93,3 +93,34 @@ IMAGE: Final = Wording("image", "images", "patch", "patches")
 SOUND: Final = Wording("recording", "recordings", "frame", "frames")
 INPUT: Final = Wording("input", "inputs", "position", "positions")
 """Of a module of the user's own."""
+
+_FRAMES: Final = {
+    "the two texts": "the text and the recording",
+    "token of the encoder's text": "frame of the recording",
+    "the encoder's text": "the recording",
+    "key token": "key frame",
+    "one token at a time": "one frame at a time",
+    "a token is hidden": "a token or frame is hidden",
+    "lines between tokens": "lines from tokens to frames",
+}
+_OF_KEYS: Final = re.compile("|".join(_FRAMES), re.IGNORECASE)
+
+
+class _Crossing(Wording):
+    """The words for a text whose tokens look at frames: what is said of keys is said of frames.
+
+    >>> HEARD("The first key token, of the encoder's text. Each query token looks at one token at a time.")
+    'The first key frame, of the recording. Each query token looks at one frame at a time.'
+    """
+
+    def __call__(self, sentence: str) -> str:
+        return _OF_KEYS.sub(self._frame, sentence)
+
+    @staticmethod
+    def _frame(found: re.Match[str]) -> str:
+        words = _FRAMES[found.group().lower()]
+        return words.capitalize() if found.group()[0].isupper() else words
+
+
+HEARD: Final = _Crossing("text", "texts", "token", "tokens")
+"""Of cross-attention from a text to a recording."""

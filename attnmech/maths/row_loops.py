@@ -29,7 +29,7 @@ def _precision(real: Any, whole: Any, mantissa: int, lowest: float, terms: int) 
 
 
 PRECISIONS: Final = {
-    np.float32: _precision(np.float32, np.int32, 23, -87.0, 7),
+    np.float32: _precision(np.float32, np.int32, 23, -87.0, 8),
     np.float64: _precision(np.float64, np.int64, 52, -708.0, 14),
 }
 

@@ -217,7 +217,7 @@ class Comparison(PagedResult):
         known = bool(self.low[number].isfinite().any())
         return effect_map(
             value, low, high, layers=self.layers, label=f"{name.replace('_', ' ')}: b − a",
-            clear=(low > 0) | (high < 0) if known else None,
+            clear=(low > 0) | (high < 0) if known else None, signed=True,
         )  # fmt: skip
 
     @property

@@ -442,6 +442,9 @@ class ScoreDecomposition(Result):
             "the pattern, the model used a different one.",
         )
 
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        return {"layer": self.layers[0], "head": 0, **super()._figure_place(*figure, **options)}
+
     def plot(
         self,
         figure: str = "score_shares",

@@ -134,7 +134,8 @@ class DriftReducer(DriftSums):
             batch = source.batch.queries(source.stack.label)
             tokens = batch.tokens
             ids = torch.unique(state["nearest"][..., :_NAMED]).tolist()
-            names = {token: self._text_of(token, source.model) for token in ids if token >= 0}
+            label = source.stack.label
+            names = {each: source.model.position_texts([each], label)[0] for each in ids if each >= 0}
         found = self.reference
         return ResidualDrift.of(
             state, source, at=self.at, metric=found.metric, k=found.k, position=found.positioned,
@@ -142,9 +143,6 @@ class DriftReducer(DriftSums):
             vocabulary_anisotropy=self.vocabulary_pair_cosine(), tokens=tokens, names=names,
             attention_layers=source.stack.layers,
         )  # fmt: skip
-
-    def _text_of(self, token: int, model: HookedModel) -> str:
-        return model.encode(torch.tensor([[token]])).tokens[0][0]
 
 
 @dataclass(frozen=True, repr=False)

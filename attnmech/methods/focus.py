@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import option
-from ..draw.focus import rank_lines_of
+from ..draw.focus import LABELS, rank_lines_of
 from ..draw.focus_sections import focus_sections
 from ..draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ..draw.section import Section
@@ -262,15 +262,19 @@ class AttentionFocus(RowMeans):
     def plot(self, figure: str = "first_focus", *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); returned, not shown.
 
-        `layer` and `head` ring that head's point. For a difference: its statistic as a map of layers × heads.
+        Or any statistic, such as "previous_top" or "entropy", as a map of layers × heads, which is also how a
+        difference shows the three. `layer` and `head` ring or frame that head.
         """
-        option("figure", figure, FIGURES)
+        option("figure", figure, dict.fromkeys((*FIGURES, *STATISTICS)))
         if self._crosses and figure == "self_focus":
             raise InputError('in cross-attention no key is the token itself; use "first_focus" or "concentration".')
-        if self.parts is not None:
-            return self._difference_map(FIGURES[figure])
+        if self.parts is not None or figure not in FIGURES:
+            return self._statistic_map(FIGURES.get(figure, figure), layer, head)
         chosen = None if layer is None or head is None else (layer, head)
         return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
+
+    def _label(self, statistic: str) -> str:
+        return LABELS[statistic]
 
     def numbers(self) -> "FocusNumbers":
         """The numbers of figures 4 to 6, as arrays for drawing."""

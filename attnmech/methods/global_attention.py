@@ -161,9 +161,11 @@ class GlobalAttention(RowMeans):
         return self.mean("among_global")
 
     def plot(self, figure: str = "global_mass") -> "go.Figure":
-        """Layers × heads, coloured by `global_mass` or `window_mass`; returned, not shown."""
-        option("figure", figure, FIGURES)
-        return self._difference_map(figure) if self.parts is not None else self._map(figure, FIGURES[figure])
+        """Layers × heads, coloured by `global_mass`, `window_mass` or another of the masses; returned, not shown."""
+        return self._statistic_map(option("figure", figure, MASSES))
+
+    def _label(self, statistic: str) -> str:
+        return FIGURES.get(statistic) or super()._label(statistic)
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:

@@ -218,8 +218,11 @@ def prune_heads(
     )  # fmt: skip
     noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}
 
+    acting = {head: ablations.of_head(head) for head in chosen}
+
     def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, partial: bool = False) -> Swept:
-        acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, each)) for each in changes]
+        # The same objects in every change, so that a sweep runs what changes share once.
+        acts: list[tuple[Intervention, ...]] = [tuple(acting[head] for head in each) for each in changes]
         own = options | {"journal": file, "partial": partial, "progress": False}
         return sweep(model, inputs, acts, metric, noted=noted, **own)
 

@@ -34,6 +34,9 @@ _ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom']
 
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
+_MAPS: Final = set(STATISTICS) - set(FIGURES)
+"""The statistics that are shown as a map of layers × heads."""
+
 
 def residual_updates(
     model: HookedModel,
@@ -240,12 +243,15 @@ class ResidualUpdates(_Updates):
 
         For one layer (the first if `layer` is None) and one text; `side="target"` shows what the value of the most
         attended key would write. Returned, not shown; `head` highlights that head. For a difference, figures 7 and 8
-        are maps of layers × heads, and the others are those of its two `parts`.
+        are maps of layers × heads, and the others are those of its two `parts`. Or a statistic that is no figure, such
+        as "along" or "magnitude_at_first", as a map of layers × heads.
         """
+        if figure in _MAPS:
+            return self._statistic_map(figure, layer, head)
         if self.parts is not None:
             return self._difference_figure(figure, side)
         option("side", side, ("query", "target"))
-        option("figure", figure, FIGURES)
+        option("figure", figure, (*FIGURES, *sorted(_MAPS)))
         place = 0 if layer is None else self._place_of(layer)
         view = self.numbers(sequence)
         magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
@@ -257,6 +263,10 @@ class ResidualUpdates(_Updates):
         if figure == "orientation_by_magnitude":
             return draw.orientation_by_magnitude(magnitude, orientation, attended, view.tokens, side=side, head=head)
         return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        first = {} if self.parts is not None or {*figure, options.get("figure")} & _MAPS else {"layer": self.layers[0]}
+        return {**first, **super()._figure_place(*figure, **options)}
 
     def _place_of(self, layer: object) -> int:
         return self.layers.index(member("layer", layer, self.layers, "the layers measured"))
@@ -332,9 +342,9 @@ class ResidualUpdates(_Updates):
                 f"{self.logit_unit} on average."
             )
         return (
-            f"On average a head's update is {percent(float(self.magnitude.nanmean()), 0)} as long as the stream; "
-            f"of the {int(both.sum())} heads with rows of both kinds, {smaller} write less where they attend most to "
-            f"the first token than elsewhere.{answers}"
+            f"On average a head's update is {percent(float(self.magnitude.nanmean()), 0)} as long as the stream. "
+            "Heads that write less where they attend most to the first token than elsewhere: "
+            f"{smaller} of the {int(both.sum())} with rows of both kinds.{answers}"
         )
 
     def __repr__(self) -> str:

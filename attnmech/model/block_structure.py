@@ -31,6 +31,8 @@ _GATES: Final = ("sigmoid", "softplus", "silu", "tanh")
 """The functions that make gates, by their names in torch.nn.functional."""
 
 _Stream = Float[Tensor, "batch position features"]
+_Normed = Float[Tensor, "batch position normed"]
+"""Of another width where the stream is read by a matrix."""
 
 
 class UnreadableError(UnsupportedModelError):
@@ -358,7 +360,7 @@ class BlockReader:
         return self._with_mlp(plan, given, normed, norm.order, later)
 
     def _with_mlp(
-        self, plan: Architecture, given: _Stream, normed: _Stream | None, after: int, later: Sequence[Call]
+        self, plan: Architecture, given: _Stream, normed: _Normed | None, after: int, later: Sequence[Call]
     ) -> Architecture:
         """The MLP, which in pre-norm blocks adds to `given`, in post-norm blocks to `normed`."""
         if (added := self._added(given, self._ended, after)) is not None:

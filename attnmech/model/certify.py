@@ -275,7 +275,8 @@ class _Statements(EditChecks):
         check = self.compare("causal", statement, points, before, after, real=untouched)
         if not check.passed or len(self.passes.runs) < 2:
             return check
-        long = beginning_of(self.passes.runs[-1].batch, 1, self.passes.runs[-1].batch.ids.shape[1])
+        last = self.passes.runs[-1].batch
+        long = beginning_of(last, 1, max(last.ids.shape[1], self.written(last).ids.shape[1]))
         other, half = end_changed(long, self.model.n_vocab)
         before, after = self.passes.runs[-1].values[self.model.last_stream][1:2], self.last_stream(other)
         further = self.compare(

@@ -40,11 +40,13 @@ def wire_tokens(model: PreTrainedModel, in_force: InForce, *, is_point: bool, ba
             part.register_forward_hook(visiting)
 
 
-def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce) -> tuple[str, ...]:
+def wire_further(
+    model: PreTrainedModel, plans: Iterable[Architecture], in_force: InForce, *, d_model: int
+) -> tuple[str, ...]:
     """Wires the embeddings of positions and token types to `in_force`, each under its own label; returns the labels.
 
-    In a model with several stacks a label begins with that of the stack. A table of another width than the tokens' is
-    none: MPNet's has biases of scores, RoFormer's sines and cosines.
+    In a model with several stacks a label begins with that of the stack. A table that is neither as wide as the
+    tokens' nor as the stream is none: MPNet's has biases of scores, RoFormer's sines and cosines.
     """
     weight, plans = token_embedding(model), list(plans)
     blocks = tuple(f"{plan.blocks}." for plan in plans)
@@ -59,7 +61,7 @@ def wire_further(model: PreTrainedModel, plans: Iterable[Architecture], in_force
     for name, module in model.base_model.named_modules():
         if not isinstance(module, nn.Embedding) or module.weight is weight or name.startswith(blocks):
             continue
-        if name.split(".")[-1] != relative and module.embedding_dim == weight.shape[1]:
+        if name.split(".")[-1] != relative and module.embedding_dim in (weight.shape[1], d_model):
             side = next((label for start, label in sides.items() if name.startswith(start)), "")
             label = side + ("token-type embedding" if "type" in name else "position embedding")
             number = 1 + sum(each.startswith(label) for each in labels)

@@ -1,7 +1,8 @@
 """What are the three stacks of an encoder-decoder built of? Read from a traced pass, as `structure.py` reads one stack.
 
-The texts of encoder and decoder differ in length, so each call of the attention function says whose it is: queries
-and keys of one length are self-attention, queries of the decoder over keys of the encoder are cross-attention.
+What encoder and decoder are given differs in length, so each call of the attention function says whose it is: queries
+and keys of one length are self-attention, queries of the decoder over keys of the encoder are cross-attention. The
+encoder reads tokens or sound, the decoder tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ from .architectures import Architecture
 from .block_structure import BlockReader, UnreadableError
 from .copies import cannot_run, copy_of
 from .crossed_blocks import CrossReader, DecoderReader
-from .structure import Reader, common_plan, family
+from .signals import KINDS, signal_of
+from .structure import SEED, TEXTS, Reader, common_plan, family
 from .traced import Attended, Trace, distance, factor_of, same
 from .weights import Separate
 
@@ -54,15 +56,26 @@ class _Place:
 
 class _StacksReader(Reader):
     def __init__(self, original: PreTrainedModel) -> None:
-        super().__init__(original)
-        self._of_encoder, self._of_decoder = self._ids, self._random_ids(_LENGTH)
+        super().__init__(original, None)
+        if KINDS.get(original.main_input_name) == "pixels":
+            raise UnreadableError(
+                "its encoder reads images; encoder-decoders are read whose encoder reads text or sound"
+            )
+        self._heard = signal_of(original)
+        """What the encoder is given, if not tokens."""
+        self._of_encoder = self._ids if self._heard is None else self._ids[:, :0]
+        frames = getattr(original.config, "max_source_positions", 0)
+        self._of_decoder = self._random_ids(_LENGTH if self._heard is None or frames != _LENGTH else _LENGTH + 1)
         self._plans: dict[str, dict[int, Architecture]] = {label: {} for label in _LABELS}
         self._unread: list[tuple[str, Exception]] = []
         self._crossed: Tensor | None = None
         """The encoder's states that cross-attention makes keys and values of."""
 
     def _inputs(self) -> dict[str, Any]:
-        return {"input_ids": self._of_encoder, "decoder_input_ids": self._of_decoder, "use_cache": False}
+        given = {"decoder_input_ids": self._of_decoder, "use_cache": False}
+        if self._heard is None:
+            return {"input_ids": self._of_encoder, **given}
+        return {**self._heard.noise(TEXTS, SEED, self._rows), **given}
 
     def _require_that_it_runs(self) -> None:
         """Raises `WeightsError` if transformers cannot run the stacks; a head may refuse these texts."""
@@ -82,6 +95,8 @@ class _StacksReader(Reader):
         self._ids = self._of_encoder
         crossed_norm = self._norm_of_states(trace, places["encoder"])
         ends = self._ends_of(trace, places["encoder"]) | {"final_norm": crossed_norm, "head_refused": _NO_HEAD}
+        if self._heard is not None:
+            ends["position_limit"] = None
         encoder = replace(encoder, **ends)
         self._ids = self._of_decoder
         decoder = replace(decoder, **self._ends_of(trace, places["decoder"]))
@@ -116,8 +131,8 @@ class _StacksReader(Reader):
             return "decoder" if keys == target else "encoder"
         if queries != target:
             raise UnreadableError(
-                f"it attends from {queries} to {keys} positions, given texts of {self._of_encoder.shape[1]} and "
-                f"{target} tokens"
+                f"it attends from {queries} to {keys} positions, given "
+                f"{'a text' if self._heard is None else 'a recording'} and a decoder's text of {target} tokens"
             )
         return "cross"
 
@@ -181,6 +196,8 @@ class _StacksReader(Reader):
             name=family(self._model), stack=label, blocks=place.blocks, attention=place.attention, mid_norm=None,
             mlp_out=None, qkv=Separate("", "", ""), out="", hands_on=True,
         )  # fmt: skip
+        if label == "encoder" and self._heard is not None:
+            plan = replace(plan, reads=self._heard.reads)
         if label != "cross":
             return plan
         return replace(plan, within=place.attention, attention="", streams=False)

@@ -5,6 +5,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -46,6 +47,7 @@ from .senses import signal_encoder
 from .signals import signal_config
 from .sounds import SoundEncoder
 from .stack import Stack
+from .transcripts import TranscriptEncoder
 from .weights import AttentionWeights, WeightsHash, tensors_hash
 
 if TYPE_CHECKING:
@@ -125,19 +127,24 @@ class HookedModel:
             self.encoder = OwnEncoder(original, own.labels, self.device, own.example)
             self.grid = self.encoder.grid
         elif self.grid is not None or self.architecture.reads == "sound":
-            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight, processor)
+            text = self._token_encoder(plans, bos) if "decoder" in self.stacks else None
+            self.encoder = signal_encoder(original, self.architecture.blocks, self.grid, weight, processor, text)
         else:
-            wire_tokens(
-                self._model,
-                self._in_force,
-                is_point=self.points["embed"].absent is None,
-                batch_first=self.architecture.batch_first,
-            )
-            self.further_embeddings = wire_further(self._model, plans, self._in_force)
-            self.n_vocab = len(self.embedding)
-            self.encoder = encoder_of(
-                self._model, self.architecture, tokenizer, bos, self.device, decoder="decoder" in self.stacks
-            )
+            self.encoder = self._token_encoder(plans, bos)
+
+    def _token_encoder(self, plans: Sequence[Architecture], bos: bool | None) -> Encoder:
+        """What makes tokens, whose embeddings are wired."""
+        wire_tokens(
+            self._model,
+            self._in_force,
+            is_point=self.points["embed"].absent is None,
+            batch_first=self.architecture.batch_first,
+        )
+        self.further_embeddings = wire_further(self._model, plans, self._in_force, d_model=self.d_model)
+        self.n_vocab = len(self.embedding)
+        crossed = "decoder" in self.stacks
+        plan = self.architecture if self.reads_tokens else self.output_stack.architecture
+        return encoder_of(self._model, plan, self.tokenizer, bos, self.device, decoder=crossed)
 
     @property
     def is_own(self) -> bool:
@@ -146,8 +153,19 @@ class HookedModel:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether its positions are tokens of a vocabulary."""
+        """Whether its positions are tokens of a vocabulary, in every stack."""
         return self.architecture.reads == "tokens"
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether the positions of its output's stack are tokens of a vocabulary."""
+        return self.output_stack.architecture.reads == "tokens"
+
+    def special_keys(self, stack: str) -> frozenset[int]:
+        """The ids of the tokenizer's special tokens among the keys of a stack; frames have none."""
+        if isinstance(self.encoder, TranscriptEncoder) and stack == "decoder":
+            return self.encoder.text.special
+        return self.encoder.special
 
     # -- what a user calls ---------------------------------------------------------------------------------
 
@@ -198,8 +216,9 @@ class HookedModel:
             with torch.no_grad():
                 self._passes.run(wanted)
             norms = captured_norms(self.stacks, wanted.values)
-            return Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms)
-        return run_with_gradients(self._passes, batch, keys, gradients_of)
+            return Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms, model=self.name)
+        found = run_with_gradients(self._passes, batch, keys, gradients_of)
+        return replace(found, model=self.name)
 
     @contextmanager
     def hooks(self, edits: Mapping[PointName, Edit]) -> Iterator["HookedModel"]:
@@ -309,7 +328,7 @@ class HookedModel:
             bos: whether each text begins with the tokenizer's first token.
             options: do_sample (without it, greedy), temperature, top_k, top_p and stop_at_eos; with the bridge, its
                 further options (repetition_penalty, ...). What a family forces as first tokens (mBART's target
-                language) is given as decoder_input_ids.
+                language, Whisper's language and task) is given as decoder_input_ids; no token is suppressed.
 
         Returns:
             The batch; an encoder-decoder's continuation is `said.target`.
@@ -348,7 +367,7 @@ class HookedModel:
                 f"this model has {limit} positions; a prompt of {length} tokens and {count} new ones do not fit. Give "
                 "a smaller `max_new_tokens`."
             )
-        if batch.extra:
+        if batch.extra and not isinstance(self.encoder, TranscriptEncoder):
             raise InputError(f"generate takes tokens alone; got also {', '.join(sorted(batch.extra))}.")
         proceed = Continuing(lambda now, asked: self.run(now, asked), self.encode, ends_of(self.tokenizer, self.config))
         return proceed(batch, count, sampling, points)
@@ -371,7 +390,7 @@ class HookedModel:
         Raises:
             InputError: for a text of a single token, and for a model that sees the next token.
         """
-        if not self.causal or self.points["logits"].absent is not None or not self.reads_tokens:
+        if not self.causal or self.points["logits"].absent is not None or not self.writes_tokens:
             raise InputError(f"a loss is for the next token; {self.name} has no head that predicts it.")
         key: PointKey = ("logits", None)
         return next_token_losses(self.encode(inputs, bos=bos), lambda some: self.forward(some, captures=[key])[key])
@@ -380,12 +399,13 @@ class HookedModel:
         """The batch of tokens that `run` makes from its inputs.
 
         >>> model.run(model.encode("The cat", target="Die Katze"), points=["cross.pattern"])    # doctest: +SKIP
+        >>> whisper.encode(Path("speech.wav"), target="The keys are here.")                     # doctest: +SKIP
 
         Args:
-            inputs: a text, a list of texts, token ids, or a mapping of model inputs.
+            inputs: a text, a list of texts, token ids, a mapping of model inputs; or pictures and recordings.
             bos: whether each text begins with the tokenizer's first token.
-            target: what the decoder of an encoder-decoder reads, one text for each text of `inputs`; the token that the
-                decoder starts with is put before it.
+            target: what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
+                token that the decoder starts with is put before it.
 
         Returns:
             Token ids, texts of tokens, mask and lengths.
@@ -397,9 +417,10 @@ class HookedModel:
         batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
         if target is None:
             return batch
-        if not isinstance(self.encoder, Encoder) or self.encoder.decoder_start is None:
+        text = self.encoder.text if isinstance(self.encoder, TranscriptEncoder) else self.encoder
+        if not isinstance(text, Encoder) or text.decoder_start is None:
             raise InputError(f"`target` is the text of a decoder beside an encoder, which {self.name} does not have.")
-        return self.encoder.with_target(batch, target)
+        return text.with_target(batch, target)
 
     def position_texts(self, ids: Sequence[int], stack: str = "") -> tuple[str, ...]:
         """What the positions with these ids read as: tokens, patches, or what a user's own module calls them."""
@@ -568,9 +589,11 @@ class HookedModel:
         if intervention.centre is not None:
             require_fitting(intervention.centre, stack, by_layer)
         check_values(intervention, by_layer, stack.sizes(intervention.point))
-        special = self.encoder.special
+        special = self.special_keys(stack.label)
         if intervention.keys == "special" and not special:
-            raise InputError(f"{intervention}: special tokens need a model that was loaded with a tokenizer.")
+            frames = isinstance(self.encoder, TranscriptEncoder) and stack.label != "decoder"
+            why = "frames are no special tokens" if frames else "special tokens need a model loaded with a tokenizer"
+            raise InputError(f"{intervention}: {why}.")
         return Applied(intervention, by_layer, texts, source, special, partial(ledger_split_at, self.stacks))
 
     def check_heads(

@@ -104,10 +104,18 @@ class Encoder:
         if len(given) != len(batch.ids):
             raise InputError(f"`target` must have one text for each of the {len(batch.ids)} texts; got {len(given)}.")
         start = torch.tensor([self.decoder_start])
-        rows = [torch.cat((start, row)) for row in self.tokenize(given, as_target=True)]
-        found = replace(batch, target=replace(self.padded(rows), target=None))
-        self.check_length(found)
-        return found
+        # Whisper's tokenizer puts it there itself.
+        rows = [
+            row if row[0] == self.decoder_start else torch.cat((start, row))
+            for row in self.tokenize(given, as_target=True)
+        ]
+        target = replace(self.padded(rows), target=None)
+        self.check_length(target)
+        return replace(batch, target=target)
+
+    def target_of(self, given: dict[str, Any], count: int) -> Batch:
+        """The decoder's inputs, taken out of a mapping, for this many texts; without any, its first token."""
+        return self._started(self._given_target(given), count)
 
     def check_length(self, batch: Batch) -> None:
         """Raises `InputError` for texts with more tokens than the model has positions."""
@@ -210,6 +218,17 @@ class Encoder:
         ids = _tensor("decoder_input_ids", given.pop("decoder_input_ids"))
         return self._tokens(ids, given.pop("decoder_attention_mask", None))
 
+    def _started(self, target: Batch | None, count: int) -> Batch:
+        """The decoder's inputs of this many texts; without any, the token that it starts with."""
+        assert self.decoder_start is not None
+        if target is None:
+            return self._tokens(torch.full((count, 1), self.decoder_start), None)
+        if len(target.ids) != count:
+            raise InputError(
+                f"decoder_input_ids must have one row per text; got {len(target.ids)} rows for {count} texts."
+            )
+        return target
+
     def _checked(self, name: str, value: Any, ids: Tensor) -> Tensor:
         """Positions or token types: whole numbers of the ids' shape, in the range of their table."""
         found, limit = _tensor(name, value), self.further[name]
@@ -226,12 +245,8 @@ class Encoder:
 
     def _ids(self, ids: Tensor, mask: Any, extra: Mapping[str, Tensor], target: Batch | None = None) -> Batch:
         batch = self._tokens(ids, mask)
-        if self.decoder_start is not None and target is None:
-            target = self._tokens(torch.full((len(batch.ids), 1), self.decoder_start), None)
-        if target is not None and len(target.ids) != len(batch.ids):
-            raise InputError(
-                f"decoder_input_ids must have one row per text; got {len(target.ids)} rows for {len(batch.ids)} texts."
-            )
+        if self.decoder_start is not None:
+            target = self._started(target, len(batch.ids))
         if self.global_tokens is not None and GLOBAL_MASK not in extra:
             extra = {**extra, GLOBAL_MASK: self.global_tokens(batch).long()}
         return replace(batch, target=target, extra={name: x.to(self.device) for name, x in extra.items()})

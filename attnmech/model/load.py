@@ -106,7 +106,8 @@ def load(
             keyword arguments.
         labels: names of its positions: a list of strings; for two sequences a mapping of "source" and "target" to one
             each; for images an `am.PatchGrid`.
-        processor: for pictures and recordings, if the folder does not bring one (preprocessor_config.json).
+        processor: for pictures and recordings, if the folder does not bring one (preprocessor_config.json); one that
+            holds a tokenizer, too, brings that (Whisper).
 
     Returns:
         The model, with its certificate.
@@ -135,6 +136,8 @@ def load(
     else:
         original, tokenizer, name, folder = _from_files(source, tokenizer, place, kind)
         processor = processor_in(folder, original) if processor is None else processor
+    if tokenizer is None and original.config.is_encoder_decoder:
+        tokenizer = getattr(processor, "tokenizer", None)
     processor = None if processor is None else check_processor(processor, original)
     check_real(original.named_parameters())
     check_finite(original.named_parameters())

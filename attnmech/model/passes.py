@@ -77,11 +77,16 @@ def call(model: nn.Module, batch: Batch, **options: Any) -> Any:
     """One forward pass of a model on a batch, without a cache."""
     if isinstance(model, OwnModule):
         return model(batch.extra, **options)
-    if KINDS.keys() & batch.extra.keys():
-        return model(**batch.extra, **options, **size_options(model, batch.extra), return_dict=True)
-    given: dict[str, Any] = {"input_ids": batch.ids, **batch.extra, **options}
-    if batch.padded:
-        given["attention_mask"] = batch.mask.long()
+    of_signals = bool(KINDS.keys() & batch.extra.keys())
+    given: dict[str, Any] = {**batch.extra, **options}
+    if of_signals:
+        given |= size_options(model, batch.extra)
+        if batch.target is None:
+            return model(**given, return_dict=True)
+    else:
+        given["input_ids"] = batch.ids
+        if batch.padded:
+            given["attention_mask"] = batch.mask.long()
     if batch.target is not None:
         given["decoder_input_ids"] = batch.target.ids
         if batch.target.padded:

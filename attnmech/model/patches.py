@@ -13,6 +13,12 @@ from ..errors import UnsupportedModelError
 FrontEnd: TypeAlias = Callable[[Float[Tensor, "batch ..."]], Float[Tensor, "batch position d_model"]]
 """What enters the first block, of images or spectrograms."""
 
+_CHANGE: Final = 4.0
+"""What is added to a line of the input: beyond any normalised pixel, so that 16 bits show it."""
+
+_AT_MOST: Final = 0.05
+"""The largest change of a position, relative to its largest entry, that counts as rounding: some 6 of bfloat16's."""
+
 _AT_ONCE: Final = 16
 """How many changed inputs are run together."""
 
@@ -78,9 +84,9 @@ def _changed(front: FrontEnd, given: Tensor, lines: Lines, numbers: range) -> Bo
     for place, number in enumerate(numbers):
         where: list[Any] = [place, *[slice(None)] * (given.ndim - 1)]
         where[1 + lines.axis] = number * lines.step
-        batch[tuple(where)] += 1
+        batch[tuple(where)] += _CHANGE
     stream = front(batch).double()
     before, after = stream[-1:], stream[:-1]
     # One image in a batch of several differs from the same image alone by rounding.
-    rounding = 1e3 * torch.finfo(given.dtype).eps * before.abs().amax()
-    return (after - before).abs().amax(dim=-1) > rounding
+    rounding = min(1e3 * torch.finfo(given.dtype).eps, _AT_MOST)
+    return (after - before).abs().amax(dim=-1) > rounding * before.abs().amax(dim=-1)

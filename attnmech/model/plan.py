@@ -28,13 +28,13 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
     what = f"{type(model).__name__} (model_type {kind!r})"
     if kind in REFUSED:
         raise UnsupportedModelError(f"{what} is not supported: {REFUSED[kind]}.")
-    if towers := _towers(model):
+    crossed = model.config.is_encoder_decoder and not encodes_alone(model)
+    if not crossed and (towers := _towers(model)):
         named = " or ".join(f"am.load(model.{tower})" for tower in towers)
         raise UnsupportedModelError(f"{what} holds separate models of images (or sound) and text; load one: {named}.")
     if not _attends(model):
         raise UnsupportedModelError(f"{what} is a model without attention.")
     try:
-        crossed = model.config.is_encoder_decoder and not encodes_alone(model)
         return read_stacks(model) if crossed else (read_structure(model),)
     except UnreadableError as error:
         raise UnsupportedModelError(

@@ -189,6 +189,11 @@ def points_of(stacks: Sequence[Stack], has_logits: bool) -> ModelPoints:
         outside["embed"] = "an image has no tokens; its patches are projected, and resid_pre of layer 0 holds them"
     if stacks[0].architecture.reads == "sound":
         outside["embed"] = "sound has no tokens; its frames are projected, and resid_pre of layer 0 holds them"
+        if stacks[0].label:
+            outside["embed"] = (
+                "its encoder projects frames of sound and its decoder embeds tokens; resid_pre of layer 0 of each "
+                "holds what enters it"
+            )
     if stacks[0].architecture.reads == "tensors":
         outside["embed"] = NO_TOKENS
     if not has_logits:

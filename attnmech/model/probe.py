@@ -24,6 +24,7 @@ from .own_inputs import OwnEncoder
 from .passes import call
 from .sounds import SoundEncoder
 from .stack import Stack
+from .transcripts import TranscriptEncoder
 
 _LENGTH: Final = 24
 _LONG: Final = 104
@@ -301,10 +302,12 @@ def probe_batch(model: HookedModel) -> Batch:
     if isinstance(model.encoder, OwnEncoder):
         return model.encoder.probe
     generator = torch.Generator().manual_seed(SEED)
+    limit = _limit(model)
+    length = _LENGTH if limit is None else min(_LENGTH, limit)
+    if isinstance(model.encoder, TranscriptEncoder):
+        return model.encode(_heard(model.encoder, *_padded(model, length - 2, generator, (0, 1))))
     if isinstance(model.encoder, ImageEncoder | SoundEncoder):
         return model.encode(model.encoder.signal.noise(2, SEED, next(model.base.parameters())))
-    limit = model.architecture.position_limit
-    length = _LENGTH if limit is None else min(_LENGTH, limit)
     ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
     mask = torch.ones_like(ids)
     if length > 1:
@@ -318,13 +321,15 @@ def probe_batch(model: HookedModel) -> Batch:
 
 def long_batch(model: HookedModel) -> Batch | None:
     """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
-    limit = model.architecture.position_limit
+    limit = _limit(model)
     # Longer than a window reaches.
     length = max(_LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
     length = length if limit is None else min(length, limit)
-    if not model.reads_tokens or length <= 2 * _PADDING:
+    if not model.writes_tokens or length <= 2 * _PADDING:
         return None
     generator = torch.Generator().manual_seed(SEED + 1)
+    if isinstance(model.encoder, TranscriptEncoder):
+        return model.encode(_heard(model.encoder, *_padded(model, length, generator)))
     given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
     given |= _global_tokens(model, given["input_ids"])
     if "decoder" in model.stacks:
@@ -353,11 +358,24 @@ def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Ten
     return {GLOBAL_MASK: chosen}
 
 
-def _padded(model: HookedModel, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _limit(model: HookedModel) -> int | None:
+    """How many tokens a text may have, if tokens are numbered: of a model that is given sound, the decoder's."""
+    return (model.architecture if model.reads_tokens else model.output_stack.architecture).position_limit
+
+
+def _heard(encoder: TranscriptEncoder, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Texts of a decoder, each with a recording of noise."""
+    noise = encoder.signal.noise(len(ids), SEED, torch.empty(0, dtype=encoder.dtype, device=encoder.device))
+    return {**noise, "decoder_input_ids": ids, "decoder_attention_mask": mask}
+
+
+def _padded(
+    model: HookedModel, length: int, generator: torch.Generator, padding: tuple[int, int] = (_PADDING, _PADDING)
+) -> tuple[Tensor, Tensor]:
     """Two texts of random tokens with their mask, the first padded on the left, the second on the right."""
     ids = torch.randint(0, model.n_vocab, (2, length), generator=generator)
     mask = torch.ones_like(ids)
-    mask[0, :_PADDING] = mask[1, -_PADDING:] = 0
+    mask[0, : padding[0]] = mask[1, length - padding[1] :] = 0
     return ids, mask
 
 
@@ -367,9 +385,9 @@ def padded_batch(model: HookedModel) -> Batch | None:
     None for images, and for models with few positions. The padding is never the tokenizer's own, from which some
     families (RoBERTa) count positions.
     """
-    limit = model.architecture.position_limit
+    limit = _limit(model)
     length = BEGINNING if limit is None else min(BEGINNING, limit - _FILLED)
-    if not model.reads_tokens or length < 1:
+    if not model.writes_tokens or length < 1:
         return None
     generator = torch.Generator().manual_seed(SEED + 2)
     pad = getattr(model.config, "pad_token_id", None)
@@ -385,6 +403,12 @@ def padded_batch(model: HookedModel) -> Batch | None:
         real[:2, :_FILLED] = real[2:, length:] = 0
         return ids, real
 
+    if isinstance(model.encoder, TranscriptEncoder):
+        heard = _heard(model.encoder, *filled())
+        # The same for all of them.
+        return model.encode(
+            {name: value[:1].expand_as(value) if value.is_floating_point() else value for name, value in heard.items()}
+        )
     given = dict(zip(("input_ids", "attention_mask"), filled(), strict=True))
     given |= _global_tokens(model, given["input_ids"], _FILLED + 1)
     if "decoder" in model.stacks:
@@ -395,10 +419,8 @@ def padded_batch(model: HookedModel) -> Batch | None:
 def beginning_of(batch: Batch, number: int, length: int) -> Batch:
     """The first tokens of one text of a batch, and of what its decoder is given; what has no tokens stays whole."""
     text = batch.texts(torch.tensor([number]))
-    if text.texts_of is None:
-        return text
     target = None if text.target is None else text.target.beginning(length)
-    return replace(text.beginning(length), target=target)
+    return replace(text if text.texts_of is None else text.beginning(length), target=target)
 
 
 def each_token_changed(batch: Batch, n_vocab: int) -> Batch:

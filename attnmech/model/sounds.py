@@ -31,6 +31,8 @@ class SoundEncoder:
         self.device, self.dtype = like.device, like.dtype
         self.rate = int(getattr(processor, "sampling_rate", RATE))
         """Samples per second of the recordings that the model takes."""
+        self._further: tuple[str, ...] = ("attention_mask",) if signal.is_wave else ()
+        """What a mapping of inputs may hold besides."""
         self._names: tuple[str, ...] = ()
         self._patches: tuple[tuple[int, int] | None, ...] = ()
         """Of each position of a model of patches, its frequency and time, in steps of the patches."""
@@ -105,7 +107,7 @@ class SoundEncoder:
             given = {name: inputs}
         values, mask = given.pop(name, None), given.pop("attention_mask", None)
         if values is None or given:
-            more = ' and may hold "attention_mask"' if self.signal.is_wave else ""
+            more = "".join(f' and may hold "{each}"' for each in self._further)
             raise InputError(
                 f'a mapping of inputs for this model must hold "{name}"{more}; got {sorted(map(str, inputs))}. A '
                 "recording is (samples per second, samples)."

@@ -23,14 +23,14 @@ from .copies import cannot_run, copy_of, use_attention
 from .no_stream import NO_STREAM
 from .norms import NormKind, kind_of
 from .postponed import through, through_attend, watching_for_products
-from .signals import signal_config, signal_of
+from .signals import Signal, signal_config, signal_of
 from .traced import TRACED, Attended, Call, Trace, distance, factor_of, same, trace_pass, traced_attention
 from .weights import Separate, bias_of
 
-_TEXTS: Final = 8
+TEXTS: Final = 8
 _LENGTH: Final = 11
 """A number of heads that no model has, so that the axes of a tensor cannot be confused."""
-_SEED: Final = 31
+SEED: Final = 31
 _ROWS: Final = 4096
 """How many rows of the unembedding are read at a time."""
 _STEEP: Final = 0.1
@@ -42,14 +42,14 @@ def read_structure(model: PreTrainedModel) -> Architecture:
 
     Raises `UnreadableError`, which says what was found and what is missing.
     """
-    return Reader(model).architecture()
+    return Reader(model, signal_of(model)).architecture()
 
 
 class Reader:
     """Reads a model with one stack; `encoder_decoder.py` reads one with three."""
 
-    def __init__(self, original: PreTrainedModel) -> None:
-        self._signal = signal_of(original)
+    def __init__(self, original: PreTrainedModel, signal: Signal | None) -> None:
+        self._signal = signal
         config = original.config.get_text_config() if self._signal is None else original.config
         if any(getattr(each, "clip_qkv", None) for each in (config, getattr(config, "attn_config", None))):
             raise UnreadableError("it clips its queries, keys and values (clip_qkv), which are then not a sum of terms")
@@ -157,15 +157,15 @@ class Reader:
     def _random_ids(self, length: int) -> Int[Tensor, "batch position"]:
         if self._signal is not None:
             return torch.zeros(0, 0, dtype=torch.long)
-        generator = torch.Generator().manual_seed(_SEED)
+        generator = torch.Generator().manual_seed(SEED)
         vocabulary = len(self._rows)
-        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (_TEXTS, length), generator=generator)
+        ids = torch.randint(min(10, vocabulary - 1), vocabulary, (TEXTS, length), generator=generator)
         return ids.to(self._rows.device)
 
     def _inputs(self) -> dict[str, Any]:
         """What the model is given."""
         if self._signal is not None:
-            return {**self._signal.noise(_TEXTS, _SEED, self._rows)}
+            return {**self._signal.noise(TEXTS, SEED, self._rows)}
         return {"input_ids": self._ids, "use_cache": False}
 
     def _require_that_it_runs(self) -> None:
@@ -330,7 +330,8 @@ class Reader:
         return bool((ids.diff(dim=-1) == 1).all())
 
     def _position_tables(self, list_path: str) -> Iterator[nn.Embedding]:
-        for path, module in self._base.named_modules():
+        beside = f"{list_path.rpartition('.')[0]}."
+        for path, module in sorted(self._base.named_modules(), key=lambda each: not each[0].startswith(beside)):
             a_table = isinstance(module, nn.Embedding) and module.weight is not self._rows
             if a_table and "pos" in path.lower() and not path.startswith(f"{list_path}."):
                 assert isinstance(module, nn.Embedding)

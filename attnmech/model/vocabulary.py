@@ -21,6 +21,7 @@ from .hooked import HookedModel
 from .norms import epsilon_of, gamma_of, is_centred
 from .partial_pass import Blocks, can_begin_in_the_middle
 from .stack import Stack
+from .transcripts import TranscriptEncoder
 from .weights import bias_of
 
 _PROBE: Final = 5
@@ -156,11 +157,17 @@ def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:
     return EmbedNorm(gamma.detach(), None if beta is None else beta.detach(), epsilon_of(norm), is_centred(norm, like))
 
 
+def _with_noise(model: HookedModel, ids: Int[Tensor, "1 position"]) -> Batch:
+    """Tokens for the decoder of a model that is given sound."""
+    assert isinstance(model.encoder, TranscriptEncoder)
+    return model.encode({**model.encoder.signal.noise(1, 0, model.embedding), "decoder_input_ids": ids})
+
+
 def _check(model: HookedModel, stack: Stack, found: Vocabulary) -> None:
     """Raises `InputError` unless what enters the first block is made of the rows as `Vocabulary` says."""
     count = len(found)
     ids = torch.arange(_PROBE, device=model.device)[None] * max(1, (count - 1) // _PROBE) % count
-    batch = model.encode(ids)
+    batch = model.encode(ids) if model.reads_tokens else _with_noise(model, ids)
     wide = torch.promote_types(model.dtype, torch.float64)
     if can_begin_in_the_middle(model):
         labels = [(label, None) for label in model.further_embeddings]

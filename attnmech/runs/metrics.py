@@ -79,7 +79,7 @@ class Metric:
             raise InputError(
                 f"`metric` must be one of {known}, or a function (logits, batch) -> [batch]; got {shown(metric)}."
             )
-        if not model.reads_tokens:
+        if not model.writes_tokens:
             raise InputError(f"{metric!r} needs tokens, but an image has one row of logits; give a function of them.")
         if metric == "loss" and not model.causal:
             raise InputError(
@@ -117,7 +117,7 @@ class Metric:
                 'metric="log_probability" needs `answers`, with which the texts end, and takes no `against`; subtract '
                 "the results of two calls to compare answers."
             )
-        if not model.causal or not model.reads_tokens:
+        if not model.causal or not model.writes_tokens:
             raise InputError('metric="log_probability" is for next tokens, which this model can see.')
         return cls("log_probability", endings=answer_tokens(model, answers, texts))
 

@@ -27,7 +27,7 @@ def repeated_sequences(model: HookedModel, *, seed: int = 0) -> Iterator[Int[Ten
     Raises `InputError` for a model that takes no tokens, or too few of them.
     """
     if not model.reads_tokens:
-        given = "what the module is called with" if model.is_own else "images"
+        given = {"tensors": "what the module is called with", "pixels": "images"}.get(model.architecture.reads, "sound")
         raise InputError(f"repeated tokens are for models of text; give {given} as `inputs`.")
     begin = _first_token(model)
     limit = model.architecture.position_limit or 2 * _LONGEST + 1

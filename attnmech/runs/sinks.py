@@ -67,7 +67,7 @@ def sinks_of(
     if not isinstance(target, str) or target not in TARGETS:
         known = ", ".join(f'"{name}" ({about})' for name, about in TARGETS.items())
         raise InputError(f"`target` must be one of {known}; got {shown(target)}.")
-    if target == "special" and not model.encoder.special:
+    if target == "special" and not model.special_keys(model.stack(stack).label if stack else model.output_stack.label):
         raise InputError('target="special" needs a tokenizer with special tokens; use target="first".')
     whole = is_one_batch(model, inputs) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
@@ -148,10 +148,10 @@ class SinkReducer(Reducer):
         W_O = run.stack.weights(end.layer).W_O.detach().to(received.dtype) * scale.by_dimension
         x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
         writer = Writer(W_O, x)
-        v = values_read(v, run.stack)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
         gamma = run.stack.gamma_of_z(end.layer)
-        written = writer.norm(values if gamma is None else values * gamma.to(values))
+        read = values_read(values, run.stack)
+        written = writer.norm(read if gamma is None else read * gamma.to(read))
 
         key = state["top_key"][layer].long()
         stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]

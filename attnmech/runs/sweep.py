@@ -1,8 +1,10 @@
 """How are many interventions measured on the same texts?
 
 One clean pass keeps the stream as it enters each block. Everything below the first block that a change touches would
-come out the same again, so its pass begins there; changes that begin at the same block share a batch, as copies of the
-texts; and logits are computed only for the tokens that the metric needs (`attnmech.runs.engine`).
+come out the same again, so its pass begins there, and after that block's attention if the change touches nothing before
+z; interventions that all changes begin with are applied in one pass, whose streams the others continue. Changes that
+begin at the same block share a batch, as copies of the texts; and logits are computed only for the tokens that the
+metric needs (`attnmech.runs.engine`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +25,7 @@ from ..model.inputs import Inputs
 from ..results import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches
-from .engine import Change, Engine, Receivers
+from .engine import Change, Engine, Receivers, shared
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
 from .metrics import Metric, MetricLike, require_finite
@@ -96,7 +98,10 @@ def sweep(
         for each in change:
             model.applied(each)
     model.check_means(each for change in changes for each in change)
-    engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through)
+    engine = Engine(
+        model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through,
+        held=shared(changes),
+    )  # fmt: skip
     parts = batches_of(model, inputs, engine.text_tokens, bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)

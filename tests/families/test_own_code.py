@@ -19,7 +19,7 @@ from attnmech.model.position import HALVES_ONCE
 from attnmech.model.postponed import Product, through_attend
 
 ENCODERS = ("albert", "mpnet", "rembert", "roformer", "luke", "tapas", "megatron-bert")
-DECODERS = ("git", "xglm", "trocr", "mvp", "openai-gpt", "gpt_neox_japanese")
+DECODERS = ("git", "xglm", "trocr", "openai-gpt", "gpt_neox_japanese")
 READ = ("distilbert", "electra", "camembert", "modernbert", "esmc")
 """Encoders whose attention goes through transformers' interface."""
 HYBRIDS = ("bailing_hybrid",)
@@ -201,7 +201,7 @@ def test_openai_gpts_lower_triangle_is_a_mask_and_no_position() -> None:
     assert torch.equal(shown, torch.ones(6, LENGTH, LENGTH, dtype=torch.bool).tril())
 
 
-@pytest.mark.parametrize("kind", ["xglm", "trocr", "mvp"])
+@pytest.mark.parametrize("kind", ["xglm", "trocr"])
 def test_a_scale_before_the_product_is_the_queries(kind: str) -> None:
     model = hooked(kind)
     assert model.architecture.query_scale == pytest.approx(model.d_head**-0.5)

@@ -510,7 +510,7 @@ def test_models_whose_stream_is_no_sum_of_points_are_refused_with_the_reason() -
     narrow = am.load(models.fresh("opt_post"))
     cases = [
         (models.hooked("t5"), "its stacks share one embedding"),
-        (models.hooked("vit"), "an image's patches, class token and positions enter the stream as one value"),
+        (models.hooked("vit"), "patches or frames and their positions enter the stream as one value"),
         (models.hooked("jamba"), "its layers without attention write into the stream"),
         (narrow, "its token embedding of 10 dimensions is projected to the 24 of the stream"),
     ]

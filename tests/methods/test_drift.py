@@ -486,7 +486,7 @@ def test_it_is_one_of_several_reducers() -> None:
     model = models.demo()
     text = "Anna sang of shells."
     focus, drift = am.stream(model, text, [am.AttentionFocus.reducer(), am.ResidualDrift.reducer(model)])
-    assert torch.equal(drift.cosine, am.residual_drift(model, text).cosine)
+    torch.testing.assert_close(drift.cosine, am.residual_drift(model, text).cosine)
     assert focus.first_top.shape == (4, 8)
 
 

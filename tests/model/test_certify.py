@@ -205,7 +205,7 @@ def test_where_the_head_is_not_linear_the_certificate_says_so_and_holds() -> Non
         "opt_post": "its stream is projected before the unembedding",
         "bart": "no norm stands between its last block and its unembedding",
         "t5": "the norm above its stacks is not among its points, and tied heads scale it",
-        "vit": "its head reads one token of an image, and unembeds none",
+        "vit": "its head unembeds no tokens",
     }
     for name, reason in reasons.items():
         certificate = models.hooked(name).certificate

@@ -758,8 +758,8 @@ def test_captured_points_and_observers_see_what_is_changed() -> None:
     assert not bool(acts["mlp_out", 0].any())
     assert bool((acts["pattern", 2][:, 0, :, 0] == 0).all())
     assert not bool(acts["pattern", 2][:, 0, 0].any())
-    assert torch.equal(blocks[1].pattern, acts["pattern", 1])
-    assert torch.equal(blocks[2].pattern, acts["pattern", 2])
+    torch.testing.assert_close(blocks[1].pattern, acts["pattern", 1])
+    torch.testing.assert_close(blocks[2].pattern, acts["pattern", 2])
     assert focus.provenance.edits == tuple(map(str, given))
     frame = focus.to_frame()
     assert float(frame.query("layer == 1 and head == 2")["self_mass"].iloc[0]) == 1

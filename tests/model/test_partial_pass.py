@@ -16,7 +16,7 @@ from attnmech.model.architectures import submodule
 from attnmech.model.partial_pass import Blocks
 
 # XLNet's blocks take positions first: tests/families/test_xlnet.py.
-ELSEWHERE = {"t5", "mt5", "t5_encoder_alone", "mvp", "xlnet", "longformer"}
+ELSEWHERE = {"t5", "mt5", "t5_encoder_alone", "mvp", "xlnet"}
 ONE_STACK = sorted((models.MAKERS | models.NEW | models.OTHERS).keys() - ELSEWHERE)
 HEADED = [name for name in ONE_STACK if "headless" not in name]
 TEXTS = [name for name in HEADED if name != "vit"]
@@ -27,7 +27,10 @@ def batch_of(name: str, inputs: Any = None) -> Batch:
 
 
 def whole_pass(name: str, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
-    """The stream before each block and after the last, and the output, of the plain model."""
+    """The stream before each block and after the last, and the output, of the plain model.
+
+    Of the texts' own length: Longformer pads them to a multiple of its window.
+    """
     model, streams = models.plain(name), []
     plan = plan_of(model)
     blocks = submodule(model.base_model, plan.blocks)
@@ -46,6 +49,8 @@ def whole_pass(name: str, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tens
     finally:
         for handle in handles:
             handle.remove()
+    if "attention_mask" in inputs:
+        streams = [stream[:, : inputs["attention_mask"].shape[1]] for stream in streams]
     return streams, output.logits if "logits" in output else output[0]
 
 
@@ -97,7 +102,9 @@ def plain_from(name: str, inputs: dict[str, Tensor], start: int, stream: Tensor)
     block = submodule(model.base_model, plan.blocks)[start]  # type: ignore[index]
 
     def put(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return ((stream, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": stream})
+        given = (args[0] if args else kwargs["hidden_states"]).clone()
+        given[:, : stream.shape[1]] = stream
+        return ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
 
     handle = block.register_forward_pre_hook(put, with_kwargs=True)
     try:

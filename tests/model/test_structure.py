@@ -243,7 +243,6 @@ def test_a_tensor_that_is_no_mask_is_refused(mask: Tensor) -> None:
 # -- what cannot be read -------------------------------------------------------------------------------------
 
 REFUSED = {
-    "xlnet": "its attention does not go through transformers' attention interface",
     "diffllama": "(differential attention)",
     "jetmoe": "its q are not columns of one projection",
     "longcat_flash": "layers.N.self_attn.0, layers.N.self_attn.1",

@@ -1,0 +1,395 @@
+"""Whisper: an encoder of sound, a decoder of tokens and cross-attention, against transformers and the raw weights."""
+
+import copy
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import senses
+import torch
+import transformers
+from models import randomised
+from scipy.io import wavfile  # type: ignore[import-untyped]
+from torch import Tensor
+
+import attnmech as am
+from attnmech.draw.page import render_page
+from attnmech.sense_report import sense_section
+
+F32, F64 = torch.float32, torch.float64
+STACKS = ("encoder", "decoder", "cross")
+SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|translate|>", "<|notimestamps|>")
+
+
+def raw(dtype: torch.dtype = F32, kind: str = "WhisperForConditionalGeneration", **options: Any) -> Any:
+    model = randomised(senses.made(kind, "Whisper", senses.TRANSCRIBING | options), dtype=dtype)
+    model.set_attn_implementation("eager")
+    return model
+
+
+@cache
+def plain(dtype: torch.dtype = F32) -> Any:
+    return raw(dtype)
+
+
+@cache
+def hooked(dtype: torch.dtype = F32) -> am.HookedModel:
+    return am.load(plain(dtype))
+
+
+def inputs(dtype: torch.dtype = F32) -> dict[str, Tensor]:
+    """Three recordings of 18 columns, thus 9 frames, and texts of 7 tokens, the second padded."""
+    generator = torch.Generator().manual_seed(4)
+    mask = torch.ones(3, 7, dtype=torch.long)
+    mask[1, 5:] = 0
+    return {
+        "input_features": torch.randn(3, 7, 18, generator=generator, dtype=F64).to(dtype),
+        "decoder_input_ids": torch.randint(3, 60, (3, 7), generator=generator),
+        "decoder_attention_mask": mask,
+    }
+
+
+# -- against plain transformers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_every_check_holds(dtype: torch.dtype) -> None:
+    certificate = hooked(dtype).certificate
+    assert certificate.ok, repr(certificate)
+    held = {check.name for check in certificate.checks if check.passed}
+    for stack in STACKS:
+        always = ("attentions", "projections", "ledger", "softmax", "mask", "z", "heads", "pattern edit")
+        assert {f"{stack} {each}" for each in always} <= held
+    for stack in ("encoder", "decoder"):
+        assert {f"{stack} {each}" for each in ("streams", "attn_in", "stream", "mlp", "chain")} <= held
+    assert {"transformers", "padding", "causal", "logits", "cross queries", "cross states"} <= held
+
+
+def test_without_a_head() -> None:
+    model = am.load(raw(kind="WhisperModel"))
+    assert model.certificate.ok and list(model.stacks) == list(STACKS)
+    with torch.no_grad():
+        theirs = plain().model(**inputs(), use_cache=False).last_hidden_state
+    ours = model.run(inputs(), points=[("decoder.resid_post", 2)])["decoder.resid_post", 2]
+    torch.testing.assert_close(plain().model.decoder.layer_norm(ours), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_patterns_and_logits_are_those_of_transformers(dtype: torch.dtype) -> None:
+    with torch.no_grad():
+        theirs = plain(dtype)(**inputs(dtype), output_attentions=True, use_cache=False)
+    acts = hooked(dtype).run(inputs(dtype), points=[*(f"{stack}.pattern" for stack in STACKS), "logits"])
+    for stack in STACKS:
+        patterns = getattr(theirs, f"{stack}_attentions")
+        assert len(patterns) == hooked(dtype).stacks[stack].n_layers
+        for layer, pattern in enumerate(patterns):
+            torch.testing.assert_close(acts[f"{stack}.pattern", layer], pattern, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(acts.logits, theirs.logits, rtol=1e-5, atol=2e-5)
+    shapes = [acts[f"{stack}.pattern", 1].shape for stack in STACKS]
+    assert shapes == [(3, 3, 9, 9), (3, 4, 7, 7), (3, 4, 7, 9)]
+
+
+@cache
+def attended() -> dict[tuple[str, int], tuple[Any, Tensor, Tensor]]:
+    """Each attention module of plain transformers with what it was given: the stream, and what keys are made of."""
+    found, handles = {}, []
+
+    def keep(place: tuple[str, int]) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any) -> None:
+            stream = args[0] if args else kwargs["hidden_states"]
+            states = kwargs.get("key_value_states")
+            found[place] = module, stream, stream if states is None else states
+
+        return hook
+
+    model = plain(F64).model
+    for stack, blocks, name in (
+        ("encoder", model.encoder.layers, "self_attn"),
+        ("decoder", model.decoder.layers, "self_attn"),
+        ("cross", model.decoder.layers, "encoder_attn"),
+    ):
+        for layer, block in enumerate(blocks):
+            module = getattr(block, name)
+            handles.append(module.register_forward_pre_hook(keep((stack, layer)), with_kwargs=True))
+    with torch.no_grad():
+        model(**inputs(F64), use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_terms_against_the_raw_weights(stack: str) -> None:
+    """Σ of the terms is (x W_Q + b_Q)(y W_K)ᵀ / √d of what transformers gives its attention; keys have no bias."""
+    split = am.decompose_scores(hooked(F64), inputs(F64), stack=stack)
+    assert float((split.residual / split.largest.amax(dim=1, keepdim=True)).max()) <= 1e-12
+    found = hooked(F64).stacks[stack]
+    for layer in range(found.n_layers):
+        module, x, y = attended()[stack, layer]
+        q, k = (
+            part.unflatten(-1, (found.n_heads, -1)).transpose(1, 2) for part in (module.q_proj(x), module.k_proj(y))
+        )
+        expected = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).detach()
+        terms = [term[:, layer].expand(expected.shape) for name, term in split.terms.items() if name != "mask"]
+        torch.testing.assert_close(torch.stack(terms).sum(dim=0), expected, rtol=1e-9, atol=1e-9)
+        no_bias = (x @ module.q_proj.weight.T).unflatten(-1, (found.n_heads, -1)).transpose(1, 2)
+        content = (no_bias @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).detach()
+        torch.testing.assert_close(split.terms["query_key"][:, layer], content, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_zeroing_a_head_is_zeroing_its_columns_of_w_o(stack: str) -> None:
+    changed, d = copy.deepcopy(plain()), hooked().stacks[stack].d_head
+    side = changed.model.encoder if stack == "encoder" else changed.model.decoder
+    out = (side.layers[1].encoder_attn if stack == "cross" else side.layers[1].self_attn).out_proj
+    with torch.no_grad():
+        out.weight[:, 2 * d : 3 * d] = 0
+        expected, before = changed(**inputs()).logits, plain()(**inputs()).logits
+    with hooked().intervene(am.Intervention.zero([(1, 2)], stack=stack)):
+        ours = hooked().run(inputs()).logits
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=2e-5)
+    assert float((expected - before).abs().max()) > 1e-2
+
+
+def test_the_loss_is_that_of_the_decoder_s_tokens() -> None:
+    given = inputs()
+    with torch.no_grad():
+        chances = plain()(**given).logits.log_softmax(dim=-1)
+    for row, length in enumerate((7, 5, 7)):
+        ids = given["decoder_input_ids"][row]
+        naive = -sum(float(chances[row, place, ids[place + 1]]) for place in range(length - 1)) / (length - 1)
+        assert float(hooked().loss(given)[row]) == pytest.approx(naive, rel=1e-5)
+    effects = am.ablate_heads(hooked(), given, heads=[(1, 2)])
+    assert float(effects.effect[1, 2].abs()) > 0
+
+
+def test_the_decoder_s_drift_is_measured_from_the_rows_of_its_tokens() -> None:
+    drift = am.residual_drift(hooked(), inputs(), stack="decoder", k=9)
+    assert drift.to_frame().notna().any(axis=None)
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+def test_generation_is_that_of_transformers() -> None:
+    features = inputs()["input_features"]
+    said = hooked().generate(features, 6, points=["cross.pattern"], stop_at_eos=False)
+    assert said.target is not None
+    model = raw()
+    model.generation_config.eos_token_id = None
+    expected = model.generate(features, max_new_tokens=6, do_sample=False, num_beams=1)
+    assert said.target.ids[:, 1:].tolist() == expected.tolist()
+    assert said.target.ids[:, 0].tolist() == [3, 3, 3]
+    assert [step["cross.pattern", 2].shape for step in said.steps] == [(3, 4, n, 9) for n in range(1, 7)]
+    again = hooked().run(said, points=["cross.pattern"])["cross.pattern", 2]
+    torch.testing.assert_close(said.joined("cross.pattern")["cross.pattern", 2], again[:, :, :-1])
+
+
+def test_generation_after_tokens_that_are_given() -> None:
+    """What Whisper forces, language and task, is given as the decoder's first tokens."""
+    features, start = inputs()["input_features"][:1], torch.tensor([[3, 17, 20]])
+    said = hooked().generate({"input_features": features, "decoder_input_ids": start}, 4, stop_at_eos=False)
+    ids = start
+    for _ in range(4):
+        with torch.no_grad():
+            chosen = plain()(features, decoder_input_ids=ids).logits[:, -1].argmax(dim=-1)
+        ids = torch.cat((ids, chosen[:, None]), dim=1)
+    assert said.target is not None and said.target.ids.tolist() == ids.tolist()
+
+
+# -- recordings and texts ------------------------------------------------------------------------------------
+
+
+@cache
+def processor() -> Any:
+    """Of one second: 100 columns, 50 frames."""
+    words = (*"abcdefgh", "Ġ", *SPECIAL)
+    tokenizer = transformers.WhisperTokenizer(vocab={word: place for place, word in enumerate(words)}, merges=[])
+    extractor = transformers.WhisperFeatureExtractor(feature_size=7, chunk_length=1)
+    return transformers.WhisperProcessor(extractor, tokenizer)
+
+
+@cache
+def speaking() -> Any:
+    return raw(max_source_positions=50, decoder_start_token_id=10, eos_token_id=9)
+
+
+def samples(count: int) -> np.ndarray:
+    return (0.3 * np.random.default_rng(count).standard_normal(count)).astype(np.float32)
+
+
+def test_a_recording_with_its_text(tmp_path: Path) -> None:
+    model, sound = am.load(speaking(), processor=processor()), (16_000, samples(9_000))
+    wavfile.write(tmp_path / "sound.wav", *sound)
+    batch = model.encode(tmp_path / "sound.wav", target="bad cab")
+    assert batch.tokens[0][:3] == ("0.00 s", "0.02 s", "0.04 s") and len(batch.tokens[0]) == 50
+    assert batch.target is not None
+    ids = processor().tokenizer(text_target="bad cab").input_ids
+    assert batch.target.ids.tolist() == [ids] and ids[:2] == [10, 14] and ids[-1] == 9  # its own start, once
+    assert batch.target.tokens[0][2:6] == ("b", "a", "d", " ")
+    assert batch.queries("cross").tokens == batch.target.tokens and batch.keys("cross").tokens == batch.tokens
+    given = processor()(sound[1], sampling_rate=16_000, return_tensors="pt").input_features
+    with torch.no_grad():
+        theirs = speaking()(given, decoder_input_ids=torch.tensor([ids])).logits
+    torch.testing.assert_close(model.run(batch).logits, theirs, rtol=1e-4, atol=1e-4)
+    without = model.encode(sound).target
+    assert without is not None and without.ids.tolist() == [[10]]
+    assert model.position_texts([0, 10], "decoder") == ("a", "<|startoftranscript|>")
+    assert model.position_texts([0, 10], "cross") == ("0.00 s", "0.20 s")
+
+
+def test_a_folder_brings_both(tmp_path: Path) -> None:
+    speaking().save_pretrained(tmp_path)
+    processor().save_pretrained(tmp_path)
+    model = am.load(tmp_path)
+    target = model.encode((16_000, samples(700)), target="a").target
+    assert target is not None and target.tokens[0][2] == "a"
+
+
+def test_special_tokens_are_no_frames() -> None:
+    """A special token's id is a frame's number, too."""
+    model = am.load(speaking(), processor=processor())
+    batch = model.encode((16_000, samples(900)), target="bad")
+    ran = model.run(batch, points=["decoder.pattern"])["decoder.pattern", 0]
+    assert batch.target is not None
+    chosen = batch.target.is_special[0]
+    assert chosen.tolist() == [False] * (len(chosen) - 1) + [True] and not batch.is_special.any()
+    with model.intervene(am.Intervention.remove_keys([(0, 1)], "special", stack="decoder")):
+        cut = model.run(batch, points=["decoder.pattern"])["decoder.pattern", 0]
+    expected = ran[0, 1].masked_fill(chosen, 0)
+    torch.testing.assert_close(cut[0, 1], expected / expected.sum(dim=-1, keepdim=True))
+    assert float((cut - ran)[0, 1, -1].abs().max()) > 1e-3
+    for stack in ("encoder", "cross"):
+        act = am.Intervention.remove_keys([(0, 1)], "special", stack=stack)
+        with pytest.raises(am.InputError, match="frames are no special tokens"), model.intervene(act):
+            pass
+
+
+def test_bad_inputs_say_what_was_expected() -> None:
+    given = inputs()
+    features, ids = given["input_features"], given["decoder_input_ids"]
+    bad: list[tuple[Any, str]] = [
+        ({"decoder_input_ids": ids}, r'must hold "input_features" and may hold "decoder_input_ids"; got'),
+        ({"input_features": features, "decoder_attention_mask": ids}, "needs decoder_input_ids; got it alone"),
+        ({"input_features": features, "decoder_input_ids": ids[:2]}, "one row per text; got 2 rows for 3 texts"),
+        ({"input_features": features, "decoder_input_ids": ids + 60}, "token ids must be from 0 to 59"),
+        ({"input_features": features, "decoder_input_ids": ids.repeat(1, 5)}, "31 positions; the text has 35 tokens"),
+        ({"input_features": features[:, :, :8], "decoder_input_ids": ids}, r"shape \[batch, 7, 18\]"),
+        (ids, "floating-point tensor of input_features"),
+    ]
+    for each, message in bad:
+        with pytest.raises(am.InputError, match=message):
+            hooked().run(each)
+    with pytest.raises(am.InputError, match="without a tokenizer"):
+        hooked().encode(features[:1], target="one two three")
+    with pytest.raises(am.MissingPointError, match="its encoder projects frames"):
+        hooked().run(features, points=["embed"])
+    with pytest.raises(am.InputError, match="one stack"):
+        am.attention_flow(hooked(), given)
+    with pytest.raises(am.InputError, match="it reads sound, whose frames are projected"):
+        am.residual_drift(hooked(), given, stack="encoder")
+
+
+# -- what must not pass --------------------------------------------------------------------------------------
+
+
+def test_as_many_frames_as_the_probe_has_tokens() -> None:
+    """Lengths tell whose attention it is, so the probe's text has another length than the recording."""
+    for frames in (13, 14, 22):
+        assert am.load(raw(max_source_positions=frames)).certificate.ok
+
+
+@pytest.mark.parametrize(("place", "check"), [("key_value_states", "cross states"), ("hidden_states", "cross queries")])
+def test_one_layer_that_reads_something_else_is_found(place: str, check: str) -> None:
+    model = raw()
+
+    def change(module: Any, args: Any, kwargs: Any) -> Any:
+        if place == "hidden_states" and args:
+            return (1.5 * args[0], *args[1:]), kwargs
+        return args, {**kwargs, place: 1.5 * kwargs[place]}
+
+    model.model.decoder.layers[1].encoder_attn.register_forward_pre_hook(change, with_kwargs=True)
+    with pytest.warns(UserWarning, match=check):
+        found = am.load(model)
+    assert [each.name for each in found.certificate.failed] == [check]
+
+
+def test_a_decoder_that_sees_later_tokens_is_found() -> None:
+    """What a decoder adds to its stream outside of attention, from the next token."""
+    model = raw()
+
+    def change(module: Any, args: Any, output: Tensor) -> Tensor:
+        return output + output.roll(-1, dims=1)
+
+    model.model.decoder.layers[2].fc2.register_forward_hook(change)
+    with pytest.warns(UserWarning, match="padding"):
+        found = am.load(model)
+    assert "causal" in {each.name for each in found.certificate.failed}
+
+
+def test_states_that_are_changed_on_the_way_are_refused() -> None:
+    model = raw()
+    model.model.encoder.register_forward_hook(lambda module, args, output: _louder(output))
+    with pytest.raises(
+        am.UnsupportedModelError, match="reads neither what its encoder's last block returns nor a norm"
+    ):
+        am.load(model)
+
+
+def _louder(output: Any) -> Any:
+    output.last_hidden_state = output.last_hidden_state + 0.5
+    return output
+
+
+def test_an_encoder_of_images_is_refused() -> None:
+    vision = transformers.ViTConfig(**senses.SIZES, image_size=12, patch_size=4)
+    text = transformers.GPT2Config(vocab_size=30, n_embd=24, n_layer=2, n_head=3)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
+    with pytest.raises(am.UnsupportedModelError, match="its encoder reads images"):
+        am.load(randomised(transformers.VisionEncoderDecoderModel(config)))
+
+
+# -- the report ----------------------------------------------------------------------------------------------
+
+
+def one() -> dict[str, Tensor]:
+    return {name: value[:1] for name, value in inputs().items()}
+
+
+def prose(report: am.Report) -> str:
+    html = re.sub(r"<(script|style|pre|table)\b.*?</\1>", " ", render_page(report._page()), flags=re.DOTALL)
+    return re.sub(r"<[^>]+>", " ", html)
+
+
+def test_a_report_speaks_of_frames_and_tokens() -> None:
+    report = am.report(hooked(), one())
+    whole = report.to_html()
+    assert all(words in whole for words in ("encoder: frames to frames", "cross: tokens to frames"))
+    said = {name: prose(each) for name, each in {"encoder": report, **report.others}.items()}
+    assert not re.search(r"\b(text|token)s?\b", said["encoder"])
+    assert not re.search(r"\b(recording|frames)\b", said["decoder"])
+    assert "encoder's text" not in said["cross"] and "key token" not in said["cross"]
+    assert "one column for each key frame" in said["cross"] and "One row for each query token" in said["cross"]
+    assert report.others["cross"].pattern.shape == (3, 4, 7, 9)
+    assert report.others["decoder"].sense is None
+
+
+def test_the_recording_stands_under_the_attention_of_a_token() -> None:
+    acts = hooked().run(one(), points=["cross.pattern"])
+    pattern = torch.stack([acts["cross.pattern", layer][0] for layer in range(3)]).numpy()
+    section = sense_section(hooked(), acts.batch, pattern, "call", "cross")
+    assert section is not None and "chosen token of the decoder" in str(section.reading)
+    figure = section.figures["spectrogram-attention"].figure(layer=1, head=2, query=3)
+    assert np.allclose(np.array(figure.data[0].y, dtype=float), pattern[1, 2, 3])
+    assert list(figure.data[0].x) == [number / 50 for number in range(9)]
+    assert not figure.layout.shapes
+
+
+def test_without_a_text_the_report_takes_the_model_s_own_words() -> None:
+    report = am.report(hooked(), one()["input_features"])
+    assert "text = model.generate(..., 30)  # what this report was given" in report.calls["setup"]
+    assert report.others["decoder"].pattern.shape[-1] == report.others["cross"].pattern.shape[-2]
+    compile(report.calls["setup"], "setup", "exec")
