@@ -25,6 +25,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has them as they are written: `attnmech/signatures.py`
 default_role = "literal"
+smartquotes = False  # values such as "zero" keep the quotes that code has
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True

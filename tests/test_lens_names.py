@@ -34,7 +34,7 @@ def test_what_the_first_ones_say(model: am.HookedModel) -> None:
     )
     with pytest.raises(AttributeError, match=re.escape("is `model.encode(text).tokens[0]`.")):
         model.to_str_tokens(TEXT)
-    with pytest.raises(AttributeError, match="^'HookedModel' has no 'nonsense'$"):
+    with pytest.raises(AttributeError, match=r"^'HookedModel' has no 'nonsense'$"):
         model.nonsense
 
 

@@ -106,7 +106,8 @@ def element(figure: Any, name: str) -> str:
     """A figure's place in a page, and the line that draws it; the scripts are in `_static/views.js`."""
     view = plotly_view(figure)
     _needed.update({script.name: script for script in view.scripts})
-    return f'<div class="output">{view.element(name)}<script>document.addEventListener("DOMContentLoaded", () => {{ {view.start(name)} }});</script></div>'
+    start = f"<script>addEventListener('DOMContentLoaded', () => {{ {view.start(name)} }});</script>"
+    return f'<div class="output">{view.element(name)}{start}</div>'
 
 
 _needed: Final[dict[str, scripts.Script]] = {}

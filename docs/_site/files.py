@@ -1,4 +1,4 @@
-"""Files that are made when the site is built; one that would not change keeps its time, so its page is not built again."""
+"""Files that are made when the site is built; an unchanged one keeps its time, and is not built again."""
 
 from pathlib import Path
 

@@ -113,8 +113,8 @@ def index() -> str:
     parts = [
         "# Reference",
         "",
-        "Every public name, from its docstring. A result also has what [all results](results.md) have: `to_frame`, `save`,",
-        "`load`, `plot`, `to_html`, and a difference.",
+        "Every public name, from its docstring. A result also has what [all results](results.md) have: `to_frame`,",
+        "`save`, `load`, `plot`, `to_html`, and a difference.",
         "",
         "```{toctree}\n:hidden:\n\nresults",
         *(page for pages in PAGES.values() for page in pages),
@@ -168,8 +168,8 @@ def signature(_: Any, what: str, name: str, thing: Any, __: Any, given: Any, ___
         return (given if shown else "", None)
     if what in ("function", "method") and callable(thing):
         written, _, returned = str(inspect.signature(thing)).rpartition(" -> ")
-        text = " ".join((written or returned).split()).replace("(self, ", "(").replace("(self)", "()")
-        text = re.sub(r",? \)$", ")", text.replace("( ", "(")).replace("(cls, ", "(")
+        text = re.sub(r",? \)$", ")", " ".join((written or returned).split()).replace("( ", "("))
+        text = re.sub(r"^\((self|cls)(, )?", "(", text)
         return (text, " ".join(returned.split()) if written else None)
     return None
 
@@ -249,9 +249,7 @@ def _without_tables(lines: list[str]) -> list[str]:
 
 
 def skip(_: Any, what: str, name: str, thing: Any, skipped: bool, __: Any) -> bool | None:
-    if name in NOT_FOR_USERS and what == "class":
-        return True
-    return None
+    return True if what == "class" and (name in NOT_FOR_USERS or name.isupper()) else None
 
 
 def setup(app: Any) -> dict[str, bool]:
