@@ -1,6 +1,5 @@
 """Every snippet of the documentation runs; recipes are short."""
 
-import contextlib
 import importlib
 import re
 from importlib.util import find_spec
@@ -8,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import attnmech as am
 
 importlib.import_module("attnmech.report")  # before the fixture `few_texts`, which shortens reports
 DOCS = Path(__file__).parents[1] / "docs"
@@ -51,16 +48,18 @@ def test_a_recipe_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if ".save_figure(" in code and not hasattr(am.HeadEffects, "save_figure"):
-        pytest.skip("results do not save their figures yet")
+    if ".save_figure(" in code:
+        request.getfixturevalue("chromium")
     if '"mine.gguf"' in code:
         if find_spec("gguf") is None:
             pytest.skip("gguf is not installed")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         _tiny_gguf(tmp_path / "mine.gguf")
     exec(compile(code, "recipe", "exec"), dict(setup))
+    _prints(code, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("code", RECIPES)
@@ -70,15 +69,26 @@ def test_a_recipe_is_short(code: str) -> None:
 
 @pytest.mark.parametrize("code", PAGES)
 def test_the_snippets_of_a_page_run(
-    code: str, setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str,
+    setup: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with contextlib.redirect_stdout(None):
-        exec(compile(code, "page", "exec"), dict(setup))
+    exec(compile(code, "page", "exec"), dict(setup))
+    _prints(code, capsys.readouterr().out)
 
 
 def test_there_are_recipes() -> None:
     assert len(RECIPES) >= 25
+
+
+def _prints(code: str, out: str) -> None:
+    """What the lines `# → …` state is printed, in this order; runs of spaces count as one."""
+    printed = iter([" ".join(line.split()) for line in out.splitlines()])
+    for stated in re.findall(r"^# → (.+)$", code, flags=re.M):
+        assert stated in printed, f"not printed: {stated!r}\n{out}"
 
 
 def _tiny_gguf(path: Path) -> None:
