@@ -1,6 +1,7 @@
 """Every snippet of the documentation runs; recipes are short."""
 
 import importlib
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,10 +26,10 @@ RECIPES = [
     for heading, code in sections(path)
 ]
 PAGES = [
-    pytest.param("\n".join(BLOCK.findall(path.read_text("utf-8"))), id=path.stem)
+    pytest.param(code, id=path.stem, marks=[pytest.mark.ray] if "am.Ray(" in code else [])
     for folder in ("coming_from", "how")
     for path in sorted((DOCS / folder).glob("*.md"))
-    if BLOCK.search(path.read_text("utf-8"))
+    if (code := "\n".join(BLOCK.findall(path.read_text("utf-8"))))
 ]
 
 
@@ -76,6 +77,7 @@ def test_the_snippets_of_a_page_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in setup["texts"]))
     exec(compile(code, "page", "exec"), dict(setup))
     _prints(code, capsys.readouterr().out)
 
