@@ -9,9 +9,10 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-_WIDTH = 88
+_WIDTH: Final = 88
+_STARS: Final = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 
 
 class WrittenParameter(inspect.Parameter):
@@ -27,7 +28,7 @@ class WrittenParameter(inspect.Parameter):
         if not self._written:
             return str(self.replace(annotation=inspect.Parameter.empty))
         default = "" if self.default is inspect.Parameter.empty else f" = {self.default!r}"
-        stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(self.kind, "")
+        stars = _STARS.get(self.kind.name, "")
         return f"{stars}{self.name}: {self._written}{default}"
 
     def replace(self, **changes: Any) -> inspect.Parameter:  # type: ignore[override]
@@ -46,7 +47,7 @@ class WrittenSignature(inspect.Signature):
         super().__init__(parameters, return_annotation=signature.return_annotation)
         self._written = written
 
-    def replace(self, **changes: Any) -> "WrittenSignature":  # type: ignore[override]
+    def replace(self, **changes: Any) -> "WrittenSignature":
         """The signature with other parameters, such as those of a bound method, which leave out `self`."""
         plain = inspect.Signature(list(self.parameters.values()), return_annotation=self.return_annotation)
         return WrittenSignature(plain.replace(**changes), self._written)
