@@ -107,7 +107,7 @@ def test_what_a_table_says_to_write_runs(
     points = ["pattern", "scores", "logits", "resid_post", "z"]
     acts = model.run(text, points=points, gradients_of=lambda logits: logits[:, -1].logsumexp(-1))
     names = {
-        "acts": acts, "view": acts.show("pattern"), "tokens": list(acts.tokens[0]), "pattern": acts["pattern", 2].numpy(),
+        "acts": acts, "view": acts.show("pattern"), "pattern": acts["pattern", 2].numpy(), "tokens": acts.tokens[0],
         "ids": [100, 101], "id": 100, "head": 1, "f": lambda value: value * 1,
         "clean": text, "corrupted": "When Anna and Tom met, Anna gave a shell to",
     }  # fmt: skip
