@@ -26,7 +26,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has them as they are written: `attnmech/signatures.py`
 default_role = "literal"
 smartquotes_action = "D"  # dashes only: values such as "zero" keep the quotes that code has
-suppress_warnings = ["toc.empty_glob"]
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True

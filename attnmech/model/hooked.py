@@ -250,7 +250,7 @@ class HookedModel:
             if not _takes_one(edit):
                 raise InputError(
                     f"the hook at {name!r} must take the value alone, f(value) -> value; got {edit!r} with the "
-                    f"signature {inspect.signature(edit)}. TransformerLens's hooks take (value, hook): leave out `hook`."
+                    f"signature {inspect.signature(edit)}. TransformerLens's hooks take (value, hook): drop `hook`."
                 )
             resolved += [(key, edit) for key in self.points.resolve([name], None, self.refused)]
         with self._in_force.editing(resolved):
@@ -521,7 +521,7 @@ class HookedModel:
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Says what to call instead, for those who know models that are called."""
         raise TypeError(
-            "a HookedModel is not called: model.run(text).logits gives the logits, model.loss(text) the loss."
+            "a model is not called; model.run(text).logits gives the logits, model.loss(text) the loss."
         )
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
