@@ -9,9 +9,10 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-_WIDTH = 88
+_WIDTH: Final = 88
+_STARS: Final = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 
 
 class WrittenParameter(inspect.Parameter):
@@ -27,7 +28,7 @@ class WrittenParameter(inspect.Parameter):
         if not self._written:
             return str(self.replace(annotation=inspect.Parameter.empty))
         default = "" if self.default is inspect.Parameter.empty else f" = {self.default!r}"
-        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(self.kind.name, "")
+        stars = _STARS.get(self.kind.name, "")
         return f"{stars}{self.name}: {self._written}{default}"
 
     def replace(self, **changes: Any) -> inspect.Parameter:  # type: ignore[override]

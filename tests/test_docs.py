@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM
 
 importlib.import_module("attnmech.report")  # before the fixture `few_texts`, which shortens reports
 DOCS = Path(__file__).parents[1] / "docs"
@@ -49,11 +50,10 @@ def test_a_recipe_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if ".save_figure(" in code:
-        request.getfixturevalue("chromium")
+    if ".save_figure(" in code and not CHROMIUM.exists():
+        pytest.skip("figures are saved by Chromium")
     if '"mine.gguf"' in code:
         if find_spec("gguf") is None:
             pytest.skip("gguf is not installed")
@@ -97,3 +97,36 @@ def _tiny_gguf(path: Path) -> None:
     from model.test_gguf import llama, tensors, write
 
     write(path, tensors(llama()))
+
+
+CELLS = [
+    pytest.param(code, id=f"{path.stem}: {code}")
+    for path in sorted((DOCS / "coming_from").glob("*.md"))
+    for line in path.read_text("utf-8").splitlines()
+    if line.startswith("| ") and line.count("|") == 3
+    for code in re.findall(r"`([^`]+)`", line.split("|")[2])
+    if re.match(r"(acts|am|model|pair|view|with|x)\b.*[(.\[]", code) and "gpt2" not in code and "module" not in code
+]
+
+
+@pytest.mark.parametrize("code", CELLS)
+def test_what_a_table_says_to_write_runs(
+    code: str, setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "cross" in code or "target" in code:
+        pytest.skip("the demo model has one stack")
+    model, text = setup["model"], setup["text"]
+    points = ["pattern", "scores", "logits", "resid_post", "z"]
+    acts = model.run(text, points=points, gradients_of=lambda logits: logits[:, -1].logsumexp(-1))
+    names = {
+        "acts": acts, "view": acts.show("pattern"), "pattern": acts["pattern", 2].numpy(), "tokens": acts.tokens[0],
+        "ids": [100, 101], "id": 100, "head": 1, "f": lambda value: value * 1,
+        "clean": text, "corrupted": "When Anna and Tom met, Anna gave a shell to",
+    }  # fmt: skip
+    code = code.replace("answers=..., against=...", '"answers", "against"').replace(", ...)", ', "answers", "against")')
+    code = code.replace('"answers", "against"', 'answers=" Anna", against=" Tom"')
+    code = code.replace("(..., at=", '(model, clean, corrupted, answers=" Anna", against=" Tom", at=')
+    code = code.replace("model.intervene(...)", "model.intervene(am.Intervention.zero([(0, 1)]))")
+    code = code.replace("gradients_of=f", "gradients_of=lambda logits: logits[:, -1].logsumexp(-1)")
+    exec(code.removesuffix(": ...") + (": pass" if code.endswith(": ...") else ""), {**setup, **names})

@@ -4,6 +4,7 @@ import copy
 import re
 
 import pytest
+import torch
 
 import attnmech as am
 from attnmech.lens_names import OF_CACHE, OF_MODEL, OF_PACKAGE
@@ -83,3 +84,23 @@ def test_what_is_advised_works(model: am.HookedModel) -> None:
             eval(code, names)
             tried += 1
     assert tried > 40
+
+
+def test_a_model_is_run_by_name(model: am.HookedModel) -> None:
+    with pytest.raises(
+        TypeError, match=re.escape("model.run(text).logits gives the logits, model.loss(text) the loss.")
+    ):
+        model(TEXT)
+
+
+def test_a_hook_of_transformer_lens_is_refused_before_it_runs(model: am.HookedModel) -> None:
+    def zeroed(value: torch.Tensor, hook: object) -> torch.Tensor:
+        return value * 0
+
+    says = re.escape(
+        "with the signature (value: torch.Tensor, hook: object) -> torch.Tensor. TransformerLens's hooks take"
+    )
+    with pytest.raises(am.InputError, match=says), model.hooks({("z", 2): zeroed}):
+        pass
+    with model.hooks({("z", 2): lambda value, factor=2.0: value * factor, ("z", 1): torch.relu}):
+        model.run(TEXT)

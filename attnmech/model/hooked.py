@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 import torch
 from jaxtyping import Float
@@ -249,6 +249,11 @@ class HookedModel:
         for name, edit in edits.items():
             if not callable(edit):
                 raise InputError(f"the hook at {name!r} must be a function of the value; got {edit!r}.")
+            if not _takes_one(edit):
+                raise InputError(
+                    f"the hook at {name!r} must take the value alone, f(value) -> value; got {edit!r} with the "
+                    f"signature {inspect.signature(edit)}. TransformerLens's hooks take (value, hook): drop `hook`."
+                )
             resolved += [(key, edit) for key in self.points.resolve([name], None, self.refused)]
         with self._in_force.editing(resolved):
             yield self
@@ -515,6 +520,10 @@ class HookedModel:
         """The same for inputs whose SHA-256 is known, such as a corpus."""
         return Provenance(self.name, self.weights_hash, digest, self._in_force.edited, tokens, options)
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Says what to call instead, for those who know models that are called."""
+        raise TypeError("a model is not called; model.run(text).logits gives the logits, model.loss(text) the loss.")
+
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
@@ -691,6 +700,17 @@ def require_model(model: object) -> None:
     """Raises `InputError` for anything that `am.load` did not make, such as a name or a transformers model."""
     if not isinstance(model, HookedModel):
         raise InputError(f"the model must be what am.load returns; got {shown(model)}. Load it with am.load(...).")
+
+
+def _takes_one(function: Edit) -> bool:
+    """Whether a function can be called with a value alone; True where Python cannot tell."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin
+        return True
+    return True
 
 
 def _has_head(model: PreTrainedModel) -> bool:

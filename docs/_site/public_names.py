@@ -167,7 +167,7 @@ def signature(_: Any, what: str, name: str, thing: Any, __: Any, given: Any, ___
         shown = name.rpartition(".")[2] in CONSTRUCTED
         return (given if shown else "", None)
     if what in ("function", "method") and callable(thing):
-        written, _, returned = str(inspect.signature(thing)).rpartition(" -> ")
+        written, _, returned = str(inspect.signature(thing)).replace("' ", "'").rpartition(" -> ")
         text = re.sub(r",? \)$", ")", " ".join((written or returned).split()).replace("( ", "("))
         text = re.sub(r"^\((self|cls)(, )?", "(", text)
         return (text, " ".join(returned.split()) if written else None)
