@@ -520,9 +520,7 @@ class HookedModel:
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Says what to call instead, for those who know models that are called."""
-        raise TypeError(
-            "a model is not called; model.run(text).logits gives the logits, model.loss(text) the loss."
-        )
+        raise TypeError("a model is not called; model.run(text).logits gives the logits, model.loss(text) the loss.")
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
