@@ -69,6 +69,7 @@ def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@cache
 def readable(thing: Any) -> Any:
     """A public function, or a class with its public methods, under signatures that can be read; the same object."""
     if inspect.isfunction(thing):

@@ -92,3 +92,15 @@ def test_the_search_finds_a_name_without_a_server(chromium: Any) -> None:
     with visiting(chromium, "search.html?q=ablate_heads") as page:
         page.wait_for_selector("ul.search a")
         assert any("ablate_heads" in each for each in page.locator("ul.search a").all_inner_texts())
+
+
+def test_every_result_with_figures_shows_them() -> None:
+    """All but those whose figures are another result's, or need a model that is not at hand."""
+    import attnmech as am
+
+    read = pages()
+    drawn = {
+        each["id"].split("-")[0] for page in read.values() for each in page.select("div.output > div.attnmech[id]")
+    }
+    results = {name for name in am.__all__ if hasattr(getattr(am, name), "plot")}
+    assert results - drawn == {"GlobalAttention", "KVPatchEffects"}

@@ -36,11 +36,13 @@ CALLS: Final[dict[str, str]] = {
     "PruningCurve": "am.prune_heads(model, texts[:6], steps=4)",
     "HeadImportance": "am.head_importance(model, texts)",
     "PatchEffects": 'am.patch(model, clean, corrupted, answers=" Anna", against=" Tom")',
+    "PositionEffects": 'am.patch(model, clean, corrupted, at="resid_pre", answers=" Anna", against=" Tom")',
     "PathEffects": 'am.path_patch(model, clean, corrupted, [(3, 1)], "v", answers=" Anna", against=" Tom")',
     "NullAttention": "am.null_attention(model, texts)",
     "SegmentEffects": 'am.segment_effects(model, "Anna sang. Tom lost an old anchor. He gave it to Anna.")',
     "PruningAdvice": "am.pruning_advice(model, texts)",
     "HeadClaim": 'am.confirm_heads(model, [(0, 0), (1, 0)], am.Task.of_demo("copying", each=2))',
+    "Trajectory": 'am.trajectory([("step 0", am.untrained(model)), ("step 4000", model)], am.attention_focus)',
     "Comparison": "am.compare(am.untrained(model), model, texts, am.attention_focus)",
 }
 """The call that makes the result."""
@@ -58,6 +60,8 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "Relations": ("recipient",),
     "SegmentEffects": ("kl", "loss"),
     "PatchEffects": ("effect", "recovered"),
+    "PositionEffects": ("effect", "recovered"),
+    "Trajectory": ("first_mass",),
 }
 """The figures by name; those of other results have one."""
 
