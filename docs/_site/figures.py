@@ -3,6 +3,7 @@
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -130,8 +131,10 @@ def add_scripts(app: Any, page: str, _: str, __: Any, tree: Any) -> None:
         app.add_js_file("views.js")
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: Any) -> dict[str, int]:
     app.add_directive("figures", Figures)
     app.connect("html-page-context", add_scripts)
     app.connect("build-finished", write_scripts)
-    return {"parallel_read_safe": False, "parallel_write_safe": False}
+    # Pages that were read with another version of this file are read again.
+    version = crc32(Path(__file__).read_bytes())
+    return {"env_version": version, "parallel_read_safe": False, "parallel_write_safe": False}
