@@ -43,7 +43,7 @@ CALLS: Final[dict[str, str]] = {
     "SegmentEffects": 'am.segment_effects(model, "Anna sang. Tom lost an old anchor. He gave it to Anna.")',
     "PruningAdvice": "am.pruning_advice(model, texts)",
     "HeadClaim": 'am.confirm_heads(model, [(0, 0), (1, 0)], am.Task.of_demo("copying", each=2))',
-    "Trajectory": 'am.trajectory([("step 0", am.untrained(model)), ("step 4000", model)], am.attention_focus)',
+    "Trajectory": 'am.trajectory([("step 0", am.untrained(model)), ("step 4000", model)], am.head_types)',
     "Comparison": "am.compare(am.untrained(model), model, texts, am.attention_focus)",
 }
 """The call that makes the result."""
@@ -62,7 +62,7 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "SegmentEffects": ("kl", "loss"),
     "PatchEffects": ("effect", "recovered"),
     "PositionEffects": ("effect", "recovered"),
-    "Trajectory": ("first_mass",),
+    "Trajectory": ("induction",),
 }
 """The figures by name; those of other results have one."""
 
