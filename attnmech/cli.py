@@ -72,6 +72,14 @@ TableOption = Annotated[
 OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing table and page.")]
 RowsOption = Annotated[int, typer.Option("--rows", min=0, help="How many rows of the table are printed; 0 for none.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+EngineOption = Annotated[
+    Literal["local", "ray"], typer.Option("--engine", help="Where it runs: in this process, or by Ray's workers.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="A Ray cluster: auto, host:port or ray://host:port; this machine if left out."),
+]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="How many workers; as many as fit if left out.")]
 MemoryOption = Annotated[float, typer.Option(help="Extra memory that the sweep may use, in GB.")]
 
 LAYER, HEAD = Column("layer"), Column("head")
@@ -155,13 +163,16 @@ def focus(
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
     rows: RowsOption = 10,
     as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
 
     Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
-        hooked, given, options = _streamed(model, text, file, outputs, truncate)
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
+        hooked, given, options = _streamed(model, text, file, outputs, truncate, where)
         from .methods.focus import attention_focus
 
         found = attention_focus(hooked, given, **options)
@@ -198,13 +209,16 @@ def drift(
     position: Annotated[bool, typer.Option(help="Add each token's position embedding to the vocabulary.")] = False,
     rows: RowsOption = 32,
     as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes how far tokens move from their own embeddings, layer by layer, as a table and a page.
 
     Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
-        hooked, given, options = _streamed(model, text, file, outputs, truncate)
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
+        hooked, given, options = _streamed(model, text, file, outputs, truncate, where)
         from .methods.drift import residual_drift
 
         found = residual_drift(hooked, given, at=at, metric=metric, k=k, position=position, **options)
@@ -233,13 +247,16 @@ def heads(
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
     rows: RowsOption = 15,
     as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Says what type of head each one is: previous token, induction, first token, …; writes a table and a page.
 
     Without a file, on random tokens, each sequence twice. Over a corpus, a journal is kept beside the table: if
     interrupted, run the same command again to resume.
     """
-    with _outputs(None, file, out, overwrite) as outputs:
+    with _outputs(None, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         if file is None:
             outputs.require_no_journal()
         with _stages("importing torch and transformers", total=3) as step:
@@ -252,9 +269,9 @@ def heads(
             hooked = load(model)
             if corpus is None:
                 step("looking at the heads")
-                found = head_types(hooked)
+                found = head_types(hooked, **where)
         if corpus is not None:
-            found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True)
+            found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True, **where)
         outputs.write(found)
     shown = Rows(
         "Claimed types of heads, the highest score first",
@@ -342,19 +359,22 @@ def ablate(
     memory: MemoryOption = 1.0,
     rows: RowsOption = 10,
     as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes how much the loss changes when each head is ablated, as a table and a page.
 
     A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         hooked, texts = _sweep_inputs(model, text, file)
         from .methods.ablation import ablate_heads
 
         found = ablate_heads(
             hooked, texts, method=method, metric=metric, reference=texts if method == "mean" else None, memory=memory,
-            journal=outputs.journal, progress=True,
+            journal=outputs.journal, progress=True, **where,
         )  # fmt: skip
         outputs.write(found)
     shown = Rows(
@@ -386,19 +406,22 @@ def null(
     memory: MemoryOption = 1.0,
     rows: RowsOption = 10,
     as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Finds the heads that rest on one token without effect, by interventions; writes a table and a page.
 
     A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         hooked, texts = _sweep_inputs(model, text, file)
         from .methods.null_attention import null_attention
 
         found = null_attention(
             hooked, texts, target=target, delta=delta, metric=metric, memory=memory, journal=outputs.journal,
-            progress=True,
+            progress=True, **where,
         )  # fmt: skip
         outputs.write(found)
     shown = Rows(
@@ -414,7 +437,7 @@ def null(
 
 
 def _streamed(
-    model: str | None, text: str | None, file: Path | None, outputs: "Outputs", truncate: bool
+    model: str | None, text: str | None, file: Path | None, outputs: "Outputs", truncate: bool, where: dict[str, Any]
 ) -> tuple["HookedModel", Any, dict[str, Any]]:
     """The model, a text or a corpus, and how a corpus is run: with a journal and a bar."""
     if file is None:
@@ -428,7 +451,7 @@ def _streamed(
         hooked = load(model)
     if corpus is None:
         return hooked, text if text is not None else _own_paragraph(), {}
-    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True}
+    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True, **where}
 
 
 def _sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tuple["HookedModel", list[str]]:
@@ -510,6 +533,20 @@ def _outputs(text: str | None, file: Path | None, out: Path, overwrite: bool) ->
         if outputs.journal.exists():
             raise KeyboardInterrupt(f"run the same command again to resume from {outputs.journal}") from None
         raise
+
+
+@contextmanager
+def _engine(engine: str, address: str | None, workers: int | None) -> Iterator[dict[str, Any]]:
+    """How a command's method is told where to run; Ray's workers end with the block."""
+    if engine == "local":
+        if address is not None or workers is not None:
+            raise InputError("--address and --workers are for --engine ray.")
+        yield {}
+        return
+    from .distributed.engine import Ray
+
+    with Ray(address, workers=workers) as found:
+        yield {"engine": found}
 
 
 def _check_apart(file: Path | None, out: Path) -> None:

@@ -236,7 +236,7 @@ def test_the_journal_stays_until_table_and_page_stand(
         assert sorted(tmp_path.iterdir()) == [corpus, journal]
         with monkeypatch.context() as patched:
             patched.setattr(engine.Texts, "after", counted(engine.Texts, "after"))
-            patched.setattr(stream._Streaming, "_reduced", counted(stream._Streaming, "_reduced"))
+            patched.setattr(stream.Streaming, "_reduced", counted(stream.Streaming, "_reduced"))
             assert run(patched, *arguments) == 0
         # A sweep compares its first changes with the journal; the sinks of null are no part of it.
         assert measured == {"focus": [], "ablate": ["after"], "null": ["_reduced", "after"]}[command]
@@ -253,7 +253,7 @@ from attnmech import cli
 from attnmech.runs import engine, stream
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ready, command = Path(sys.argv[1]), sys.argv[2]
-owner, name = (stream._Streaming, "_reduced") if command == "focus" else (engine.Texts, "after")
+owner, name = (stream.Streaming, "_reduced") if command == "focus" else (engine.Texts, "after")
 real, calls = getattr(owner, name), []
 def waiting(self, *arguments):
     calls.append(1)

@@ -1,7 +1,7 @@
 """Every snippet of the documentation runs; recipes are short."""
 
-import contextlib
 import importlib
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,10 +27,10 @@ RECIPES = [
     for heading, code in sections(path)
 ]
 PAGES = [
-    pytest.param("\n".join(BLOCK.findall(path.read_text("utf-8"))), id=path.stem)
+    pytest.param(code, id=path.stem, marks=[pytest.mark.ray] if "am.Ray(" in code else [])
     for folder in ("coming_from", "how")
     for path in sorted((DOCS / folder).glob("*.md"))
-    if BLOCK.search(path.read_text("utf-8"))
+    if (code := "\n".join(BLOCK.findall(path.read_text("utf-8"))))
 ]
 
 
@@ -60,6 +60,7 @@ def test_a_recipe_runs(
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         _tiny_gguf(tmp_path / "mine.gguf")
     exec(compile(code, "recipe", "exec"), dict(setup))
+    _prints(code, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("code", RECIPES)
@@ -69,15 +70,27 @@ def test_a_recipe_is_short(code: str) -> None:
 
 @pytest.mark.parametrize("code", PAGES)
 def test_the_snippets_of_a_page_run(
-    code: str, setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str,
+    setup: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with contextlib.redirect_stdout(None):
-        exec(compile(code, "page", "exec"), dict(setup))
+    (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in setup["texts"]))
+    exec(compile(code, "page", "exec"), dict(setup))
+    _prints(code, capsys.readouterr().out)
 
 
 def test_there_are_recipes() -> None:
     assert len(RECIPES) >= 25
+
+
+def _prints(code: str, out: str) -> None:
+    """What the lines `# → …` state is printed, in this order; runs of spaces count as one."""
+    printed = iter([" ".join(line.split()) for line in out.splitlines()])
+    for stated in re.findall(r"^# → (.+)$", code, flags=re.M):
+        assert stated in printed, f"not printed: {stated!r}\n{out}"
 
 
 def _tiny_gguf(path: Path) -> None:

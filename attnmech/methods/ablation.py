@@ -67,7 +67,7 @@ def ablate_heads(
             tokenizer's first token. `memory`: how many GB the sweep may use on top of the model. `journal`, a path: if
             interrupted, the same call resumes from what the file holds; it is removed at the end. `partial`: Ctrl-C
             returns what is done (`HeadEffects.complete` is then False) instead of raising `KeyboardInterrupt`.
-            `progress`: a bar on stderr.
+            `progress`: a bar on stderr. `engine=am.Ray(...)` has worker processes measure.
 
     Returns:
         Effects `[layer head]` in the metric's unit, with intervals over texts (from five texts on).

@@ -64,7 +64,7 @@ def attention_focus(
         stack: "encoder", "decoder" or "cross" in a model with several.
         bos: whether each text begins with the tokenizer's first token.
         last: how many keys `last_mass` is the mass on: the token itself and those just before it.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
 
     Returns:
         Statistics `[layer head]`, with intervals over texts: shares of rows and of probability, entropy in nats,

@@ -94,7 +94,7 @@ def null_attention(
         least_ratio: the least value ratio of a head that writes.
         metric: as in `am.ablate_heads`.
         reference: the texts over which "mean_value" takes its mean; by default the inputs.
-        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`.
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
     Returns:
         Sink mass, value ratio, four effects and a verdict for each head, with intervals over texts.
@@ -107,17 +107,17 @@ def null_attention(
     """
     require_model(model)
     require_known(options, SweepOptions)
-    bos = options.get("bos")
+    bos, engine = options.get("bos"), options.get("engine", "local")
     delta = finite_number("delta", delta, above=0.0)
     least_mass = finite_number("least_mass", least_mass, above=0.0)
     least_ratio = finite_number("least_ratio", least_ratio, above=0.0)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     touched = sorted({layer for layer, _ in chosen})
     label = model.output_stack.label
-    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos)
+    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos, engine=engine)
     others = sinks
     if reference is not None:
-        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos)
+        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos, engine=engine)
     if others.mean_value.isnan().any():
         raise InputError("the texts must have tokens other than the sink; these have none.")
     means = {

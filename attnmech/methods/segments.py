@@ -86,7 +86,7 @@ def segment_attention(
         first: whether attention to the first token of a text counts. Heads that rest there give it to the first
             segment; with False it is left out of M and of the baseline, and rows sum to less.
         gap: how many segments later a segment must stand to count for kurtosis; 4 in Thought Anchors.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
 
     Returns:
         Cells, baselines and receiver scores of texts run together; means by distance in segments, with intervals.

@@ -74,6 +74,8 @@ class HookedModel:
 
     certificate: "Certificate"
     """What `certify` last proved about this model, at load or since."""
+    files: str | None = None
+    """The hub name, folder or file that it was loaded from, "" for the demo model; None if it was an object."""
 
     def __init__(
         self,

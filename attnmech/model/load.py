@@ -134,7 +134,7 @@ def load(
     elif isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
     else:
-        original, tokenizer, name, folder = _from_files(source, tokenizer, place, kind)
+        original, tokenizer, name, folder = from_files(source, tokenizer, place, kind)
         processor = processor_in(folder, original) if processor is None else processor
     if tokenizer is None and original.config.is_encoder_decoder:
         tokenizer = getattr(processor, "tokenizer", None)
@@ -156,6 +156,7 @@ def load(
         own=own,
         processor=processor,
     )
+    model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
     passes = Passes(model)
     check_runs(passes)
     certify_with(passes)
@@ -266,9 +267,10 @@ def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dt
     return nn.Parameter(value, requires_grad=parameter.requires_grad)
 
 
-def _from_files(
+def from_files(
     source: str | Path | None, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, Any, str, Path]:
+    """The model of a hub name, folder or file (None: the demo model), its tokenizer, its name and its folder."""
     if source is None:
         folder, name = model_folder(), "demo"
     elif isinstance(source, (str, Path)):

@@ -75,6 +75,12 @@ class Engine:
         self._per_stream = size * model.d_model
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
+    def on(self, model: HookedModel | None) -> "Engine":
+        """The same on another copy of the model; on none, so that it can be sent to where that is."""
+        found = copying.copy(self)
+        found.__dict__.update(model=model, blocks=Blocks(model) if model and can_begin_in_the_middle(model) else None)
+        return found
+
     @property
     def text_tokens(self) -> int:
         """For how many tokens the streams and z of all blocks fit into a quarter of the budget."""

@@ -185,7 +185,7 @@ class _Digests:
                 continue
             value = named[first]
             for name in rest:
-                if not isinstance(value, types.ModuleType) or _is_installed(value) or not hasattr(value, name):
+                if not isinstance(value, types.ModuleType) or is_installed(value) or not hasattr(value, name):
                     break
                 value = getattr(value, name)
             yield from ("global", ".".join(path), self.of(value))
@@ -193,7 +193,7 @@ class _Digests:
     def _class(self, kind: type) -> Iterator[str | bytes]:
         yield from ("class", _name_of(kind))
         module = sys.modules.get(kind.__module__)
-        if module is not None and _is_installed(module):
+        if module is not None and is_installed(module):
             yield _version_of(kind.__module__)
             return
         yield from self._all(kind.__bases__)
@@ -268,7 +268,7 @@ def _without_cached(kind: type, state: Any) -> Any:
     }
 
 
-def _is_installed(module: types.ModuleType) -> bool:
+def is_installed(module: types.ModuleType) -> bool:
     """Whether a module's version says what it does: it is built in, or belongs to an installed package."""
     if module.__name__ == "__main__":
         return False
