@@ -3,6 +3,7 @@
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -42,7 +43,7 @@ CALLS: Final[dict[str, str]] = {
     "SegmentEffects": 'am.segment_effects(model, "Anna sang. Tom lost an old anchor. He gave it to Anna.")',
     "PruningAdvice": "am.pruning_advice(model, texts)",
     "HeadClaim": 'am.confirm_heads(model, [(0, 0), (1, 0)], am.Task.of_demo("copying", each=2))',
-    "Trajectory": 'am.trajectory([("step 0", am.untrained(model)), ("step 4000", model)], am.attention_focus)',
+    "Trajectory": 'am.trajectory([("step 0", am.untrained(model)), ("step 4000", model)], am.head_types)',
     "Comparison": "am.compare(am.untrained(model), model, texts, am.attention_focus)",
 }
 """The call that makes the result."""
@@ -61,7 +62,7 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "SegmentEffects": ("kl", "loss"),
     "PatchEffects": ("effect", "recovered"),
     "PositionEffects": ("effect", "recovered"),
-    "Trajectory": ("first_mass",),
+    "Trajectory": ("induction",),
 }
 """The figures by name; those of other results have one."""
 
@@ -130,8 +131,10 @@ def add_scripts(app: Any, page: str, _: str, __: Any, tree: Any) -> None:
         app.add_js_file("views.js")
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: Any) -> dict[str, int]:
     app.add_directive("figures", Figures)
     app.connect("html-page-context", add_scripts)
     app.connect("build-finished", write_scripts)
-    return {"parallel_read_safe": False, "parallel_write_safe": False}
+    # Pages that were read with another version of this file are read again.
+    version = crc32(Path(__file__).read_bytes())
+    return {"env_version": version, "parallel_read_safe": False, "parallel_write_safe": False}

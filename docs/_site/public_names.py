@@ -6,6 +6,7 @@ import re
 import textwrap
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 from files import write_if_new
 
@@ -252,9 +253,11 @@ def skip(_: Any, what: str, name: str, thing: Any, skipped: bool, __: Any) -> bo
     return True if what == "class" and (name in NOT_FOR_USERS or name.isupper()) else None
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: Any) -> dict[str, int]:
     app.connect("builder-inited", write_pages)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring, priority=100)  # before napoleon
     app.connect("autodoc-skip-member", skip)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    # Pages that were read with another version of this file are read again.
+    version = crc32(Path(__file__).read_bytes())
+    return {"env_version": version, "parallel_read_safe": True, "parallel_write_safe": True}
