@@ -9,9 +9,19 @@ The public names stand in `__init__.pyi`, one line each; each is imported when f
 """
 
 from importlib.metadata import version
+from typing import Any
 
 import lazy_loader  # type: ignore[import-untyped]
 
 __version__ = version("attnmech")
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    from .lens_names import OF_PACKAGE, about
+    from .signatures import readable
+
+    if name in OF_PACKAGE:
+        raise AttributeError(about("attnmech", name, OF_PACKAGE), name=name)
+    return readable(_load(name))

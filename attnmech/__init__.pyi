@@ -1,7 +1,9 @@
 from .activations import Activations as Activations
 from .batch import Batch as Batch
+from .distributed.engine import Ray as Ray
 from .errors import AttnmechError as AttnmechError
 from .errors import CertificateError as CertificateError
+from .errors import EngineError as EngineError
 from .errors import ExactnessError as ExactnessError
 from .errors import InputError as InputError
 from .errors import JournalError as JournalError
@@ -88,6 +90,7 @@ from .report import Report as Report
 from .report import report as report
 from .results.mean_qk import MeanQK as MeanQK
 from .runs.corpus import Corpus as Corpus
+from .runs.corpus_files import CorpusFiles as CorpusFiles
 from .runs.effects import HeadEffects as HeadEffects
 from .runs.mean_qk import mean_qk as mean_qk
 from .runs.reference import mean_z as mean_z

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Shaped
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .batch import Batch
 from .errors import InputError, MissingPointError
+from .lens_names import OF_CACHE, about
 from .points import PointKey, PointName, parse
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class Activations:
     """What this run could not check (`attnmech.model.running`), each with the reason: an edit of `result`, say."""
     value_norms: Mapping[PointKey, Tensor] = field(default_factory=dict, repr=False)
     """‖(x_j W_V + b_V) W_O‖ `[batch head key]`, by the name and layer of each pattern captured together with its v."""
+
+    model: str = field(default="", repr=False)
+    """The name of the model that ran."""
 
     def __getitem__(self, name: PointName) -> Shaped[Tensor, "..."]:
         key = parse(name)
@@ -112,7 +116,8 @@ class Activations:
         """
         from .showing import show
 
-        return show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
+        found = show(self, name, layer=layer, head=head, query=query, text=text, view=view, weighted=weighted)
+        return found.of_model(self.model)
 
     def summary(self) -> list[str]:
         """One entry per point: its name and the layers captured."""
@@ -122,6 +127,11 @@ class Activations:
             if layer is not None:
                 layers[point].append(layer)
         return [point if not found else f"{point} {_ranges(found)}" for point, found in layers.items()]
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(about("Activations", name, OF_CACHE), name=name, obj=self)
 
     def __repr__(self) -> str:
         batch, length = self.batch.ids.shape

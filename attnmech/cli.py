@@ -18,10 +18,9 @@ from typer.core import TyperGroup
 
 from . import __version__
 from .errors import AttnmechError, InputError, JournalError, OutputError
+from .terminal import Column, Rows, Said, plain, say
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from .model.certificate import Certificate
     from .model.hooked import HookedModel
     from .report import Report
@@ -71,7 +70,24 @@ TableOption = Annotated[
     Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
 ]
 OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing table and page.")]
+RowsOption = Annotated[int, typer.Option("--rows", min=0, help="How many rows of the table are printed; 0 for none.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+EngineOption = Annotated[
+    Literal["local", "ray"], typer.Option("--engine", help="Where it runs: in this process, or by Ray's workers.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="A Ray cluster: auto, host:port or ray://host:port; this machine if left out."),
+]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="How many workers; as many as fit if left out.")]
 MemoryOption = Annotated[float, typer.Option(help="Extra memory that the sweep may use, in GB.")]
+
+LAYER, HEAD = Column("layer"), Column("head")
+
+
+def _examples(*commands: str) -> str:
+    """Examples below a command's help, each on a line."""
+    return "\n\n".join(("Examples:", *commands))
 
 
 def _print_version(asked: bool) -> bool:
@@ -90,7 +106,12 @@ def about(
     """Where each attention head looks, why it looks there, what it writes, and whether that matters."""
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        'attnmech report --text "Anna gave an old anchor to Tom." --out page.html',
+        "attnmech report --model gpt2 --file chapter.txt --start 200 --out page.html",
+    )
+)
 def report(
     model: ModelOption = None,
     text: TextOption = None,
@@ -101,13 +122,14 @@ def report(
         typer.Option("--target", help="What the decoder of an encoder-decoder reads; its own words if left out."),
     ] = None,
     start: Annotated[int, typer.Option(help="First token to run and show, if the text is longer.")] = 0,
+    rows: RowsOption = 32,
+    as_json: JsonOption = False,
 ) -> None:
     """Writes one offline page about one text of up to 192 tokens: every attention score as a sum of its terms.
 
     Of a longer text, only 192 tokens are run and shown: the first ones, or those from --start on. Of an
     encoder-decoder, --text is the encoder's, and the page has a choice of stack: encoder, decoder or cross.
     """
-    console = Console()
     from .files import check_writable
 
     check_writable(out)
@@ -123,11 +145,15 @@ def report(
         made = make_report(hooked, wanted if wanted is not None else _own_paragraph(), target=target, start=start)
         step("writing the page")
         made.save(out)
-    _print_report(console, hooked, made)
-    console.print(f"\n[bold]{out.resolve()}[/bold]  ({out.stat().st_size / 1e6:.1f} MB, opens offline)", soft_wrap=True)
+    say(_report_said(hooked, made, out), rows=rows, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        'attnmech focus --text "Anna gave an old anchor to Tom." --rows 5',
+        "attnmech focus --model gpt2 --file corpus.jsonl --truncate --out heads.parquet",
+    )
+)
 def focus(
     model: ModelOption = None,
     text: TextOption = None,
@@ -135,21 +161,41 @@ def focus(
     out: TableOption = Path("focus.csv"),
     overwrite: OverwriteOption = False,
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+    rows: RowsOption = 10,
+    as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes where every head looks, over a text or a corpus of any size, as a table and a page.
 
     Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
-        hooked, given, options = _streamed(model, text, file, outputs, truncate)
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
+        hooked, given, options = _streamed(model, text, file, outputs, truncate, where)
         from .methods.focus import attention_focus
 
         found = attention_focus(hooked, given, **options)
         outputs.write(found)
-    _print_streamed(hooked, found, outputs, found.truncated, found.documents)
+    shown = Rows(
+        "Heads by how often they look at the first token",
+        found.to_frame().sort_values("first_top", ascending=False),
+        (
+            LAYER, HEAD, Column("first_top", "first on top", "share of rows"),
+            Column("self_top", "itself on top", "share of rows"),
+            Column("previous_top", "previous on top", "share of rows"), Column("concentration", "p(1) − p(2)"),
+            Column("entropy", unit="nats"), Column("distance", unit="tokens"),
+        ),
+    )  # fmt: skip
+    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        'attnmech drift --text "Anna gave an old anchor to Tom." --at resid_post',
+        "attnmech drift --model gpt2 --file corpus.txt --metric dot --out drift.csv",
+    )
+)
 def drift(
     model: ModelOption = None,
     text: TextOption = None,
@@ -161,34 +207,56 @@ def drift(
     metric: Annotated[str, typer.Option(help="cosine, centred cosine or dot.")] = "cosine",
     k: Annotated[int, typer.Option("-k", help="How many nearest tokens are compared between layers.")] = 100,
     position: Annotated[bool, typer.Option(help="Add each token's position embedding to the vocabulary.")] = False,
+    rows: RowsOption = 32,
+    as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes how far tokens move from their own embeddings, layer by layer, as a table and a page.
 
     Over a corpus, a journal is kept beside the table: if interrupted, run the same command again to resume.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
-        hooked, given, options = _streamed(model, text, file, outputs, truncate)
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
+        hooked, given, options = _streamed(model, text, file, outputs, truncate, where)
         from .methods.drift import residual_drift
 
         found = residual_drift(hooked, given, at=at, metric=metric, k=k, position=position, **options)
         outputs.write(found)
-    _print_streamed(hooked, found, outputs, found.truncated, found.documents, found.verdicts().lead)
+    shown = Rows(
+        "Tokens against their own embeddings, layer by layer",
+        found.to_frame(),
+        (
+            LAYER, Column(metric.replace(" ", "_")), Column("rank", "rank of the own row"),
+            Column("churn", unit=f"share new of {k}"), Column("anisotropy", unit="mean cosine"),
+        ),
+    )  # fmt: skip
+    say(_said(hooked, found, outputs, shown, found.verdicts().lead), rows=rows, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "attnmech heads --model gpt2 --out heads.csv", "attnmech heads --model gpt2 --file corpus.jsonl --json"
+    )
+)
 def heads(
     model: ModelOption = None,
     file: CorpusOption = None,
     out: TableOption = Path("heads.csv"),
     overwrite: OverwriteOption = False,
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+    rows: RowsOption = 15,
+    as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Says what type of head each one is: previous token, induction, first token, …; writes a table and a page.
 
     Without a file, on random tokens, each sequence twice. Over a corpus, a journal is kept beside the table: if
     interrupted, run the same command again to resume.
     """
-    with _outputs(None, file, out, overwrite) as outputs:
+    with _outputs(None, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         if file is None:
             outputs.require_no_journal()
         with _stages("importing torch and transformers", total=3) as step:
@@ -201,15 +269,27 @@ def heads(
             hooked = load(model)
             if corpus is None:
                 step("looking at the heads")
-                found = head_types(hooked)
+                found = head_types(hooked, **where)
         if corpus is not None:
-            found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True)
+            found = head_types(hooked, corpus, truncate=truncate, journal=outputs.journal, progress=True, **where)
         outputs.write(found)
-    shown = found.to_frame()[["layer", "head", "type", "score", "baseline", "score_low", "score_high"]].head(15)
-    _print_sweep(hooked, found, outputs, shown, "Kinds of heads, the strongest first")
+    shown = Rows(
+        "Claimed types of heads, the highest score first",
+        found.to_frame(),
+        (
+            LAYER, HEAD, Column("type"), Column("score", unit="mean p"), Column("baseline", unit="mean p"),
+            Column("score_low", "low", "95 %"), Column("score_high", "high", "95 %"),
+        ),
+    )  # fmt: skip
+    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "attnmech embed --model gpt2 --file corpus.txt --layers 0,5,11",
+        "attnmech embed --projection pca --projection tsne --dims 3 --out embed.csv",
+    )
+)
 def embed(
     model: ModelOption = None,
     text: TextOption = None,
@@ -224,6 +304,8 @@ def embed(
     layers: Annotated[str | None, typer.Option(help="Layers, such as 0,5,11; all if left out.")] = None,
     sample: Annotated[int, typer.Option(help="Most tokens that become points.")] = 2000,
     truncate: Annotated[bool, typer.Option(help="Cut documents that are longer than the model allows.")] = False,
+    rows: RowsOption = 10,
+    as_json: JsonOption = False,
 ) -> None:
     """Shows queries and keys of all heads in one space, near where attended to; writes a table and a page.
 
@@ -249,12 +331,23 @@ def embed(
             sample=sample, truncate=truncate, progress=True,
         ).with_types(types)  # fmt: skip
         outputs.write(found)
-    shown = found.to_frame().nsmallest(10, "correlation")
-    columns = ["layer", "head", "correlation", "spearman", "scale", "disparity", "separation"]
-    _print_sweep(hooked, found, outputs, shown[columns], "Heads whose distances say most of their scores")
+    shown = Rows(
+        "Heads whose distances say most of their scores: correlation closest to −1 first",
+        found.to_frame().sort_values("correlation"),
+        (
+            LAYER, HEAD, Column("correlation"), Column("spearman"), Column("scale", "scale c"),
+            Column("disparity", unit="‖k‖ / ‖q‖"), Column("separation"),
+        ),
+    )  # fmt: skip
+    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "attnmech ablate --model gpt2 --file corpus.txt --method mean --rows 20",
+        'attnmech ablate --text "Anna gave an old anchor to Tom." --metric kl --json',
+    )
+)
 def ablate(
     model: ModelOption = None,
     text: TextOption = None,
@@ -264,25 +357,43 @@ def ablate(
     method: Annotated[str, typer.Option(help="zero, mean (over the texts themselves) or resample.")] = "zero",
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
     memory: MemoryOption = 1.0,
+    rows: RowsOption = 10,
+    as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Writes how much the loss changes when each head is ablated, as a table and a page.
 
     A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         hooked, texts = _sweep_inputs(model, text, file)
         from .methods.ablation import ablate_heads
 
         found = ablate_heads(
             hooked, texts, method=method, metric=metric, reference=texts if method == "mean" else None, memory=memory,
-            journal=outputs.journal, progress=True,
+            journal=outputs.journal, progress=True, **where,
         )  # fmt: skip
         outputs.write(found)
-    _print_sweep(hooked, found, outputs, found.strongest(10), "Heads that matter most")
+    shown = Rows(
+        "Heads by the size of their effect, clear ones first",
+        found.strongest(max(1, len(found.to_frame()))),
+        (
+            LAYER, HEAD, Column("effect", unit=f"nats of {metric}"), Column("effect_low", "low", "95 %"),
+            Column("effect_high", "high", "95 %"), Column("clear"), Column("one_text", "one text", "> half"),
+        ),
+    )  # fmt: skip
+    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "attnmech null --model gpt2 --file corpus.txt --out null.csv",
+        "attnmech null --target most_attended --delta 0.02 --rows 20",
+    )
+)
 def null(
     model: ModelOption = None,
     text: TextOption = None,
@@ -293,28 +404,40 @@ def null(
     delta: Annotated[float, typer.Option(help="Effects within ±delta nats count as none.")] = 0.01,
     metric: Annotated[str, typer.Option(help="loss or kl.")] = "loss",
     memory: MemoryOption = 1.0,
+    rows: RowsOption = 10,
+    as_json: JsonOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Finds the heads that rest on one token without effect, by interventions; writes a table and a page.
 
     A journal is kept beside the table until the end: if interrupted, run the same command again to resume.
     Without a text, 64 documents in the demo model's language are used.
     """
-    with _outputs(text, file, out, overwrite) as outputs:
+    with _outputs(text, file, out, overwrite) as outputs, _engine(engine, address, workers) as where:
         hooked, texts = _sweep_inputs(model, text, file)
         from .methods.null_attention import null_attention
 
         found = null_attention(
             hooked, texts, target=target, delta=delta, metric=metric, memory=memory, journal=outputs.journal,
-            progress=True,
+            progress=True, **where,
         )  # fmt: skip
         outputs.write(found)
-    columns = ["layer", "head", "sink_mass", "value_ratio", "remove", "zero_value", "verdict"]
-    shown = found.to_frame().nlargest(10, "sink_mass")[columns]
-    _print_sweep(hooked, found, outputs, shown, "Heads that attend most to the target")
+    shown = Rows(
+        "Heads by their attention to the target",
+        found.to_frame().sort_values("sink_mass", ascending=False),
+        (
+            LAYER, HEAD, Column("sink_mass", unit="mean p"), Column("value_ratio", unit="of the median"),
+            Column("remove", unit=f"nats of {metric}"), Column("zero_value", unit=f"nats of {metric}"),
+            Column("verdict"),
+        ),
+    )  # fmt: skip
+    say(_said(hooked, found, outputs, shown), rows=rows, as_json=as_json)
 
 
 def _streamed(
-    model: str | None, text: str | None, file: Path | None, outputs: "Outputs", truncate: bool
+    model: str | None, text: str | None, file: Path | None, outputs: "Outputs", truncate: bool, where: dict[str, Any]
 ) -> tuple["HookedModel", Any, dict[str, Any]]:
     """The model, a text or a corpus, and how a corpus is run: with a journal and a bar."""
     if file is None:
@@ -328,18 +451,7 @@ def _streamed(
         hooked = load(model)
     if corpus is None:
         return hooked, text if text is not None else _own_paragraph(), {}
-    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True}
-
-
-def _print_streamed(
-    model: "HookedModel", found: "PagedResult", outputs: "Outputs", truncated: int, documents: int, *further: str
-) -> None:
-    console = Console()
-    for line in (repr(model), repr(found), *further):
-        console.print(_plain(line), soft_wrap=True, highlight=False)
-    if truncated:
-        console.print(f"{truncated} of {documents} texts were cut to the model's length.")
-    outputs.print(console)
+    return hooked, corpus, {"truncate": truncate, "journal": outputs.journal, "progress": True, **where}
 
 
 def _sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tuple["HookedModel", list[str]]:
@@ -354,19 +466,16 @@ def _sweep_inputs(model: str | None, text: str | None, file: Path | None) -> tup
         return load(model), texts
 
 
-def _print_sweep(
-    model: "HookedModel", found: "PagedResult", outputs: "Outputs", shown: "pd.DataFrame", title: str
-) -> None:
-    console = Console()
-    console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
-    console.print(_plain(repr(found)), soft_wrap=True, highlight=False)
-    table = Table(title=title, title_justify="left")
-    for name in shown.columns:
-        table.add_column(str(name), justify="right", overflow="fold")
-    for row in shown.itertuples(index=False):
-        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else _plain(str(value)) for value in row))
-    console.print(table)
-    outputs.print(console)
+def _said(model: "HookedModel", found: "PagedResult", outputs: "Outputs", shown: Rows, *further: str) -> Said:
+    """What a command says of a result: its sentence, its table, what was cut, and where the files are."""
+    cut, of = getattr(found, "truncated", 0), getattr(found, "documents", 0)  # of a sweep, no text is cut
+    of = of if isinstance(of, int) else len(of)
+    notes = [f"{cut} of {of} texts were cut to the model's length."] if cut else []
+    intervals = str(shown.frame.attrs.get("intervals", ""))
+    return Said(
+        repr(model), repr(found), shown, further, notes + [intervals] * bool(intervals),
+        tuple(str(path.resolve()) for path in (outputs.table, outputs.page)),
+    )  # fmt: skip
 
 
 class Outputs:
@@ -404,11 +513,6 @@ class Outputs:
 
         write_table_and_page(found, self.table, self.page)
 
-    def print(self, console: Console) -> None:
-        """Says where they are."""
-        where = f"\n[bold]{_plain(str(self.table.resolve()))}[/bold] and [bold]{_plain(self.page.name)}[/bold]"
-        console.print(where, soft_wrap=True)
-
 
 @contextmanager
 def _outputs(text: str | None, file: Path | None, out: Path, overwrite: bool) -> Iterator[Outputs]:
@@ -431,17 +535,32 @@ def _outputs(text: str | None, file: Path | None, out: Path, overwrite: bool) ->
         raise
 
 
+@contextmanager
+def _engine(engine: str, address: str | None, workers: int | None) -> Iterator[dict[str, Any]]:
+    """How a command's method is told where to run; Ray's workers end with the block."""
+    if engine == "local":
+        if address is not None or workers is not None:
+            raise InputError("--address and --workers are for --engine ray.")
+        yield {}
+        return
+    from .distributed.engine import Ray
+
+    with Ray(address, workers=workers) as found:
+        yield {"engine": found}
+
+
 def _check_apart(file: Path | None, out: Path) -> None:
     """Raises `OutputError` where a command would write over what it reads."""
     if file is not None and file.exists() and out.exists() and file.samefile(out):
         raise OutputError(f"cannot write {out}: it is what --file reads; name another --out.")
 
 
-@app.command()
+@app.command(epilog=_examples("attnmech check gpt2", "attnmech check ./my-model --json"))
 def check(
     model: Annotated[
         str | None, typer.Argument(help="Hub name, folder or GGUF file; the demo model if left out.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Proves that every activation point of a model means what its name says; exits with 1 if one does not."""
     with _stages("importing torch and transformers", total=2) as step:
@@ -449,7 +568,10 @@ def check(
 
         step("loading and certifying the model")
         hooked = load(model)
-    _print_certificate(Console(), hooked, hooked.certificate)
+    if as_json:
+        say(_certificate_said(hooked, hooked.certificate), rows=len(hooked.certificate.checks), as_json=True)
+    else:
+        _print_certificate(Console(), hooked, hooked.certificate)
     if not hooked.certificate.ok:
         raise typer.Exit(1)
 
@@ -461,11 +583,11 @@ def main() -> None:
             warnings.simplefilter("ignore")  # what a user must know is in the output
             app()
     except AttnmechError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {_plain(str(error))}", soft_wrap=True, highlight=False)
+        Console(stderr=True).print(f"[red]error:[/red] {plain(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(2)
     except (Interrupted, KeyboardInterrupt) as stop:
         said = "; ".join(("interrupted", *map(str, stop.args)))
-        Console(stderr=True).print(_plain(said), soft_wrap=True, highlight=False)
+        Console(stderr=True).print(plain(said), soft_wrap=True, highlight=False)
         sys.exit(130)
 
 
@@ -524,30 +646,35 @@ class Step:
         self._bar.update(self._task, advance=1, description=description)
 
 
-def _print_report(console: Console, model: "HookedModel", report: "Report") -> None:
+def _report_said(model: "HookedModel", report: "Report", out: Path) -> Said:
     """What the page finds, and its terms and residuals by layer."""
-    console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
-    for question, found in report.findings.items():
-        console.print(f"[bold]{question}.[/bold] {_plain(found)}", highlight=False)
-    frame = report.to_frame()
-    shares = [str(name) for name in frame.filter(like="_share")]
-    table = Table(title="Mean share of each term in a row's highest score; largest residual", title_justify="left")
-    table.add_column("layer", justify="right")
-    for name in shares:
-        table.add_column(name.removesuffix("_share"), justify="right")
-    table.add_column("residual", justify="right")
-    for row in frame.to_dict("records"):
-        cells = [f"{row[name]:.0%}" for name in shares]
-        table.add_row(str(int(row["layer"])), *cells, f"{row['residual']:.1e}")
-    console.print(table)
-    for note in report.notes:
-        console.print(note, highlight=False)
+    first, *others = (f"{question}. {found}" for question, found in report.findings.items())
+    names = map(str, report.to_frame().filter(like="_share"))
+    shares = [Column(name, name.removesuffix("_share"), "share") for name in names]
+    shown = Rows(
+        "Mean share of each term in a row's highest score; largest residual",
+        report.to_frame(),
+        (LAYER, *shares, Column("residual", unit="of a score")),
+    )
+    notes = (*report.notes, f"The page has {out.stat().st_size / 1e6:.1f} MB and opens offline.")
+    return Said(repr(model), first, shown, others, notes, (str(out.resolve()),))
+
+
+def _certificate_said(model: "HookedModel", certificate: "Certificate") -> Said:
+    shown = Rows("Checks", certificate.to_frame(), tuple(map(Column, certificate.to_frame().columns)))
+    points = [
+        {"point": each.name, "shape": each.shape, "meaning": each.meaning, "absent": each.absent,
+         "refused": certificate.refused.get(each.name)}
+        for each in model.points.values()
+    ]  # fmt: skip
+    notes = (certificate.left_out,) if certificate.left_out else ()
+    return Said(repr(model), certificate.verdict, shown, (), notes, more={"ok": certificate.ok, "points": points})
 
 
 def _print_certificate(console: Console, model: "HookedModel", certificate: "Certificate") -> None:
-    console.print(_plain(repr(model)), soft_wrap=True, highlight=False)
+    console.print(plain(repr(model)), soft_wrap=True, highlight=False)
     for stack in model.stacks.values():
-        console.print(_plain(f"built as {stack.architecture}"), soft_wrap=True, highlight=False, style="dim")
+        console.print(plain(f"built as {stack.architecture}"), soft_wrap=True, highlight=False, style="dim")
     table = Table(
         title=f"every layer checked; edits tried in layers {', '.join(map(str, certificate.edited))}",
         title_justify="left",
@@ -556,10 +683,10 @@ def _print_certificate(console: Console, model: "HookedModel", certificate: "Cer
         table.add_column(column, overflow="fold")
     for item in certificate.checks:
         style = {"holds": "green", "differs": "yellow", "FAILS": "bold red"}.get(item.status, "dim")
-        table.add_row(item.name, f"[{style}]{item.status}[/{style}]", _plain(item.statement), _plain(item.evidence))
+        table.add_row(item.name, f"[{style}]{item.status}[/{style}]", plain(item.statement), plain(item.evidence))
     console.print(table)
     if certificate.left_out:
-        console.print(_plain(certificate.left_out), highlight=False)
+        console.print(plain(certificate.left_out), highlight=False)
     differing = [hook for hook in certificate.lens if hook.verdict == "differs"]
     if differing:
         console.print(
@@ -573,13 +700,6 @@ def _print_certificate(console: Console, model: "HookedModel", certificate: "Cer
     for point in model.points.values():
         refused = certificate.refused.get(point.name)
         about_point = point.meaning if point.absent is None else f"absent: {point.absent}"
-        points.add_row(
-            point.name, _plain(point.shape), _plain(about_point if refused is None else f"REFUSED: {refused}")
-        )
+        points.add_row(point.name, plain(point.shape), plain(about_point if refused is None else f"REFUSED: {refused}"))
     console.print(points)
-    console.print(_plain(certificate.verdict), style="green" if certificate.ok else "bold red", highlight=False)
-
-
-def _plain(text: str) -> str:
-    """Text with rich's markup escaped: a model's name may hold anything."""
-    return text.replace("[", "\\[")
+    console.print(plain(certificate.verdict), style="green" if certificate.ok else "bold red", highlight=False)

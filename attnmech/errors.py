@@ -55,6 +55,10 @@ class ReducerError(AttnmechError, ValueError):
     """A reducer that returned something other than the tensors of its state, or NaN."""
 
 
+class EngineError(AttnmechError, RuntimeError):
+    """Workers on other processes or machines that cannot be reached, started or used."""
+
+
 def first_line(error: BaseException) -> str:
     """Another library's error message in one line; the first line, with the second if the first ends in a colon.
 

@@ -208,7 +208,13 @@ class Intervention:
 
     @classmethod
     def zero(cls, heads: Heads, *, positions: Positions | None = None, stack: str = "") -> Self:
-        """z of the heads becomes 0: they write nothing (b_O stays)."""
+        """z of the heads becomes 0: they write nothing (b_O stays).
+
+        Args:
+            heads: a list of (layer, head), or "all".
+            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            stack: which stack, in a model with several.
+        """
         return cls("z", "zero", checked_heads(heads), positions=_positions(positions), stack=_stack(stack))
 
     @classmethod
@@ -223,10 +229,16 @@ class Intervention:
     ) -> Self:
         """Replaces z, or another point, of the heads by given values: a mean, or that of another run.
 
-        At k and v, heads are kv heads, (layer, kv_head), which several query heads may share: all of these change.
-
         >>> acts = model.run(other, points=["z"])                                       # doctest: +SKIP
         >>> Intervention.replace([(3, 5)], {3: acts["z", 3]})                            # doctest: +SKIP
+
+        Args:
+            heads: a list of (layer, head), or "all"; at k and v kv heads, (layer, kv_head), which several query heads
+                may share: all of these change.
+            values: tensors by layer, as a run or `am.mean_z` returns them.
+            point: "z", "pattern", "q", "k" or "v".
+            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            stack: which stack, in a model with several.
         """
         return cls(
             point, "replace", checked_heads(heads), positions=_positions(positions), values=_values(values),
@@ -245,6 +257,12 @@ class Intervention:
         """The pattern becomes uniform over the visible keys, or puts all mass on the token itself or the first token.
 
         Removed keys are not visible; the first token is attended to even where the mask hides it.
+
+        Args:
+            heads: a list of (layer, head), or "all".
+            to: "uniform", "self" or "first".
+            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            stack: which stack, in a model with several.
         """
         return cls("pattern", to, checked_heads(heads), positions=_positions(positions), stack=_stack(stack))
 
@@ -253,6 +271,12 @@ class Intervention:
         """Hides the keys from the heads: the softmax is recomputed without them.
 
         A row that sees no other key attends to nothing.
+
+        Args:
+            heads: a list of (layer, head), or "all".
+            keys: "first", "special" (the tokenizer's tokens), a list of positions, or a mask `[batch key]`.
+            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            stack: which stack, in a model with several.
         """
         return cls(
             "pattern", "remove", checked_heads(heads), positions=_positions(positions), keys=_keys(keys),
@@ -264,11 +288,16 @@ class Intervention:
         """Removes attention from the rows of one span to the keys of another; the softmax is taken without them.
 
         A row left without a key attends to nothing: its z is 0 before W_O, and its row of the pattern is 0, by which
-        such rows can be counted. A sink takes part as before. Spans are (start, end), counted from the first token of
-        each text, and must lie in every text.
+        such rows can be counted. A sink takes part as before. Spans must lie in every text.
 
         >>> print(Intervention.cut((6, 9), (0, 3), [(3, 5)]))
         attention of tokens 6 to 8 to tokens 0 to 2 cut in L3H5
+
+        Args:
+            query_span: the rows, (start, end), counted from the first token of each text.
+            key_span: the keys, in the same way.
+            heads: a list of (layer, head), or "all".
+            stack: which stack, in a model with several.
         """
         return cls("pattern", "cut", checked_heads(heads), spans=_spans((query_span, key_span)), stack=_stack(stack))
 
@@ -278,13 +307,18 @@ class Intervention:
     ) -> Self:
         """Multiplies a term of the score ledger by `factor`, before the softmax; 0 drops it.
 
-        `term` is a name in `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant",
-        "position" or, in DeBERTa, "content_to_position" or "position_to_content". A soft cap acts on the result. With
-        `centre`, means from `am.mean_qk`, it is a term of the scores split at these: `scale("position", 0, [(16, 0)],
-        centre=means)` leaves a previous-token head of a model that rotates without its position.
-
         >>> print(Intervention.scale("key_bias", 0.5, [(0, 1)]))
         key_bias in the scores of L0H1 is multiplied by 0.5
+
+        Args:
+            term: a name in `am.decompose_scores(...).terms`: "query_key", "key_bias", "query_bias", "constant",
+                "position" or, in DeBERTa, "content_to_position" or "position_to_content". A soft cap acts on the
+                result.
+            factor: what it is multiplied by.
+            heads: a list of (layer, head), or "all".
+            centre: means from `am.mean_qk`; `term` is then one of the scores split at these: `scale("position", 0,
+                [(16, 0)], centre=means)` leaves a previous-token head of a model that rotates without its position.
+            stack: which stack, in a model with several.
         """
         return cls(
             "scores", "scale", checked_heads(heads), term=option("term", term, TERMS), factor=factor, centre=centre,
@@ -293,14 +327,27 @@ class Intervention:
 
     @classmethod
     def zero_values(cls, heads: Heads, keys: Keys, *, stack: str = "") -> Self:
-        """Sets the values of the keys to 0 for these heads alone: they attend as before and read nothing there."""
+        """Sets the values of the keys to 0 for these heads alone: they attend as before and read nothing there.
+
+        Args:
+            heads: a list of (layer, head), or "all".
+            keys: "first", "special" (the tokenizer's tokens), a list of positions, or a mask `[batch key]`.
+            stack: which stack, in a model with several.
+        """
         return cls("v", "zero", checked_heads(heads), keys=_keys(keys), stack=_stack(stack))
 
     @classmethod
     def replace_values(
         cls, heads: Heads, keys: Keys, values: Values | Mapping[int, Tensor], *, stack: str = ""
     ) -> Self:
-        """Replaces the values of the keys by `values`, `[#batch #key head d_head]`, for these heads alone."""
+        """Replaces the values of the keys for these heads alone.
+
+        Args:
+            heads: a list of (layer, head), or "all".
+            keys: "first", "special" (the tokenizer's tokens), a list of positions, or a mask `[batch key]`.
+            values: `[#batch #key head d_head]` by layer.
+            stack: which stack, in a model with several.
+        """
         return cls("v", "replace", checked_heads(heads), keys=_keys(keys), values=_values(values), stack=_stack(stack))
 
     @classmethod
@@ -315,8 +362,13 @@ class Intervention:
     ) -> Self:
         """Replaces the stream in the layers, or what their attention or MLP adds, by `values`, or the latter two by 0.
 
-        The stream enters a layer at "resid_pre", is between attention and MLP at "resid_mid", and leaves at
-        "resid_post".
+        Args:
+            point: the stream as it enters a layer ("resid_pre"), between attention and MLP ("resid_mid"), or as it
+                leaves ("resid_post"); or "attn_out" or "mlp_out".
+            layers: which layers.
+            values: `[#batch #position d_model]` by layer; None for 0.
+            positions: the rows: 0 and up, or below 0 from the end of each text; "last"; by default all.
+            stack: which stack, in a model with several.
         """
         return cls(
             point, "zero" if values is None else "replace", (), layers=_numbers("layers", layers),

@@ -437,19 +437,29 @@ def report(
 
     >>> am.report(am.load(), "The keys to the cabinet are here.").save("report.html")    # doctest: +SKIP
 
-    Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown, those from number
-    `start` on, after the first token if the tokenizer put one there; of a model with very many heads, some layers. The
-    page says so.
+    Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown; of a model with very
+    many heads, some layers. The page says so. Under hooks and interventions the page shows what the model then does.
 
-    `centre` is where queries and keys are split, as in `am.decompose_scores`: by default at the text's own means where
-    the model rotates them, since its own terms then do not tell position from content, and at its biases elsewhere.
+    Args:
+        model: the model.
+        inputs: one text.
+        bos: whether it begins with the tokenizer's first token.
+        target: the text that the decoder of an encoder-decoder reads; without one, what the model itself writes is
+            taken (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder or cross, each with
+            its own tokens.
+        start: of a long text, the token from which on 192 are shown, after the first token if the tokenizer put one
+            there.
+        centre: where queries and keys are split, as in `am.decompose_scores`: by default ("auto") at the text's own
+            means where the model rotates them, since its own terms then do not tell position from content, and at its
+            biases elsewhere.
 
-    An encoder-decoder takes the decoder's text as `target`, or in a mapping of model inputs; without one, what the
-    model itself writes is taken (greedily, up to 48 tokens). The page then has a choice of stack: encoder, decoder or
-    cross, each with its own tokens.
+    Returns:
+        The report; `.save(path)` writes the page.
 
-    Under hooks and interventions the page shows what the model then does. Raises `ExactnessError` under one that
-    changes the scores themselves, since they are no longer the sum of their terms.
+    Raises:
+        ExactnessError: under an intervention that changes the scores themselves, since they are no longer the sum of
+            their terms.
+        InputError: for several texts, a text that does not fit the model, or a `start` beyond its end.
     """
     require_model(model)
     batch = model.encode(inputs, bos=bos, target=target)

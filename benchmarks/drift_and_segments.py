@@ -1,7 +1,7 @@
 """What drift takes with a large vocabulary, and what attention between segments takes beside focus on a long text.
 
     pip install -c constraints.txt .
-    python benchmarks/drift_and_segments.py
+    python benchmarks/drift_and_segments.py --json benchmarks/results/drift_and_segments.json
 
 Peak memory over what the process held before, each figure in a process of its own; times in turns, on an idle
 machine. Needs 8 GB of free memory and about 20 minutes on two cores.
@@ -10,10 +10,11 @@ machine. Needs 8 GB of free memory and about 20 minutes on two cores.
 import argparse
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from measure import alternating_times, in_own_process, memory_growth
+from measure import alternating_times, in_own_process, machine, memory_growth, write
 from rich.console import Console
 from rich.table import Table
 
@@ -70,7 +71,9 @@ def main() -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--json", type=Path, help="file for both tables")
+    chosen = parser.parse_args()
+    rounds, about = chosen.rounds, machine(("attnmech", "torch", "numba", "transformers"))
     console = Console()
 
     drift = Table(title=f"Drift, a vocabulary of {VOCABULARY[0]:,} × {VOCABULARY[1]}, target 300 MB")
@@ -94,6 +97,7 @@ def main() -> None:
         cells = f"{memory[name] / 1e6:.0f}", f"{ratios[0]:.2f}", f"{median(times[name]):.1f}", f"{ratios[1]:.2f}"
         segments.add_row(name, *cells)
     console.print(segments)
+    write(chosen.json, about, chosen, [drift, segments], memory=memory, times=times)
 
 
 def _times(names: tuple[str, ...], rounds: int) -> dict[str, list[float]]:

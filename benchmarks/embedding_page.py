@@ -15,12 +15,14 @@ from time import monotonic
 from typing import Any, Final
 
 import numpy as np
-from measure import machine
+from measure import machine, write
+from rich.table import Table
 
 from attnmech.draw.embedding import EmbeddingHead, EmbeddingText, EmbeddingView
 from attnmech.draw.embedding_page import embedding_page
 
 LAYERS, HEADS, TEXTS, LENGTH = 24, 16, 20, 50
+MOVED: Final = ("all heads, scrolled", "plots x 3, scrolled", "head, turned")
 FRAME_TARGET: Final = 50.0
 """Milliseconds that the median frame may take."""
 FRAMES: Final = 100
@@ -89,7 +91,7 @@ def frames_of(path: Path) -> dict[str, Any]:
         page.goto(path.as_uri())
         page.wait_for_selector(".attnmech-sentence-box", timeout=60_000)
         found: dict[str, Any] = {"opening_ms": 1000 * (monotonic() - began)}
-        for name in ("all heads, scrolled", "plots x 3, scrolled", "head, turned"):
+        for name in MOVED:
             page.evaluate(SIZED, 3 if "3" in name else 1)
             page.wait_for_timeout(2000)
             times = sorted(page.evaluate(MOVING, [FRAMES, "head" if "head," in name else "all"]))
@@ -116,8 +118,13 @@ def main() -> None:
             )
             found[f"{dims}-D"] = figures
     print(json.dumps(found, indent=2))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2), "utf-8")
+    about = found.pop("machine")
+    table = Table("page", "MB", "made, s", "drawn after, s", *(f"{name}, ms" for name in MOVED))
+    for dims, figures in found.items():
+        numbers = [figures["size_mb"], figures["making_s"], figures["opening_ms"] / 1000]
+        frames = [figures[name]["median_ms"] for name in MOVED]
+        table.add_row(dims, *(f"{each:.1f}" for each in numbers), *(f"{each:.0f}" for each in frames))
+    write(given.json, about, given, [table], pages=found)
 
 
 if __name__ == "__main__":

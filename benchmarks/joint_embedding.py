@@ -9,7 +9,6 @@ the projection alone.
 """
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from measure import machine, memory_growth
+from measure import machine, memory_growth, write
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.table import Table
 from shapes import N_VOCAB, SHAPES, build
 
 if TYPE_CHECKING:
@@ -154,8 +154,11 @@ def main() -> None:
         row = {"step": name, "seconds": seconds, "cpu_seconds": busy, "gb": grown / 1e9, "load_average": load}
         rows.append(row | {"target": TARGETS.get(name)})
         console.print(row)
-    if chosen.json:
-        chosen.json.write_text(json.dumps({"machine": about, "tokens": chosen.tokens, "steps": rows}, indent=1))
+    table = Table("step", "seconds", "CPU seconds", "GB", "load", "target")
+    for row in rows:
+        numbers = [f"{row[name]:.1f}" for name in ("seconds", "cpu_seconds", "gb", "load_average")]
+        table.add_row(row["step"], *numbers, "" if row["target"] is None else f"{row['target']:g}")
+    write(chosen.json, about, chosen, [table], steps=rows)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
 import ctypes
 import gc
+import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from rich.table import Table
 
 Step = Callable[[], object]
 T = TypeVar("T")
@@ -67,6 +71,34 @@ def alternating_times(steps: Mapping[str, Step], repeats: int) -> dict[str, list
             times[name].append(perf_counter() - start)
             del result  # let go here, outside the timed part
     return times
+
+
+def installed(contenders: Mapping[str, object], module_of: Mapping[str, str]) -> list[str]:
+    """The contenders whose library is installed; `module_of` names the module of each that needs one."""
+    return [name for name in contenders if name not in module_of or find_spec(module_of[name]) is not None]
+
+
+def write(
+    path: Path | None, about: Mapping[str, object], settings: Any, tables: Iterable[Table], **raw: object
+) -> None:
+    """Every figure, and the tables that were printed, from which `tables.py` makes those of README.md."""
+    if path is None:
+        return
+    kept = {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()}
+    kept.pop("json", None)
+    printed = [_data_of(table) for table in tables]
+    figures = {"machine": about, "settings": kept, **raw, "tables": printed}
+    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _data_of(table: Table) -> dict[str, object]:
+    cells = [[str(cell) for cell in column.cells] for column in table.columns]
+    return {
+        "title": str(table.title or ""),
+        "columns": [str(column.header) for column in table.columns],
+        "rows": [list(row) for row in zip(*cells, strict=True)],
+        "caption": str(table.caption or ""),
+    }
 
 
 def machine(packages: Iterable[str]) -> dict[str, object]:

@@ -4,26 +4,27 @@
     python benchmarks/streaming.py --json streaming.json
 
 Prints a table for each shape and length, and the targets with what was measured. On an idle machine; the defaults
-need about 20 GB of free memory and about an hour on two cores. What is and is not measured: benchmarks/README.md.
+need about 20 GB of free memory and about an hour and a half on two cores; `--no-peers --layers 6` less than a tenth of
+that. What is and is not measured: benchmarks/README.md.
 """
 
 import argparse
-import json
 import os
+from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from contenders import CACHE, CONTENDERS, FUSED, OURS, PLAIN
-from measure import StepError, alternating_times, in_own_process, machine, memory_growth
+from contenders import BARE, CACHE, CONTENDERS, FUSED, NEEDS, OURS, PEERS, PLAIN
+from measure import StepError, alternating_times, in_own_process, installed, machine, memory_growth, write
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from shapes import SHAPES, Shape, build, token_ids
 
-PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens", "nnsight")
+PACKAGES = ("attnmech", "torch", "numba", "transformers", "transformer-lens", "nnsight")
 WARM_UP = 16
 """Tokens of a first, unmeasured step, so that nobody pays for what is set up once in a process."""
 
@@ -38,10 +39,14 @@ class Case:
     """In place of the shape's own number of layers."""
 
     @property
+    def model_title(self) -> str:
+        """The model in words."""
+        return self.shape.title + ("" if self.layers is None else f" cut to {self.layers} layers")
+
+    @property
     def title(self) -> str:
         """What stands over its table."""
-        cut = "" if self.layers is None else f" cut to {self.layers} layers"
-        return f"{self.shape.title}{cut}, {self.tokens} tokens"
+        return f"{self.model_title}, {self.tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -121,34 +126,48 @@ def ratio(of: float | None, to: float | None) -> float | None:
     return None if of is None or to is None else of / to
 
 
-def targets(rows: Sequence[Row], short: int = 2048, long: int = 8192) -> list[Target]:
-    """What streaming should reach on the BLOOM shape."""
-    nothing = Row("bloom", short, "", None, ())
-    found = {(row.contender, row.tokens): row for row in rows if row.shape == "bloom"}
-    ours, far = found.get((OURS, short), nothing), found.get((OURS, long), nothing)
-    eager, flash, cache = (found.get((name, short), nothing) for name in (PLAIN, FUSED, CACHE))
-    return [
-        Target("time / plain forward", 1.1, ratio(ours.time, eager.time)),
-        Target("time / fused attention (an aim)", 1.33, ratio(ours.time, flash.time)),
-        Target("time / run_with_cache", 0.8, ratio(ours.time, cache.time)),
-        Target("memory / run_with_cache", 1 / 25, ratio(ours.growth, cache.growth)),
-        Target("memory / plain forward", 1.0, ratio(ours.growth, eager.growth)),
-        Target(f"memory at {long} / at {short} tokens", 4.5, ratio(far.growth, ours.growth)),
+def targets(rows: Sequence[Row], shape: str, short: int = 512, middle: int = 2048, long: int = 8192) -> list[Target]:
+    """What streaming should reach on a shape."""
+    found = {(row.contender, row.tokens): row for row in rows if row.shape == shape}
+
+    def time(of: str, to: str, tokens: int) -> float | None:
+        nothing = Row(shape, tokens, "", None, ())
+        return ratio(found.get((of, tokens), nothing).time, found.get((to, tokens), nothing).time)
+
+    def memory(of: str, to: str, tokens: int = middle, to_tokens: int = middle) -> float | None:
+        nothing = Row(shape, tokens, "", None, ())
+        return ratio(found.get((of, tokens), nothing).growth, found.get((to, to_tokens), nothing).growth)
+
+    near, far = (found.get((OURS, tokens), Row(shape, tokens, OURS, None, ())) for tokens in (middle, long))
+    wanted = [
+        Target(f"time / pass without reducers, {short} tokens", 1.25, time(OURS, BARE, short)),
+        Target(f"time / pass without reducers, {middle} tokens", 1.15, time(OURS, BARE, middle)),
+        Target(f"time / plain forward, {middle} tokens", 0.75, time(OURS, PLAIN, middle)),
+        Target(f"time / run_with_cache, {middle} tokens", 0.8, time(OURS, CACHE, middle)),
+        Target(f"memory / plain forward, {middle} tokens", 1.0, memory(OURS, PLAIN)),
+        Target(f"memory / run_with_cache, {middle} tokens", 1 / 25, memory(OURS, CACHE)),
+        Target(f"time at {long} / at {middle} tokens", (long / middle) ** 2, ratio(far.time, near.time)),
+        Target(f"memory at {long} / at {middle} tokens", 4.5, memory(OURS, OURS, long)),
     ]
+    if shape != "bloom":
+        wanted.insert(3, Target(f"time / fused attention, {middle} tokens", 1.25, time(OURS, FUSED, middle)))
+    return [target for target in wanted if target.measured is not None]
 
 
 def table_of(case: Case, rows: Sequence[Row]) -> Table:
     """One shape at one length; ratios are to the plain forward."""
     table = Table("", title=case.title, title_justify="left", caption_justify="left")
-    for heading in ("seconds", "(from - to)", "x plain", "memory, GB", "x plain"):
+    for heading in ("seconds", "(from - to)", "× plain", "× pass", "memory, GB", "× plain"):
         table.add_column(heading, justify="right")
-    eager = next((row for row in rows if row.contender == PLAIN), Row(case.shape.name, case.tokens, PLAIN, None, ()))
+    nothing = Row(case.shape.name, case.tokens, "", None, ())
+    eager, bare = (next((row for row in rows if row.contender == name), nothing) for name in (PLAIN, BARE))
     for row in rows:
         table.add_row(
             row.contender,
             written(row.time, 3),
             f"{min(row.seconds):.3f} - {max(row.seconds):.3f}" if row.seconds else "",
             written(ratio(row.time, eager.time), 2),
+            written(ratio(row.time, bare.time), 2),
             written(ratio(row.growth, 1e9), 3),
             written(ratio(row.growth, eager.growth), 2),
         )
@@ -156,9 +175,9 @@ def table_of(case: Case, rows: Sequence[Row]) -> Table:
     return table
 
 
-def table_of_targets(wanted: Sequence[Target]) -> Table:
+def table_of_targets(title: str, wanted: Sequence[Target]) -> Table:
     """Each target beside what was measured."""
-    table = Table("", "at most", "measured", "", title="Targets: BLOOM-560m, 2048 tokens", title_justify="left")
+    table = Table("target", "at most", "measured", "", title=f"{title}: targets", title_justify="left")
     for target in wanted:
         table.add_row(target.name, written(target.limit, 3), written(target.measured, 3), target.verdict)
     return table
@@ -173,11 +192,12 @@ def arguments() -> argparse.Namespace:
     """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048], help="lengths for all contenders")
-    parser.add_argument("--ours-to", type=int, default=8192, help="a further length for attnmech alone; 0 for none")
+    parser.add_argument("--ours-to", type=int, default=8192, help="a further length for attnmech alone, once; 0: none")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--peers", action=BooleanOptionalAction, default=True, help="those that hand out patterns, too")
     parser.add_argument("--repeats", type=int, default=3, help="rounds of the times (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads of each process (default %(default)s)")
-    parser.add_argument("--layers", type=int, help="layers in place of each shape's own, to try the script out")
+    parser.add_argument("--layers", type=int, help="layers in place of each shape's own, to take less time")
     parser.add_argument("--json", type=Path, help="file for every figure")
     return parser.parse_args()
 
@@ -190,25 +210,24 @@ def main() -> None:
     about = machine(PACKAGES)
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     rows: list[Row] = []
+    tables: list[Table] = []
+    everyone = [name for name in installed(CONTENDERS, NEEDS) if chosen.peers or name not in PEERS]
+    ours = [name for name in everyone if name in (OURS, BARE)]
     for name in chosen.shapes:
-        lengths = {tokens: list(CONTENDERS) for tokens in chosen.tokens}
+        lengths = dict.fromkeys(chosen.tokens, everyone)
         if chosen.ours_to:
-            lengths.setdefault(chosen.ours_to, [OURS])
+            lengths.setdefault(chosen.ours_to, ours)
         for tokens, contenders in lengths.items():
             case = Case(SHAPES[name], tokens, chosen.layers)
-            measured = measure(case, contenders, chosen.repeats, console)
-            console.print(table_of(case, measured))
+            measured = measure(case, contenders, 1 if contenders is ours else chosen.repeats, console)
             rows += measured
-    reached = targets(rows if chosen.layers is None else [])
-    console.print(table_of_targets(reached))
-    if chosen.json is not None:
-        figures = {
-            "machine": about,
-            "settings": {name: value for name, value in vars(chosen).items() if name != "json"},
-            "rows": [asdict(row) for row in rows],
-            "targets": [asdict(target) | {"verdict": target.verdict} for target in reached],
-        }
-        chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
+            tables.append(table_of(case, measured))
+            console.print(tables[-1])
+        if reached := targets(rows, name):
+            title = Case(SHAPES[name], 0, chosen.layers).model_title
+            tables.append(table_of_targets(title, reached))
+            console.print(tables[-1])
+    write(chosen.json, about, chosen, tables, rows=[asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ is blank without d3, jQuery and RequireJS from a CDN; `--libraries FOLDER` answe
 """
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from time import monotonic
 from typing import Any, Final
 
 import numpy as np
-from measure import alternating_times, machine
+from measure import alternating_times, machine, write
 from rich.console import Console
 from rich.table import Table
 
@@ -380,6 +379,7 @@ def main() -> None:
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     console.print(PATTERNS, highlight=False)
     rows: list[Row] = []
+    tables: list[Table] = []
     frames: dict[str, float] = {}
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -388,7 +388,8 @@ def main() -> None:
             contender.write(tiny, tokens_of(4), folder / "tiny.html")  # imports and caches are not timed
         for shape in chosen.shapes:
             found = rows_of(shape, folder, chosen.repeats, chosen.libraries)
-            console.print(table_of(shape, found))
+            tables.append(table_of(shape, found))
+            console.print(tables[-1])
             rows += found
             if shape == list(SHAPES)[-1]:
                 frames = median_frames(folder / "attnmech-model_view.html")
@@ -396,11 +397,9 @@ def main() -> None:
         slowest = max(frames.values())
         shown = ", ".join(f"{name} {value:.1f} ms" for name, value in frames.items())
         verdict = "reached" if slowest <= FRAME_TARGET else "MISSED"
-        console.print(f"median frame of {OURS}: {shown} (target {FRAME_TARGET:g} ms: {verdict})", highlight=False)
-    if chosen.json is not None:
-        settings = {name: str(value) for name, value in vars(chosen).items() if name != "json"}
-        figures = {"machine": about, "settings": settings, "rows": [asdict(row) for row in rows], "frames": frames}
-        chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
+        tables[-1].caption = f"median frame of {OURS}: {shown} (target {FRAME_TARGET:g} ms: {verdict})"
+        console.print(tables[-1].caption, highlight=False)
+    write(chosen.json, about, chosen, tables, rows=[asdict(row) for row in rows], frames=frames)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ an empty page that scrolls. On an idle machine, with Debian's Chromium; the deco
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any, Final
 
-from measure import in_own_process, machine
+from measure import in_own_process, machine, write
 from rich.console import Console
 from rich.table import Table
 from views import FRAMES, opened
@@ -191,11 +190,9 @@ def main() -> None:
         for wait in measured(Path(name), chosen.repeats):
             waits.append(wait)
             status.update(f"{wait.name}: measured")
-    console.print(table_of(waits))
-    if chosen.json is not None:
-        figures = [asdict(wait) | {"verdict": wait.verdict} for wait in waits]
-        settings = {"repeats": chosen.repeats, "threads": chosen.threads}
-        chosen.json.write_text(json.dumps({"machine": about, "settings": settings, "waits": figures}, indent=1) + "\n")
+    table = table_of(waits)
+    console.print(table)
+    write(chosen.json, about, chosen, [table], waits=[asdict(wait) | {"verdict": wait.verdict} for wait in waits])
 
 
 if __name__ == "__main__":

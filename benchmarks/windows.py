@@ -1,7 +1,7 @@
 """What focus takes on long texts of a model with windows and global tokens, beside rows that hold hidden keys, too.
 
     pip install -c constraints.txt .
-    python benchmarks/windows.py
+    python benchmarks/windows.py --json benchmarks/results/windows.json
 
 Peak memory over what the process held before, each figure in a process of its own; times in turns, on an idle machine.
 Needs 4 GB of free memory and about 10 minutes on two cores.
@@ -10,10 +10,11 @@ Needs 4 GB of free memory and about 10 minutes on two cores.
 import argparse
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Final
 
-from measure import alternating_times, in_own_process, memory_growth
+from measure import alternating_times, in_own_process, machine, memory_growth, write
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +58,9 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--json", type=Path, help="file for the table")
+    chosen = parser.parse_args()
+    rounds, about = chosen.rounds, machine(("attnmech", "torch", "numba", "transformers"))
     table = Table(title=f"Focus, 4 layers × 8 heads of Longformer, {GLOBAL} global tokens")
     for column in ("tokens", "window", "rows hold", "MB", "seconds"):
         table.add_column(column)
@@ -68,6 +71,7 @@ def main() -> None:
             held = "visible keys" if gathered else "all keys"
             table.add_row(f"{length:,}", str(window), held, f"{growth / 1e6:.0f}", f"{time:.1f}")
     Console().print(table)
+    write(chosen.json, about, chosen, [table])
 
 
 if __name__ == "__main__":

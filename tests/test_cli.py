@@ -1,6 +1,8 @@
 """The command line: what it prints, what it writes, and what it says of a mistake."""
 
 import importlib
+import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import models
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 
 import attnmech as am
 from attnmech import cli
@@ -233,7 +236,7 @@ def test_the_journal_stays_until_table_and_page_stand(
         assert sorted(tmp_path.iterdir()) == [corpus, journal]
         with monkeypatch.context() as patched:
             patched.setattr(engine.Texts, "after", counted(engine.Texts, "after"))
-            patched.setattr(stream._Streaming, "_reduced", counted(stream._Streaming, "_reduced"))
+            patched.setattr(stream.Streaming, "_reduced", counted(stream.Streaming, "_reduced"))
             assert run(patched, *arguments) == 0
         # A sweep compares its first changes with the journal; the sinks of null are no part of it.
         assert measured == {"focus": [], "ablate": ["after"], "null": ["_reduced", "after"]}[command]
@@ -250,7 +253,7 @@ from attnmech import cli
 from attnmech.runs import engine, stream
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ready, command = Path(sys.argv[1]), sys.argv[2]
-owner, name = (stream._Streaming, "_reduced") if command == "focus" else (engine.Texts, "after")
+owner, name = (stream.Streaming, "_reduced") if command == "focus" else (engine.Texts, "after")
 real, calls = getattr(owner, name), []
 def waiting(self, *arguments):
     calls.append(1)
@@ -427,3 +430,53 @@ def test_embed_writes_a_table_and_a_page(
     assert "Joint embedding of the queries and keys" in out.with_suffix(".html").read_text("utf-8")
     assert run(monkeypatch, "embed", "--layers", "0;2", "--out", str(tmp_path / "other.csv")) == 2
     assert "--layers takes whole numbers between commas, such as 0,5,11; got 0;2." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "focus", "drift", "heads", "embed", "ablate", "null", "check"])
+def test_help_has_two_examples_that_the_command_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    examples = [line.strip() for line in capsys.readouterr().out.splitlines() if f"attnmech {command} " in line]
+    examples = [line for line in examples if line.startswith("attnmech")]
+    assert len(examples) == 2
+    click = typer.main.get_command(cli.app).commands[command]
+    for example in examples:
+        click.make_context(command, shlex.split(example)[2:])  # raises for an option that it does not take
+
+
+def test_a_table_says_what_it_leaves_out_and_in_which_units(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "effects.csv"
+    arguments = ["ablate", "--text", "Anna sang of shells.", "--out", str(out), "--overwrite", "--rows"]
+    assert run(monkeypatch, *arguments, "3") == 0
+    printed = capsys.readouterr().out
+    assert "(nats of loss)" in printed and "… 29 more (--rows 32)" in printed and "No intervals: 1 text" in printed
+    found = pd.read_csv(out)
+    largest = found.loc[found.effect.abs().nlargest(3).index]
+    shown = [line.split("│")[1:4] for line in printed.splitlines() if line.startswith("│")]
+    assert [(int(layer), int(head)) for layer, head, _ in shown] == list(
+        zip(largest.layer, largest["head"], strict=True)
+    )
+    assert [float(effect.replace("−", "-")) for *_, effect in shown] == pytest.approx(largest.effect.tolist(), rel=5e-3)
+
+    assert run(monkeypatch, *arguments, "2", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["table"]["left_out"] == 30 and told["table"]["units"]["effect"] == "nats of loss"
+    assert [row["effect"] for row in told["table"]["rows"]] == pytest.approx(largest.effect.tolist()[:2])
+    assert told["files"] == [str(out), str(out.with_suffix(".html"))]
+
+
+def test_check_and_report_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "check", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] and len(told["table"]["rows"]) == len(models.demo().certificate.checks)
+    assert {each["point"] for each in told["points"]} == set(models.demo().points)
+    out = tmp_path / "page.html"
+    assert run(monkeypatch, "report", "--text", "Anna sang.", "--out", str(out), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "opens offline" in told["notes"][-1] and told["files"] == [str(out)]
+    assert [row["layer"] for row in told["table"]["rows"]] == [0, 1, 2, 3]

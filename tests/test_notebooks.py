@@ -1,55 +1,19 @@
 """The notebooks run from top to bottom, are stored without outputs, and an exported one opens without a network."""
 
-import os
-import sys
-from functools import cache
+import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import nbformat
 import pytest
 from browser import opening
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
 from nbconvert import HTMLExporter
+from notebooks import NOTEBOOKS, executed, stored
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
-SECONDS_A_CELL = 300
 
 WITH_AN_AMD_LOADER = "<head><script>window.define = Object.assign(() => {}, { amd: {} });</script>"
 """What nbconvert's pages have online: scripts that see such a loader do not name themselves globally."""
-
-
-class ThisInterpreter(AsyncKernelManager):
-    """Starts kernels of the interpreter that runs the tests, whatever kernels the machine knows."""
-
-    @property
-    def kernel_spec(self) -> KernelSpec:
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return KernelSpec(argv=command, display_name="Python 3", language="python")
-
-
-@cache
-def executed(name: str) -> Any:
-    """The notebook with its outputs, run in a folder of its own."""
-    notebook = stored(name)
-    with TemporaryDirectory() as folder:
-        environment = {**os.environ, "IPYTHONDIR": folder, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        client = NotebookClient(
-            notebook,
-            km=ThisInterpreter(),
-            timeout=SECONDS_A_CELL,
-            resources={"metadata": {"path": folder}},
-        )
-        client.execute(env=environment)
-    return notebook
-
-
-def stored(name: str) -> Any:
-    return nbformat.read(next(path for path in NOTEBOOKS if path.stem == name), as_version=4)
 
 
 def outputs(notebook: Any) -> list[Any]:
@@ -77,6 +41,15 @@ def test_a_notebook_is_stored_without_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_its_figures_are_numbered_in_order(name: str) -> None:
+    captions = re.findall(
+        r"^\*\*Figures? ([\d to and]+)\.\*\*", "\n".join(each.source for each in stored(name).cells), re.M
+    )
+    ends = [[int(number) for number in re.findall(r"\d+", each)] for each in captions]
+    assert [first for first, *_ in ends] == [1, *(last + 1 for *_, last in ends[:-1])]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_without_complaint(name: str) -> None:
     found = outputs(executed(name))
     assert [output.text for output in found if output.get("name") == "stderr"] == []
@@ -91,7 +64,7 @@ def test_a_notebook_runs_without_complaint(name: str) -> None:
     [
         ("quickstart", ["circuitsvis", "plotly"], 7, "<head>"),
         ("quickstart", ["circuitsvis", "plotly"], 7, WITH_AN_AMD_LOADER),
-        ("attention_focus", ["plotly"], 12, "<head>"),
+        ("attention_focus", ["circuitsvis", "plotly"], 13, "<head>"),
         ("ablation", ["plotly"], 4, "<head>"),
         ("attention_encodings", ["plotly"], 9, "<head>"),
         ("attentionviz_images", ["plotly"], 5, "<head>"),

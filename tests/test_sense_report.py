@@ -3,11 +3,14 @@
 import json
 import re
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import senses
 import torch
+from browser import opening
 
 import attnmech as am
 from attnmech.draw.wording import IMAGE, SOUND, TEXT
@@ -32,6 +35,14 @@ def test_nothing_is_called_text_or_token(name: str) -> None:
     assert not re.findall(r"[^.]{0,40}\b(?:texts?|tokens?)\b[^.]{0,40}", said)
     wanted = ("image", "patch") if name in senses.IMAGES else ("recording", "frame")
     assert all(word in said for word in wanted)
+
+
+@pytest.mark.browser
+def test_what_views_say_is_said_of_patches(chromium: Any, tmp_path: Path) -> None:
+    with opening(chromium, page("vit"), tmp_path / "vit.html", height=16_000, ready="html[data-whole]") as opened:
+        said = " ".join(opened.locator("section:not(.table)").all_inner_texts())
+    assert not re.findall(r"[^.]{0,40}\btokens?\b[^.]{0,40}", said)
+    assert "hide the first position" in said and "query patches look" in said
 
 
 @pytest.mark.parametrize("name", ["vit", "dinov2_registers", "wav2vec2", "ast", "whisper_encoder"])

@@ -8,13 +8,35 @@ declare const attnmech: Attnmech;
 declare const Plotly: {
   react(place: Element | string, data: object[], layout: object, options: object): Promise<unknown>;
   toImage(place: Element, options: object): Promise<string>;
+  newPlot(place: Element, data: object[], layout: object, options: object): Promise<PlotlyLaidOut>;
+  Snapshot: { toSVG(place: Element, format: "svg", scale: number): string };
 };
+
+/** A figure's element once it is drawn, with the axes of its subplots. */
+type PlotlyLaidOut = Element & { _fullLayout: { _plots: Record<string, { xaxis: PlotlyAxis; yaxis: PlotlyAxis }> } };
+type PlotlyAxis = { _id: string; c2p(value: number): number };
 
 declare const CircuitsVis: { render(id: string, component: unknown, props: object): void; [component: string]: unknown };
 
 interface Window {
   attnmech: Attnmech;
   Plotly?: typeof Plotly;
+  /** Draws a figure for a file (figure_files.js). */
+  attnmechSvg(given: FigureForFile): Promise<{ svg: string; height: number }>;
+  /** Prepares a view for a file (view_files.js). */
+  attnmechFit(most: number | null): Promise<number>;
+}
+
+interface FigureForFile {
+  figure: { data: object[]; layout: { height: number } };
+  title: string;
+  /** In pixels of the screen, as all lengths. */
+  width: number;
+  /** null for the figure's own, up to `most`. */
+  height: number | null;
+  most: number;
+  size: number;
+  family: string;
 }
 
 interface Attnmech {

@@ -1,17 +1,19 @@
-"""Layers × heads as a map of signed effects."""
+"""Layers × heads as a map of any number: effects, shares, scores."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from attnmech.arguments import listed, string
 from attnmech.draw.figure import Figure
 from attnmech.draw.patterns import as_array
-from attnmech.draw.style import FIGURE_STYLE
-from attnmech.draw.text import signed, token_labels
+from attnmech.draw.style import FIGURE_STYLE, NEUTRAL, SCORE_COLOURS
+from attnmech.draw.text import signed as with_sign
+from attnmech.draw.text import token_labels
 from attnmech.errors import InputError
 
 SIGNED_COLOURS: Final = ["#8c5109", "#cf9a4f", "#e3e3e3", "#6f9cc1", "#1f4a73"]
@@ -22,37 +24,59 @@ PALE: Final = 0.3
 
 
 def effect_map(
-    effect: NDArray[np.floating],
-    low: NDArray[np.floating],
-    high: NDArray[np.floating],
+    effect: Any,
+    low: Any = None,
+    high: Any = None,
     *,
-    layers: Sequence[int],
-    label: str,
+    layers: Sequence[int] | None = None,
+    label: str = "",
+    title: str = "",
     columns: str = "head",
     tokens: Sequence[str] = (),
     clear: NDArray[np.bool_] | None = None,
+    signed: bool | None = None,
 ) -> go.Figure:
-    """One cell per head, coloured by its effect, on a scale centred on zero; grey where none was measured.
+    """Layers × heads, one cell per head, coloured by any number; a cross where there is none (NaN).
 
-    `effect`, `low`, `high` are `[layer head]`; intervals that are NaN are not shown in the hover. `clear` says which
-    effects are distinguishable from 0 among all of them; the others are pale. `tokens` label the columns if these are
-    positions.
+    >>> figure = effect_map([[0.1, 0.9], [float("nan"), 0.3]], label="share of rows")
+    >>> figure.layout.coloraxis.cmin, figure.data[-1].name
+    (0.0, 'not measured')
+
+    Args:
+        effect: [layer head], of numpy, torch, or lists; a table with a row per layer and a column per head, or one with
+            the columns `layer` and `head` and one of numbers, such as `focus.to_frame()[["layer", "head", "entropy"]]`.
+        low: the lower end of each number's interval, shown when a cell is hovered over; NaN where there is none.
+        high: the upper end.
+        layers: the labels of the layers; by default from 0 on, or the table's.
+        label: what the numbers are, and their unit, beside the colours.
+        title: a line above the map.
+        columns: what the columns are, if not heads.
+        tokens: labels of the columns if these are positions.
+        clear: which numbers are distinguishable from 0 among all of them; the others are pale.
+        signed: whether colours are centred on zero, two hues for above and below, or rise from zero in one hue; by
+            default, centred if a number is below zero.
+
+    Returns:
+        The figure; `customdata` of a cell is [layer, column].
+
+    Raises:
+        InputError: for anything that is not [layer head], or without a label for each layer.
+
     """
-    effect, low, high = (as_array(each, np.float64) for each in (effect, low, high))
-    rows = listed("layers", layers, "a list of ints")
+    effect, rows = _by_layer(effect, layers)
+    low, high = (np.full(effect.shape, np.nan) if end is None else as_array(end, np.float64) for end in (low, high))
     if effect.ndim != 2 or low.shape != effect.shape or high.shape != effect.shape or len(rows) != len(effect):
         raise InputError(
             f"`effect`, `low` and `high` must be [layer {columns}] of {len(rows)} layers; got the shapes "
             f"{effect.shape}, {low.shape} and {high.shape}."
         )
     string("label", label)
-    known = np.abs(effect[np.isfinite(effect)])
-    reach = float(known.max()) if known.size and known.max() > 0 else 1.0
+    string("title", title)
     names = token_labels(tokens) if tokens else [str(column) for column in range(effect.shape[1])]
     told = np.full(effect.shape, "") if clear is None else np.where(clear, "<br>clear", "<br>not clear")
     hover = [
         [_hover(_place(layer, columns, name), *values) for name, *values in zip(names, *row, strict=True)]
-        for layer, row in zip(layers, zip(effect, low, high, told, strict=True), strict=True)
+        for layer, row in zip(rows, zip(effect, low, high, told, strict=True), strict=True)
     ]
     shown = np.ones(effect.shape, dtype=bool) if clear is None else clear
     figure = Figure()
@@ -60,24 +84,80 @@ def effect_map(
         figure.add_heatmap(
             z=np.where(some, effect, np.nan),
             x=list(range(effect.shape[1])),
-            y=[str(layer) for layer in layers],
+            y=[str(layer) for layer in rows],
             coloraxis="coloraxis",
             opacity=opacity,
             text=hover,
             hovertemplate="%{text}<extra></extra>",
             hoverongaps=clear is None,
-            customdata=[[[layer, column] for column in range(effect.shape[1])] for layer in layers],
+            customdata=[[[layer, column] for column in range(effect.shape[1])] for layer in rows],
             xgap=1,
             ygap=1,
         )
+    _cross_out(figure, effect, rows)
     bar = {"title": {"text": label, "side": "right"}, "thickness": 12}
-    scale = {"cmin": -reach, "cmax": reach, "colorscale": SIGNED_COLOURS, "colorbar": bar}
-    figure.update_layout(template=FIGURE_STYLE, height=max(240, 110 + 24 * len(layers)), coloraxis=scale)
+    scale = _colours(effect, signed) | {"colorbar": bar}
+    figure.update_layout(template=FIGURE_STYLE, height=max(240, 110 + 24 * len(rows)), coloraxis=scale)
+    if title:
+        heading = {
+            "text": title,
+            "font": {"size": 13},
+            "x": 0,
+            "xref": "paper",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 10},
+        }
+        figure.update_layout(title=heading, margin_t=36)
     figure.update_xaxes(title=columns, dtick=1 if effect.shape[1] <= 32 else None, showgrid=False)
     if tokens:
         figure.update_xaxes(tickvals=list(range(len(names))), ticktext=names)
     figure.update_yaxes(title="layer", autorange="reversed", type="category", showgrid=False)
     return figure
+
+
+def _by_layer(effect: Any, layers: Sequence[int] | None) -> tuple[NDArray[np.float64], list[Any]]:
+    """The numbers as an array, and the labels of its rows."""
+    if isinstance(effect, pd.DataFrame):
+        if {"layer", "head"} <= set(effect.columns):
+            values = [name for name in effect.columns if name not in ("layer", "head")]
+            if len(values) != 1:
+                raise InputError(
+                    "a table with the columns layer and head must have one more, the numbers to show; got "
+                    f"{', '.join(map(str, values)) or 'none'}. Take one: frame[['layer', 'head', 'entropy']]."
+                )
+            if effect.duplicated(["layer", "head"]).any():
+                raise InputError("a table must have one row for each layer and head; got some of them twice.")
+            effect = effect.pivot(index="layer", columns="head", values=values[0])
+        layers = list(effect.index) if layers is None else layers
+        effect = effect.to_numpy()
+    found = as_array(effect, np.float64)
+    return found, list(range(len(found) if found.ndim else 0)) if layers is None else listed(
+        "layers", layers, "a list of ints"
+    )
+
+
+def _cross_out(figure: go.Figure, effect: NDArray[np.float64], rows: Sequence[Any]) -> None:
+    """A cross in each cell without a number."""
+    missing = np.argwhere(~np.isfinite(effect))
+    if len(missing):
+        figure.add_scatter(
+            x=missing[:, 1].tolist(),
+            y=[str(rows[row]) for row in missing[:, 0]],
+            mode="markers",
+            marker={"symbol": "x-thin", "size": 7, "line": {"color": NEUTRAL, "width": 1}},
+            name="not measured",
+            showlegend=False,
+            hoverinfo="skip",
+        )
+
+
+def _colours(effect: NDArray[np.float64], signed: bool | None) -> dict[str, Any]:
+    """The scale of colours and its ends."""
+    known = effect[np.isfinite(effect)]
+    reach = float(np.abs(known).max()) if known.size and np.abs(known).max() > 0 else 1.0
+    below = bool((known < 0).any()) if signed is None else signed
+    return {"cmin": -reach if below else 0.0, "cmax": reach, "colorscale": SIGNED_COLOURS if below else SCORE_COLOURS}
 
 
 def _place(layer: int, columns: str, name: str) -> str:
@@ -87,7 +167,7 @@ def _place(layer: int, columns: str, name: str) -> str:
 def _hover(place: str, effect: float, low: float, high: float, clear: str) -> str:
     if not np.isfinite(effect):
         return f"{place}<br>not measured"
-    found = f"{place}<br>{signed(effect, '.4g')}"
+    found = f"{place}<br>{with_sign(effect, '.4g')}"
     if not (np.isfinite(low) and np.isfinite(high)):
         return found
-    return f"{found}<br>95 %: {signed(low, '.3g')} to {signed(high, '.3g')}{clear}"
+    return f"{found}<br>95 %: {with_sign(low, '.3g')} to {with_sign(high, '.3g')}{clear}"

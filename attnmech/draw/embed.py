@@ -7,10 +7,10 @@ runs again, it carries them again. A page carries each script once.
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from uuid import uuid4
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -18,9 +18,11 @@ from markupsafe import Markup
 
 from attnmech.arguments import string
 from attnmech.draw import scripts
+from attnmech.draw.figure_files import save_figure
 from attnmech.draw.scripts import Script
 from attnmech.draw.templates import rendered
 from attnmech.draw.text import html_text, json_for_script
+from attnmech.draw.view_files import save_view
 from attnmech.errors import InputError, OutputError
 from attnmech.files import path_of, writing
 
@@ -43,6 +45,8 @@ class View:
     """The scripts that it needs besides attnmech's own."""
     finding: str = ""
     """The one sentence that its numbers support, where it does not depend on what is chosen in the view."""
+    model: str = ""
+    """The model that its numbers are of, for the title of a saved figure."""
 
     def __post_init__(self) -> None:
         string("title", self.title)
@@ -84,6 +88,52 @@ class View:
         with writing(target) as draft:
             draft.write_text(html, encoding="utf-8")
         return target
+
+    def save_figure(self, path: str | Path, *, size: str = "column", title: str | None = None) -> Path:
+        """Writes the view for a paper or a slide: as SVG, PDF or PNG, by the path's suffix, without its controls.
+
+        >>> acts.show("pattern", layer=2, head=6).save_figure("L2H6.pdf")      # doctest: +SKIP
+
+        Args:
+            path: a file that ends with .pdf, .png or .svg; an existing file is replaced.
+            size: "column", "double" or "slide", as in `attnmech.draw.save_figure`.
+            title: the line above it; by default the view's title with the model, the layer and the head.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: for another size.
+            OutputError: for another suffix, a path that is not writable, and where there is no browser; an SVG needs
+                poppler's `pdftocairo`, too.
+
+        """
+        named = self._full_title if title is None else title
+        if self.kind == "plotly":
+            drawn = {name: self.data[name] for name in ("data", "layout")}
+            return save_figure(go.Figure(drawn), path, size=size, title=named)
+        return save_view(self.element("view"), self.start("view"), self.scripts, path, size=size, title=named)
+
+    @property
+    def _full_title(self) -> str:
+        """The title with the model, and with the layer and the head that are shown first."""
+        chosen = self.data.get("chosen", {})
+        place = [
+            f"{name} {self.data['layers'][chosen[name]] if name == 'layer' else chosen[name]}"
+            for name in ("layer", "head")
+            if name in chosen and f"{name} " not in self.title
+        ]
+        shown = ", ".join(place)
+        named = (
+            f"{self.title}, {shown}"
+            if shown and "layer " in self.title
+            else " · ".join(filter(None, (self.title, shown)))
+        )
+        return f"{named} · {self.model}" if self.model else named
+
+    def of_model(self, model: str) -> Self:
+        """The same view, which says in saved figures of which model its numbers are."""
+        return replace(self, model=model)
 
     def _repr_html_(self) -> str:
         finding = f'<p class="attnmech-finding">{html_text(self.finding)}</p>' if self.finding else ""

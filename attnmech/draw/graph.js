@@ -81,7 +81,7 @@
 
     const selectors = headSelectors(data, chosen);
     const mode = selector("Edges of", MODES, state.mode, (index) => set({ mode: index }));
-    const first = checkbox("hide the first token", false, (ticked) => set({ hideFirst: ticked }));
+    const first = checkbox(inWords("hide the first token"), false, (ticked) => set({ hideFirst: ticked }));
     const bounds = { min: Math.min(LEAST_THRESHOLD, state.threshold), max: 1, step: "any", value: state.threshold };
     const threshold = slider("Threshold", { ...bounds, words: percent }, (value) => {
       state.threshold = value;
@@ -203,7 +203,7 @@
 
     function ofWhole() {
       const whole = `${counting(found, "edge")} of at least ${percent(state.threshold)}, carrying ${percent(share)} of the ${data.words.whole}`;
-      return found > MOST_EDGES ? `${whole}; too many to draw: raise the threshold, or point at a token` : whole;
+      return found > MOST_EDGES ? inWords(`${whole}; too many to draw: raise the threshold, or point at a token`) : whole;
     }
 
     function listOf(at) {

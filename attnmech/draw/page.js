@@ -344,7 +344,7 @@ function shadeTokens(query) {
     if (mark) Object.assign(chip.dataset, { mark, sign: marks[mark] });
     else for (const name of ["mark", "sign"]) delete chip.dataset[name];
     chip.style.setProperty("--depth", String(Math.sqrt(weights[key]))); // the root keeps small ones visible
-    chip.title = `token ${key}: ${words.whole} ${percent(weights[key])}`;
+    chip.title = `${chip.parentElement?.dataset.token ?? "token"} ${key}: ${words.whole} ${percent(weights[key])}`;
   });
   chips.forEach((chip, position) => {
     chip.setAttribute("aria-pressed", String(position === state.query));

@@ -238,8 +238,22 @@ def score_shares(
         legend=triangle.layout.legend.to_plotly_json() | {"title": {"text": f"the key of rank {rank} is"}},
         legend2=bars.layout.legend.to_plotly_json() | _LEGEND_ABOVE | {"x": 0.58},
         margin={"t": 60},
+        meta={"narrow": _SHARES_ONE_BELOW_THE_OTHER},
     )
     return figure
+
+
+_SHARES_ONE_BELOW_THE_OTHER: Final = {
+    "height": 600,
+    "ternary.domain": {"x": [0.15, 0.85], "y": [0.63, 0.93]},
+    "xaxis.domain": [0, 1],
+    "yaxis.domain": [0, 0.5],
+    "legend2.x": 0,
+    "legend2.y": -0.22,
+    "legend2.yref": "paper",
+    "legend2.yanchor": "top",
+}
+"""Figure 2 in the column of a paper."""
 
 
 def share_triangle(

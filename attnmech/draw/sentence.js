@@ -34,7 +34,7 @@
 
     const selectors = headSelectors(data, chosen);
     const mode = selector("Lines of", MODES, state.mode, (index) => setOption({ mode: index }));
-    const first = checkbox("hide the first token", state.hideFirst, (ticked) => setOption({ hideFirst: ticked }));
+    const first = checkbox(inWords("hide the first token"), state.hideFirst, (ticked) => setOption({ hideFirst: ticked }));
     const others = checkbox("hide special tokens", state.hideSpecial, (ticked) => setOption({ hideSpecial: ticked }));
     const steps = { min: 0, max: LEAST.length - 1, step: 1, value: LEAST.indexOf(state.least) };
     const least = slider("Least weight shown", { ...steps, words: (at) => percent(LEAST[at]) }, (at) => {
@@ -57,7 +57,8 @@
     const buttons = { query: queries.map(tokenButton), key: keys.map(tokenButton) };
     const canvas = make("canvas", { "aria-hidden": "true" });
     const middle = make("div", { className: "attnmech-sentence-lines" }, canvas);
-    const [looks, seen] = [make("span", { text: "query tokens look …" }), make("span", { text: "… at key tokens" })];
+    const looks = make("span", { text: inWords("query tokens look …") });
+    const seen = make("span", { text: inWords("… at key tokens") });
     const heading = make("div", { className: "attnmech-sentence-heading" }, looks, seen);
     const box = make("div", { className: "attnmech-sentence-box", style: `--row: ${ROW}px`, onscroll: scrolled });
     box.append(heading, side("query"), middle, side("key"));

@@ -50,7 +50,7 @@ def ablate_set(
         per_position: whether means are taken position by position.
         later: "recompute" for the total effect, "frozen" for the direct one.
         seed: draws the donors of "resample".
-        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`.
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
     Returns:
         One row per set, in the metric's unit, with intervals over texts.

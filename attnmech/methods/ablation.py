@@ -33,35 +33,50 @@ def ablate_heads(
 ) -> HeadEffects:
     """How much a metric changes when each head is ablated alone.
 
+    effect = metric after − metric before, text by text; then the mean over texts.
+
     >>> import attnmech as am
     >>> effects = am.ablate_heads(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."])
     >>> effects.effect.shape                 # metric after minus before, mean over texts
     torch.Size([4, 8])
 
-    `method` says what replaces the head's z: 0 ("zero"); its mean over the texts in `reference` (or what `am.mean_z`
-    returned for them), pooled over their tokens or `per_position` ("mean"); or its z on another of the inputs, or on
-    one of the texts in `reference`, drawn by `seed` ("resample"; each text is then averaged over `draws` donors, and
-    `HeadEffects.draw_spread` says how much their choice matters). An `am.Intervention` in all heads, such as
-    `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`, is a template that is applied to
-    each head alone.
+    Args:
+        model: the model.
+        inputs: texts, or token ids; an iterator of them is read once and kept.
+        heads: a list of (layer, head), or "all".
+        method: what replaces the head's z: 0 ("zero"); its mean over `reference` ("mean"); or its z on another of the
+            inputs, or on one of the texts in `reference` ("resample"). Or an `am.Intervention` in all heads, such as
+            `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`: a template that is
+            applied to each head alone.
+        metric: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
+            "logit_difference" and "accuracy" at the last token, of `answers` (one token per text, or one for all)
+            `against` another; "log_probability" of answers of one token or several, with which the texts must end: the
+            sum over an answer's tokens of ln p, each given all before it; or a function `(logits, batch) -> [text]`.
+        layers: the layers of the heads, where `heads` is "all"; by default all.
+        reference: the texts over which means are taken, or what `am.mean_z` returned for them; for "resample", the
+            donors.
+        per_position: whether means are taken position by position, rather than pooled over tokens.
+        later: "recompute" gives the total effect, "frozen" the direct one: what all other heads and MLPs write, in this
+            layer and in later ones, is held at its clean value, so that only what the head itself writes is missing
+            from the last stream (norms are recomputed). Total minus direct is the effect through later layers.
+        shifts: whether to measure also how far the patterns of all heads move (`HeadEffects.shift`).
+        draws: for "resample", over how many donors each text is averaged; `HeadEffects.draw_spread` says how much their
+            choice matters.
+        seed: draws the donors of "resample".
+        options: what all sweeps share. `answers` and `against`: see `metric`. `bos`: whether each text begins with the
+            tokenizer's first token. `memory`: how many GB the sweep may use on top of the model. `journal`, a path: if
+            interrupted, the same call resumes from what the file holds; it is removed at the end. `partial`: Ctrl-C
+            returns what is done (`HeadEffects.complete` is then False) instead of raising `KeyboardInterrupt`.
+            `progress`: a bar on stderr. `engine=am.Ray(...)` has worker processes measure.
 
-    `metric`: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
-    "logit_difference" and "accuracy" at the last token, of `answers` (one token per text, or one for all) `against`
-    another; "log_probability" of answers of one token or several, with which the texts must end: the sum over an
-    answer's tokens of ln p, each given all before it; or a function `(logits, batch) -> [text]`.
+    Returns:
+        Effects `[layer head]` in the metric's unit, with intervals over texts (from five texts on).
 
-    `later="recompute"` gives the total effect. `later="frozen"` gives the direct effect: what all other heads and MLPs
-    write, in this layer and in later ones, is held at its clean value, so that only what the head itself writes is
-    missing from the last stream (norms are recomputed). Total minus direct is the effect through later layers.
-    `shifts=True` also measures how far the patterns of all heads move (`HeadEffects.shift`).
+    Raises:
+        InputError: for invalid heads, metrics, answers or references.
+        JournalError: for the journal of another sweep (or if the code of the metric or of a hook has changed), or of
+            one that another process is running.
 
-    All sweeps share `options`: answers, against, bos, memory, journal, partial and progress (`SweepOptions`). `memory`
-    is how many GB the sweep may use on top of the model. With `journal`, a path, `ablate_heads` resumes if
-    interrupted: the same call continues from what the file holds, and removes it at the end. Ctrl-C raises
-    `KeyboardInterrupt`; with `partial` it returns what is done (`HeadEffects.complete` is then False).
-
-    Raises `InputError` for invalid heads, metrics, answers or references, `JournalError` for the journal of another
-    sweep (or if the code of the metric or of a hook has changed) or of one that another process is running.
     Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample).
     """
     require_model(model)

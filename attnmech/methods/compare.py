@@ -67,6 +67,10 @@ def compare(
         match: whether a permutation of heads is undone.
         options: for the method.
 
+    Returns:
+        Differences b − a `[layer head]` of every column of the method's table, with intervals over texts, and which
+        head of b is which of a.
+
     Raises:
         InputError: for models of different shapes, prompts of different lengths, and methods whose results cannot be
             subtracted.
@@ -213,7 +217,7 @@ class Comparison(PagedResult):
         known = bool(self.low[number].isfinite().any())
         return effect_map(
             value, low, high, layers=self.layers, label=f"{name.replace('_', ' ')}: b − a",
-            clear=(low > 0) | (high < 0) if known else None,
+            clear=(low > 0) | (high < 0) if known else None, signed=True,
         )  # fmt: skip
 
     @property

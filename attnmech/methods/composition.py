@@ -43,6 +43,9 @@ def composition(model: HookedModel, *, fold_norm: bool = True) -> "Composition":
         fold_norm: whether the weight γ of the norm before attention is part of W_Q, W_K and W_V of the later head. The
             norm's scale by token is not.
 
+    Returns:
+        Scores `[layer head layer head]`, the earlier head first, between 0 and 1, with their baseline.
+
     Raises:
         InputError: for models with several stacks, and where keys or values are expanded from latents.
 

@@ -34,6 +34,7 @@ from ..runs.set_effects import Discovery, Measuring, Removal
 from ..runs.shapes import FEWEST, HeadSet, Shape, same_shape
 from ..runs.sweep import sweep
 from ..runs.tasks import Task, TaskLike, by_group, require_apart, task_of
+from ..runs.workers import Workers
 
 ALPHA: Final = 0.05
 """A p-value up to this confirms."""
@@ -70,6 +71,7 @@ def confirm_heads(
     bos: bool | None = None,
     memory: float = 1.0,
     journal: str | Path | None = None,
+    engine: str | Workers = "local",
     progress: bool = False,
 ) -> "HeadClaim":
     """Whether removing these heads together hurts this task more than removing other heads does.
@@ -112,6 +114,7 @@ def confirm_heads(
         bos: whether each text begins with the tokenizer's first token.
         memory: how many GB a step may use on top of the model.
         journal: a file that keeps what is measured; if interrupted, the same call resumes, and removes it at the end.
+        engine: "local", or `am.Ray(...)` to have worker processes measure.
         progress: whether to show a progress bar.
 
     Returns:
@@ -133,7 +136,7 @@ def confirm_heads(
         raise InputError(f'`reference` is for method="mean"; got it with method={shown(method)}.')
     if method == "mean" and reference is None:
         reference = iter(finding.inputs)
-    measuring = Measuring(Removal.of(model, method, reference, seed, bos), memory, progress)
+    measuring = Measuring(Removal.of(model, method, reference, seed, bos), memory, progress, engine)
     chosen = _chosen(model, heads, Discovery(measuring, finding))
     stack = model.output_stack
     shape = same_shape(chosen, stack.layers, stack.n_heads, sets, seed)
@@ -212,7 +215,7 @@ def _general(
         texts = [texts]
     swept = sweep(
         removal.model, texts, removal.changes(texts, shape.sets), "loss", bos=removal.bos, memory=measuring.memory,
-        journal=journal, progress=measuring.progress, noted={"method": removal.name},
+        journal=journal, progress=measuring.progress, engine=measuring.engine, noted={"method": removal.name},
     )  # fmt: skip
     return swept.after - swept.before
 

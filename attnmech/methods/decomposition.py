@@ -64,9 +64,7 @@ def decompose_scores(
     score_ij = query_key + key_bias + query_bias + constant + position + mask, and in DeBERTa content_to_position and
     position_to_content (equations in `attnmech.maths.scores`). The terms come from `attn_in`, the weights, and the
     model's own position tensors; none is a remainder. Their sum is compared with the scores that the model actually
-    used, over every visible pair of real tokens. If they differ by more than the rounding of that cell's sum explains
-    (`attnmech.maths.scores.score_rounding`), `ExactnessError` is raised and nothing is returned. `CertificateError` is
-    raised for a model whose certificate does not prove `attn_in` and `scores`.
+    used, over every visible pair of real tokens.
 
     >>> import attnmech as am
     >>> split = am.decompose_scores(am.load(), "Anna sang of shells.")
@@ -74,14 +72,30 @@ def decompose_scores(
     torch.Size([1, 4, 8, 1, 6])
     >>> split.contrast(query=5, key_a=2, key_b=0).explain(layer=1, head=3)     # doctest: +SKIP
 
-    `centre` splits queries and keys at reference means instead of at their biases, so that a model without biases, or
-    one that rotates, has all four terms: at "mean", those of each text itself (over its tokens less the first and
-    special ones; rough under 64 of them); at "position", those of the other texts at each position (50 of them at
-    least); or at fixed ones, `am.mean_qk(model, corpus)`, out of which a text that is among them is taken first.
-    `stack` chooses the attention in a model with several: "encoder", "decoder" or "cross".
-    `fold_norm` counts the shift β of the norm before attention as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
-    The result keeps each layer's queries and keys, and one tensor of visible keys for all layers with the same mask;
-    terms are computed on demand.
+    Args:
+        model: the model.
+        inputs: one text or several.
+        layers: by default all.
+        bos: whether each text begins with the tokenizer's first token.
+        centre: splits queries and keys at reference means instead of at their biases, so that a model without biases,
+            or one that rotates, has all four terms: at "mean", those of each text itself (over its tokens less the
+            first and special ones; rough under 64 of them); at "position", those of the other texts at each position
+            (50 of them at least); or at fixed ones, `am.mean_qk(model, corpus)`, out of which a text that is among them
+            is taken first.
+        fold_norm: whether the shift β of the norm before attention counts as bias: q = W_Q(γ⊙n) + (W_Qβ + b_Q).
+        stack: the attention in a model with several: "encoder", "decoder" or "cross".
+
+    Returns:
+        The terms, in units of the softmax's input, and their residual by head. It keeps each layer's queries and keys,
+        and one tensor of visible keys for all layers with the same mask; terms are computed on demand.
+
+    Raises:
+        ExactnessError: if the sum differs from the scores by more than the rounding of that cell's sum explains
+            (`attnmech.maths.scores.score_rounding`); nothing is returned then.
+        CertificateError: for a model whose certificate does not prove `attn_in` and `scores`.
+        InputError: for invalid inputs and layers, and for texts that a reference cannot serve.
+
+    Source: "Attention Focus Plots" (the terms); Song & Zhong 2023, arXiv 2310.04861 (means by position).
     """
     require_model(model)
     flag("fold_norm", fold_norm)
@@ -427,6 +441,9 @@ class ScoreDecomposition(Result):
             f"Hooks were active ({edits}). The attention shown is the softmax of these scores; where a hook changed "
             "the pattern, the model used a different one.",
         )
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        return {"layer": self.layers[0], "head": 0, **super()._figure_place(*figure, **options)}
 
     def plot(
         self,

@@ -46,10 +46,8 @@ def decompose_by_source(
     at the scales of this run, those of queries and keys (qk-norm) included; in post-norm models each writer goes
     through every norm that comes after it.
 
-    `cells` are pairs (query, key), the same for all texts and heads; by default, the highest key of each row. For each
-    cell the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores that the
-    model used; if they differ by more than the rounding of that sum explains, `ExactnessError` is raised.
-    `UnsupportedModelError` is raised for a model whose stream has writers that no point captures.
+    For each cell the sum over all pairs is compared with the query_key of the ledger, and the ledger with the scores
+    that the model used.
 
     >>> import attnmech as am
     >>> why = am.decompose_by_source(am.load(), "Anna sang of shells.", layers=[2])
@@ -57,7 +55,22 @@ def decompose_by_source(
     torch.Size([23, 23])
     >>> print(why.explain(layer=2, head=6, query=4))     # doctest: +SKIP
 
-    The result keeps what each writer adds to each cell's query and key; the matrix of pairs is computed on demand.
+    Args:
+        model: the model.
+        inputs: one text or several.
+        cells: pairs (query, key), the same for all texts and heads; by default, the highest key of each row.
+        layers: by default all.
+        heads: a list of (layer, head), or "all".
+        bos: whether each text begins with the tokenizer's first token.
+
+    Returns:
+        What each writer adds to each cell's query and key; the matrix of pairs, in units of the score, is computed on
+        demand.
+
+    Raises:
+        ExactnessError: if the sum differs from the score by more than the rounding of that sum explains.
+        UnsupportedModelError: for a model whose stream has writers that no point captures.
+        InputError: for invalid cells, layers or heads.
     """
     require_model(model)
     stack = _stack_of(model)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pandas as pd
@@ -82,6 +82,9 @@ def attention_flow(
             "logit_difference" with `answers` and `against`, or a function `(logits, batch) -> [1]`.
         answers: for "logit_difference", the right token.
         against: the token that it is compared with.
+
+    Returns:
+        One map [query key] per layer and, for "norm" and "gradient", per head.
 
     Raises:
         InputError: for several texts, an unknown kind, `layers` with rollout, a metric without gradient or with another
@@ -299,7 +302,10 @@ class AttentionFlow(PagedResult):
             sums_to_one=False,
             measure=_MEASURES[self.kind],
             title=f"{_TITLES[self.kind]}, rows divided by their sums",
-        )
+        ).of_model(self.provenance.model)
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        return {"layer": self.layers[-1], **super()._figure_place(*figure, **options)}
 
     def plot(self, *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Queries × keys of one layer, by default the last; with `head`, of one head. Returned, not shown."""

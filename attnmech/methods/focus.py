@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import option
-from ..draw.focus import rank_lines_of
+from ..draw.focus import LABELS, rank_lines_of
 from ..draw.focus_sections import focus_sections
 from ..draw.numbers import FOCUS_NUMBERS, FocusNumbers
 from ..draw.section import Section
@@ -53,10 +53,27 @@ def attention_focus(
     shares of such rows whose highest key is the token itself, the first, the one before, or another; rows whose two
     highest keys are equal count only as `tied_top`. Each statistic is defined on its own rows, the categories overlap
     (the previous token of row 1 is the first), and row 0, which has no choice in a causal model, is left out: see
-    `AttentionFocus.where`. `last_mass` is the mass on the last `last` keys: the token itself and those just before it.
+    `AttentionFocus.where`.
 
-    One forward pass; no [query key] array of the whole text is made. For an iterator of texts (a corpus) only sums
-    are kept; `truncate`, `shard`, `journal` and `progress` are those of `am.stream`.
+    One forward pass; no [query key] array of the whole text is made.
+
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        last: how many keys `last_mass` is the mass on: the token itself and those just before it.
+        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
+
+    Returns:
+        Statistics `[layer head]`, with intervals over texts: shares of rows and of probability, entropy in nats,
+        distance in tokens.
+
+    Raises:
+        InputError: for invalid inputs, layers or stacks, and what `am.stream` raises.
+
+    Source: "Attention Focus Plots", figures 4 to 6; sink rate: Gu et al. 2024.
     """
     result: AttentionFocus
     (result,) = stream(model, inputs, [FocusReducer(last)], layers=layers, stack=stack, bos=bos, **corpus)
@@ -245,15 +262,19 @@ class AttentionFocus(RowMeans):
     def plot(self, figure: str = "first_focus", *, layer: int | None = None, head: int | None = None) -> "go.Figure":
         """Figure 4 (`self_focus`), 5 (`first_focus`) or 6 (`concentration`); returned, not shown.
 
-        `layer` and `head` ring that head's point. For a difference: its statistic as a map of layers × heads.
+        Or any statistic, such as "previous_top" or "entropy", as a map of layers × heads, which is also how a
+        difference shows the three. `layer` and `head` ring or frame that head.
         """
-        option("figure", figure, FIGURES)
+        option("figure", figure, dict.fromkeys((*FIGURES, *STATISTICS)))
         if self._crosses and figure == "self_focus":
             raise InputError('in cross-attention no key is the token itself; use "first_focus" or "concentration".')
-        if self.parts is not None:
-            return self._difference_map(FIGURES[figure])
+        if self.parts is not None or figure not in FIGURES:
+            return self._statistic_map(FIGURES.get(figure, figure), layer, head)
         chosen = None if layer is None or head is None else (layer, head)
         return rank_lines_of(self.numbers(), FIGURES[figure], chosen)
+
+    def _label(self, statistic: str) -> str:
+        return LABELS[statistic]
 
     def numbers(self) -> "FocusNumbers":
         """The numbers of figures 4 to 6, as arrays for drawing."""

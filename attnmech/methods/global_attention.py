@@ -41,14 +41,26 @@ def global_attention(
 
     On the row of a local token i, `global_mass` is Σ p_ij over the global tokens j, `window_mass` over all other keys;
     they add up to 1. `uniform_global_mass` is what global tokens would get if i attended uniformly to the keys that it
-    sees. On rows of global tokens, `among_global` is Σ p_ij over global tokens.
+    sees. On rows of global tokens, `among_global` is Σ p_ij over global tokens. All rows count, also the first of each
+    text: see `GlobalAttention.where`.
 
-    Which tokens are global is part of the input (`global_attention_mask`: 1 at global tokens, 0 elsewhere). For texts
-    it is what transformers does in a model of this class: the first token for sequence classification, else none. All
-    rows count, also the first of each text: see `GlobalAttention.where`.
+    One forward pass, with memory in proportion to the window.
 
-    One forward pass, with memory in proportion to the window; `truncate`, `shard`, `journal` and `progress` are those
-    of `am.stream`. Raises `InputError` for a model without global tokens.
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus). Which tokens are global is part of them
+            (`global_attention_mask`: 1 at global tokens, 0 elsewhere). For texts it is what transformers does in a
+            model of this class: the first token for sequence classification, else none.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        Shares of attention `[layer head]`, with intervals over texts.
+
+    Raises:
+        InputError: for a model without global tokens.
     """
     require_model(model)
     result: GlobalAttention
@@ -149,9 +161,11 @@ class GlobalAttention(RowMeans):
         return self.mean("among_global")
 
     def plot(self, figure: str = "global_mass") -> "go.Figure":
-        """Layers × heads, coloured by `global_mass` or `window_mass`; returned, not shown."""
-        option("figure", figure, FIGURES)
-        return self._difference_map(figure) if self.parts is not None else self._map(figure, FIGURES[figure])
+        """Layers × heads, coloured by `global_mass`, `window_mass` or another of the masses; returned, not shown."""
+        return self._statistic_map(option("figure", figure, MASSES))
+
+    def _label(self, statistic: str) -> str:
+        return FIGURES.get(statistic) or super()._label(statistic)
 
     def _sections(self) -> "Sequence[Section]":
         if self.parts is not None:

@@ -82,7 +82,7 @@ def head_types(
         stack: "encoder" or "decoder" in a model with several.
         bos: whether each text begins with the tokenizer's first token.
         seed: of the random tokens.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
 
     Returns:
         Scores, baselines and claims of every head: `to_frame` lists the claims, `by_head` the heads, `plot` maps them.

@@ -218,17 +218,26 @@ def head_importance(
     >>> found.score.shape                    # an estimate of am.ablate_heads(...).effect
     torch.Size([4, 8])
 
-    `method`: "michel", "zero" or "mean", as in `HeadImportance`; "mean" needs `reference`, the texts over which the
-    mean is taken (or what `am.mean_z` returned for them), pooled over their tokens or `per_position`. `metric` is as
-    in `am.ablate_heads`, or a function `(logits, batch) -> [text]`; but "accuracy" has no gradient, and the gradient
-    of "kl" is 0 where nothing is changed.
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        method: "michel", "zero" or "mean", as in `HeadImportance`.
+        metric: as in `am.ablate_heads`, or a function `(logits, batch) -> [text]`; but "accuracy" has no gradient, and
+            the gradient of "kl" is 0 where nothing is changed.
+        layers: by default all.
+        reference: for "mean", the texts over which the mean is taken, or what `am.mean_z` returned for them.
+        per_position: whether means are taken position by position, rather than pooled over tokens.
+        sweep: the result of `am.ablate_heads` on the same model, inputs and metric, with which the estimate is
+            compared: `.rank_correlation`.
+        options: answers, against, bos, memory and progress, as in `am.ablate_heads`. `memory` is roughly how many GB a
+            pass may use on top of the model; a text that needs more runs alone.
 
-    `sweep`, the result of `am.ablate_heads` on the same model, inputs and metric, is compared with the estimate:
-    `.rank_correlation`.
+    Returns:
+        Scores `[layer head]` in the metric's unit, with intervals over texts.
 
-    `memory` is roughly how many GB a pass may use on top of the model; a text that needs more runs alone.
+    Raises:
+        InputError: for invalid methods, metrics, answers and references, and for a sweep of something else.
 
-    Raises `InputError` for invalid methods, metrics, answers and references, and for a sweep of something else.
     Source: Michel et al. 2019, eq. 2; for "zero" and "mean", Molchanov et al. 2017 and Nanda 2023 (attribution).
     """
     require_model(model)

@@ -67,40 +67,57 @@ def null_attention(
     (torch.Size([4, 8]), torch.Size([4]))
 
     In GPT-2, 57 % of attention goes to the first token, which Vig & Belinkov (2019) read as "null attention": the
-    head found nothing to look for. Here that claim is tested, head by head. The sink (`target`) is the first token of
-    each text ("first"), the key that receives most from the other rows of the text, head by head ("most_attended"), or
-    all special tokens of the tokenizer together ("special").
+    head found nothing to look for. Here that claim is tested, head by head.
 
     Four interventions are measured on every head: "remove" hides the sink and recomputes the softmax (a row that
     sees nothing else, such as row 0 of a causal model, then attends to nothing), "zero_value" sets the sink's value to
     0, "mean_value" sets it to the head's mean value over the other tokens of the inputs, or of `reference`, and
-    "only_sink" sets the values of all other keys to 0. Effects are `metric` after minus before, with `answers`,
-    `against`, `memory`, `journal`, `partial` and `progress` as in `am.ablate_heads`.
+    "only_sink" sets the values of all other keys to 0. Effects are `metric` after minus before.
 
-    A head is "not attending" if its sink mass is below `least_mass` (ε = 0.3 of Gu et al. 2024). Otherwise its value
-    ratio says whether it writes (`least_ratio` or more), and the effect of zero_value whether that matters: it does not
-    if the whole interval of the effect lies within ±`delta` (nats, for the loss), and does if it lies outside.
-    "resting" writes little and it does not matter, "active" writes and it matters, "unused" writes and it does not
-    matter, "subtle" writes little and it matters; "undecided" is a head whose interval crosses a bound. The intervals
-    hold for all heads together (95 %, `HeadEffects.simultaneous`), so that verdicts are not chance finds among many
-    heads; there are none under five texts, and useful ones take some tens.
+    A head is "not attending" if its sink mass is below `least_mass`. Otherwise its value ratio says whether it writes
+    (`least_ratio` or more), and the effect of zero_value whether that matters: it does not if the whole interval of the
+    effect lies within ±`delta`, and does if it lies outside. "resting" writes little and it does not matter, "active"
+    writes and it matters, "unused" writes and it does not matter, "subtle" writes little and it matters; "undecided" is
+    a head whose interval crosses a bound. The intervals hold for all heads together (95 %, `HeadEffects.simultaneous`),
+    so that verdicts are not chance finds among many heads; there are none under five texts, and useful ones take some
+    tens.
 
-    Raises `InputError` for invalid heads, targets, bounds, metrics and answers, and `JournalError` for the journal of
-    another sweep.
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        target: the sink: the first token of each text ("first"), the key that receives most from the other rows of the
+            text, head by head ("most_attended"), or all special tokens of the tokenizer together ("special").
+        heads: a list of (layer, head), or "all".
+        layers: the layers of the heads, where `heads` is "all"; by default all.
+        delta: the largest effect that does not matter, in the metric's unit (nats, for the loss).
+        least_mass: the least sink mass of a head that attends to the sink (ε = 0.3 of Gu et al. 2024).
+        least_ratio: the least value ratio of a head that writes.
+        metric: as in `am.ablate_heads`.
+        reference: the texts over which "mean_value" takes its mean; by default the inputs.
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
+
+    Returns:
+        Sink mass, value ratio, four effects and a verdict for each head, with intervals over texts.
+
+    Raises:
+        InputError: for invalid heads, targets, bounds, metrics and answers.
+        JournalError: for the journal of another sweep.
+
+    Source: Vig & Belinkov 2019; Gu et al. 2024.
     """
     require_model(model)
     require_known(options, SweepOptions)
-    bos = options.get("bos")
+    bos, engine = options.get("bos"), options.get("engine", "local")
     delta = finite_number("delta", delta, above=0.0)
     least_mass = finite_number("least_mass", least_mass, above=0.0)
     least_ratio = finite_number("least_ratio", least_ratio, above=0.0)
     inputs, chosen = reread(inputs), model.check_heads(heads, layers)
     touched = sorted({layer for layer, _ in chosen})
     label = model.output_stack.label
-    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos)
+    sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos, engine=engine)
     others = sinks
     if reference is not None:
-        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos)
+        others = sinks_of(model, reference, target, layers=touched, stack=label or None, bos=bos, engine=engine)
     if others.mean_value.isnan().any():
         raise InputError("the texts must have tokens other than the sink; these have none.")
     means = {

@@ -193,16 +193,32 @@ def ablate_pairs(
 ) -> PairEffects:
     """How much a metric changes when two heads are ablated together, and how much for each alone.
 
+    interaction = effect of both − effect of one − effect of the other.
+
     >>> import attnmech as am
     >>> found = am.ablate_pairs(am.load(), ["Anna sang of shells.", "Tom lost his old anchor."], [((0, 1), (2, 3))])
     >>> found.interaction.shape
     torch.Size([1])
 
-    `pairs` is a list of pairs of heads, ((layer, head), (layer, head)), or "all" for every pair of `heads`, a list of
-    (layer, head) or "all": n heads make n (n − 1) / 2 pairs. All else is as in `am.ablate_heads`; single
-    heads and pairs go through one sweep, and a head in several pairs is measured once.
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        pairs: a list of pairs of heads, ((layer, head), (layer, head)), or "all" for every pair of `heads`.
+        method: "zero", "mean" or "resample", as in `am.ablate_heads`.
+        metric: as in `am.ablate_heads`.
+        heads: for pairs="all", a list of (layer, head) or "all": n heads make n (n − 1) / 2 pairs.
+        reference: as in `am.ablate_heads`.
+        per_position: as in `am.ablate_heads`.
+        seed: draws the donors of "resample".
+        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`.
 
-    Raises `InputError` for invalid pairs, and what `am.ablate_heads` raises.
+    Returns:
+        One row per pair, in the metric's unit, with intervals over texts. Single heads and pairs go through one sweep,
+        and a head in several pairs is measured once.
+
+    Raises:
+        InputError: for invalid pairs, and what `am.ablate_heads` raises.
+        JournalError: for the journal of another sweep.
     """
     require_model(model)
     require_known(options, SweepOptions)

@@ -212,16 +212,28 @@ def patch(
       attention and MLP, or as it leaves, or what its attention or its MLP adds, at one position; gives
       `[layer position]`, for `positions` or all. All prompts must then have the same length.
 
-    Positions below 0 count from the end of each prompt: -1, or positions="last", is its last token.
+    Args:
+        model: the model.
+        clean: prompts, or token ids.
+        corrupted: as many prompts, each with as many tokens as its partner.
+        at: the point that is patched, as above.
+        heads: a list of (layer, head), or "all".
+        layers: by default all.
+        positions: by default all; those below 0 count from the end of each prompt: -1, or "last", is its last token.
+        metric: as in `am.ablate_heads`. "loss" has no share, since the runs have different next tokens; "kl" has no
+            meaning here.
+        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. `answers` and
+            `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
 
-    `.effect` is the metric after minus before, `.recovered` that change as a share of the gap between the two runs.
-    `answers` and `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.
-    metric="loss" has no share, since the runs have different next tokens; "kl" has no meaning here.
+    Returns:
+        `.effect`, the metric after minus before, and `.recovered`, that change as a share of the gap between the two
+        runs.
 
-    `memory`, `journal`, `partial` and `progress` are as in `am.ablate_heads`.
+    Raises:
+        InputError: for prompts that do not pair up, and for invalid points, heads, positions and metrics.
+        JournalError: for the journal of another sweep.
 
-    Raises `InputError` for prompts that do not pair up, and for invalid points, heads, positions and metrics;
-    `JournalError` for the journal of another sweep. Source: Meng et al. 2022; Wang et al. 2023.
+    Source: Meng et al. 2022; Wang et al. 2023.
     """
     require_model(model)
     require_known(options, SweepOptions)

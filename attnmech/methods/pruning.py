@@ -176,15 +176,33 @@ def prune_heads(
     (3, torch.Size([3, 1]))
 
     Each step tries every remaining head together with those already ablated, and ablates the one with the best mean
-    metric; so N heads take N(N + 1)/2 measurements, and fewer with `steps`. The baseline is `random` orders drawn by
-    `seed` (0 for none).
+    metric; so N heads take N(N + 1)/2 measurements, and fewer with `steps`.
 
-    Whether higher is better follows from the metric's name; for a function, give `higher_is_better`. All other options
-    are those of `am.ablate_heads`. With `journal`, a path, `prune_heads` resumes if interrupted (a second file, ending
-    in ".step", holds the step under way). Ctrl-C raises `KeyboardInterrupt`; with `partial` it returns the steps done
-    (`PruningCurve.complete` is then False).
+    Args:
+        model: the model.
+        inputs: texts, or token ids.
+        heads: a list of (layer, head), or "all".
+        steps: how many heads to ablate; by default all.
+        method: "zero", "mean" or "resample", as in `am.ablate_heads`.
+        metric: as in `am.ablate_heads`.
+        higher_is_better: for a metric that is a function; of the others the name says it.
+        layers: the layers of the heads, where `heads` is "all"; by default all.
+        random: how many random orders the curve is compared with; 0 for none.
+        reference: as in `am.ablate_heads`.
+        per_position: as in `am.ablate_heads`.
+        seed: draws the random orders, and the donors of "resample".
+        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. With `journal`,
+            a second file, ending in ".step", holds the step under way; with `partial`, Ctrl-C returns the steps done
+            (`PruningCurve.complete` is then False).
 
-    Raises `InputError` for invalid steps and draws, and what `am.ablate_heads` raises.
+    Returns:
+        The order, and the metric after each step, text by text.
+
+    Raises:
+        InputError: for invalid steps and draws, and what `am.ablate_heads` raises.
+        JournalError: for the journal of another run.
+
+    Source: Michel et al. 2019.
     """
     require_model(model)
     require_known(options, SweepOptions)
@@ -200,8 +218,11 @@ def prune_heads(
     )  # fmt: skip
     noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}
 
+    acting = {head: ablations.of_head(head) for head in chosen}
+
     def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, partial: bool = False) -> Swept:
-        acts: list[tuple[Intervention, ...]] = [tuple(map(ablations.of_head, each)) for each in changes]
+        # The same objects in every change, so that a sweep runs what changes share once.
+        acts: list[tuple[Intervention, ...]] = [tuple(acting[head] for head in each) for each in changes]
         own = options | {"journal": file, "partial": partial, "progress": False}
         return sweep(model, inputs, acts, metric, noted=noted, **own)
 

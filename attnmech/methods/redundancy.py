@@ -240,6 +240,10 @@ class Redundancy(Summed):
         ]
         return heads_in_plane(points.numpy(), places, told, share)
 
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        within = {"layer": self._fewest} if "within" in (*figure, options.get("figure")) else {}
+        return {**within, **super()._figure_place(*figure, **options)}
+
     @property
     def _title(self) -> str:
         return f"Redundant heads of {self.provenance.model}"

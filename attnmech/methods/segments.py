@@ -86,7 +86,7 @@ def segment_attention(
         first: whether attention to the first token of a text counts. Heads that rest there give it to the first
             segment; with False it is left out of M and of the baseline, and rows sum to less.
         gap: how many segments later a segment must stand to count for kurtosis; 4 in Thought Anchors.
-        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+        corpus: `truncate`, `shard`, `journal`, `progress` and `engine`, as in `am.stream`.
 
     Returns:
         Cells, baselines and receiver scores of texts run together; means by distance in segments, with intervals.
@@ -411,6 +411,13 @@ class SegmentAttention(Summed):
             values = (self.mass if figure == "mass" else self.per_token)(text)[row, place]
         return segment_map(values.numpy(), names, kind=figure, title=f"L{self.layers[row]}H{place}")
 
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        named = (*figure, options.get("figure"))
+        if not {"mass", "excess", "per_token"} & set(named):
+            return super()._figure_place(*figure, **options)
+        row, place = self._shown(options.get("layer"), options.get("head"), options.get("text", 0))
+        return {"layer": self.layers[row], "head": place}
+
     def show(self, *, view: str = "sentence", layer: int | None = None, head: int = 0, text: int = 0) -> View:
         """Lines between segments ("sentence") or small maps of all heads ("model"), for a notebook or a page.
 
@@ -426,7 +433,7 @@ class SegmentAttention(Summed):
             head=index_of("head", head, self.state["mass"].shape[1]),
             sums_to_one=False,
             title=f"Attention between {self._things}",
-        )
+        ).of_model(self.provenance.model)
 
     @property
     def lead(self) -> str:

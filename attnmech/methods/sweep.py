@@ -54,7 +54,7 @@ def sweep(
             mapping from names to entries. Without a name, an entry is called what it does.
         metric: as in `am.ablate_heads`.
         later: as in `am.ablate_heads`; "frozen" is for interventions in heads.
-        options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`.
+        options: answers, against, bos, memory, journal, engine, partial and progress, as in `am.ablate_heads`.
 
     Returns:
         One row per entry, in order, in the metric's unit, with intervals over texts. A row of attention that removed

@@ -34,6 +34,9 @@ _ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom']
 
 FIGURES: Final = ("magnitude", "orientation", "orientation_by_magnitude", "magnitude_by_position")
 
+_MAPS: Final = set(STATISTICS) - set(FIGURES)
+"""The statistics that are shown as a map of layers × heads."""
+
 
 def residual_updates(
     model: HookedModel,
@@ -58,14 +61,29 @@ def residual_updates(
     and stream (Gemma 2), its scale at row i is frozen and part of u, so that Σ_h u + the bias's share is `attn_out` in
     every model. Row 0, where a causal head has no choice, is left out of means: see `ResidualUpdates.where`.
 
-    With `answers`, one token per text (its text or id), `.logits` is what each head adds to that token's logit at the
-    text's last token, or to its difference from the token in `against`; the final norm's scale is frozen. If the
-    model soft-caps its logits (Gemma 2), these are pre-cap logits: see `ResidualUpdates.logit_unit`. Raises
-    `InputError`, with the reason, if the logits are not one norm and one matrix applied to the last stream (BERT),
-    and `CertificateError` if the certificate found that they are not.
+    One forward pass.
 
-    One forward pass. For an iterator of texts (a corpus) only sums are kept; `truncate`, `shard`, `journal` and
-    `progress` are those of `am.stream`.
+    Args:
+        model: the model.
+        inputs: texts, or an iterator of texts (a corpus), of which only sums are kept.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        answers: one token per text (its text or id): `.logits` is then what each head adds to that token's logit at the
+            text's last token; the final norm's scale is frozen. If the model soft-caps its logits (Gemma 2), these are
+            pre-cap logits: see `ResidualUpdates.logit_unit`.
+        against: another token per text: `.logits` is then what each head adds to the difference.
+        corpus: `truncate`, `shard`, `journal` and `progress`, as in `am.stream`.
+
+    Returns:
+        ‖u‖ / ‖x‖ and cos(u, x) `[layer head]`, with intervals over texts; with `answers`, logits by head and text.
+
+    Raises:
+        InputError: with `answers`, if the logits are not one norm and one matrix applied to the last stream (BERT),
+            with the reason.
+        CertificateError: with `answers`, if the certificate found that they are not.
+
+    Source: "Attention Focus Plots", figures 7 to 10.
     """
     require_model(model)
     result: ResidualUpdates
@@ -225,12 +243,15 @@ class ResidualUpdates(_Updates):
 
         For one layer (the first if `layer` is None) and one text; `side="target"` shows what the value of the most
         attended key would write. Returned, not shown; `head` highlights that head. For a difference, figures 7 and 8
-        are maps of layers × heads, and the others are those of its two `parts`.
+        are maps of layers × heads, and the others are those of its two `parts`. Or a statistic that is no figure, such
+        as "along" or "magnitude_at_first", as a map of layers × heads.
         """
+        if figure in _MAPS:
+            return self._statistic_map(figure, layer, head)
         if self.parts is not None:
             return self._difference_figure(figure, side)
         option("side", side, ("query", "target"))
-        option("figure", figure, FIGURES)
+        option("figure", figure, (*FIGURES, *sorted(_MAPS)))
         place = 0 if layer is None else self._place_of(layer)
         view = self.numbers(sequence)
         magnitude, orientation = view.magnitude_of(side)[place], view.orientation_of(side)[place]
@@ -242,6 +263,10 @@ class ResidualUpdates(_Updates):
         if figure == "orientation_by_magnitude":
             return draw.orientation_by_magnitude(magnitude, orientation, attended, view.tokens, side=side, head=head)
         return draw.magnitude_by_position(magnitude, attended, view.tokens, side=side, head=head)
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        first = {} if self.parts is not None or {*figure, options.get("figure")} & _MAPS else {"layer": self.layers[0]}
+        return {**first, **super()._figure_place(*figure, **options)}
 
     def _place_of(self, layer: object) -> int:
         return self.layers.index(member("layer", layer, self.layers, "the layers measured"))

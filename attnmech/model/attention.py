@@ -60,9 +60,12 @@ def attend(
     eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
     rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
     whole rows: those after the last visible one, and all of them where observers bear it (`RowBlock.keys`). `weights`
-    is given each block of the pattern, after edits, and the number of keys.
+    is given each block of the pattern, after edits, and the number of keys. In a pass that begins after this attention
+    (`Part.z`), nothing of it is computed.
     """
     in_force, layer = site.in_force, site.layer
+    if (given := in_force.given_z(layer)) is not None:
+        return _visit_z(site, given)
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
     dtype, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
@@ -89,11 +92,7 @@ def attend(
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        if whole:
-            scores = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
-            scores = in_force.visit(site.point("scores"), layer, scores, owned=True)
-        else:
-            _hide(scores, mask, rows, at)
+        scores = _masked_and_visited(scores, mask, rows, site) if whole else _hide(scores, mask, rows, at)
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
@@ -118,23 +117,34 @@ def attend(
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
-    return _visit_z(site, torch.cat(blocks, dim=1))
+    return _visit_z(site, torch.cat(blocks, dim=1), keep=weights is None)
 
 
-def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, at: Tensor | None) -> None:
+def _masked_and_visited(
+    scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, site: "Site"
+) -> Float[Tensor, "batch head row key"]:
+    """Whole rows of scores, hidden keys included, after what acts on them."""
+    hidden = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
+    return site.in_force.visit(site.point("scores"), site.layer, hidden, owned=True)
+
+
+def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, at: Tensor | None) -> Tensor:
     """Puts the lowest finite number, in place, where the mask hides a key; `at` are the positions of gathered keys."""
     lowest = torch.finfo(scores.dtype).min
     if at is not None:
         scores.masked_fill_(~mask.visible_at(rows, at), lowest)
     elif span := mask.span(rows):
         scores[..., span.start :].masked_fill_(~mask.visible(rows)[..., span.start : span.stop], lowest)
+    return scores
 
 
-def _visit_z(site: "Site", weighted: Tensor) -> Tensor:
-    """z; with a gate, it is made only where W_O reads it."""
+def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
+    """z, kept for passes that begin after it; with a gate, it is made only where W_O reads it."""
     if site.gated:
         site.in_force.note(ungated=weighted)
         return weighted
+    if keep:
+        site.in_force.keep_z(site.layer, weighted)
     z = site.in_force.visit(site.point("z"), site.layer, weighted)
     site.in_force.hold_z(site.stack, site.layer, z)
     return z

@@ -49,8 +49,18 @@ _LOOKED_AT: Final = 24
 def certify(model: HookedModel) -> Certificate:
     """Proves, on a few probe tokens, that the points of a model mean what their names say.
 
+    >>> import attnmech as am
+    >>> am.certify(am.load()).ok
+    True
+
     Runs at load; run it again after changing weights, which also renews `model.certificate`, or inside `model.hooks`
     to see what an edit breaks. Never raises for a faulty model: the certificate lists the faults.
+
+    Args:
+        model: the model.
+
+    Returns:
+        Every check with its residual, and the points that are refused, each with the reason.
     """
     require_model(model)
     return certify_with(Passes(model))

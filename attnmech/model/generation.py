@@ -56,7 +56,7 @@ class Generated(Batch):
             found[name, layer] = torch.cat([pad(row, (0, width - row.shape[-1]), value=hidden) for row in rows], dim=2)
         if not found:
             raise InputError(f"the steps hold no {point!r}; give generate points=[{point!r}].")
-        return Activations(self.steps[-1].batch, found)
+        return Activations(self.steps[-1].batch, found, model=self.steps[-1].model)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Continuing:
 
 def _without_logits(acts: Activations) -> Activations:
     values = {key: value for key, value in acts.values.items() if key != ("logits", None)}
-    return Activations(acts.batch, values, unchecked=acts.unchecked)
+    return Activations(acts.batch, values, unchecked=acts.unchecked, model=acts.model)
 
 
 def ends_of(tokenizer: Any, config: Any) -> frozenset[int]:

@@ -5,8 +5,9 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,7 @@ from ..arguments import listed, optional_flag, shown, whole_number
 from ..batch import Batch
 from ..errors import CertificateError, InputError, index_of
 from ..interventions import HEAD_POINTS, Head, Heads, Intervention, checked_heads
+from ..lens_names import about
 from ..points import PointKey, PointName
 from ..results import Provenance
 from .applied import Applied, check_values
@@ -72,6 +74,8 @@ class HookedModel:
 
     certificate: "Certificate"
     """What `certify` last proved about this model, at load or since."""
+    files: str | None = None
+    """The hub name, folder or file that it was loaded from, "" for the demo model; None if it was an object."""
 
     def __init__(
         self,
@@ -178,17 +182,29 @@ class HookedModel:
     ) -> Activations:
         """Runs one forward pass and returns the requested points; nothing else is kept.
 
-        `points` are names ("pattern": every layer, or those in `layers`), pairs ("pattern", 3), or TransformerLens's
-        names. Without points: only the logits (for a model without a head, the last `resid_post`). With
-        `gradients_of`, a function of the logits (and, if it takes two arguments, of the `Batch`) that returns one
-        number or one per sequence, `.gradients` holds the derivative of their sum with respect to every requested
-        point.
+        >>> acts = model.run("Anna sang of shells.", points=["q", ("pattern", 3)])          # doctest: +SKIP
 
         Values are as the model used them: after all active edits. They have the model's dtype and device.
 
-        Raises `InputError` for invalid inputs, layers or names and for more than 4 GiB of values (reduce those with
-        `am.stream`), `MissingPointError` for a point that this model lacks, and `CertificateError` for one whose
-        meaning could not be proven.
+        Args:
+            inputs: a text, a list of texts (a batch), token ids, or a mapping of model inputs.
+            points: names ("pattern": every layer, or those in `layers`), pairs ("pattern", 3), or TransformerLens's
+                names. Without points: only the logits (for a model without a head, the last `resid_post`).
+                `model.points` lists them.
+            layers: the layers of points named without one; by default all.
+            bos: whether each text begins with the tokenizer's first token; by default as at load.
+            gradients_of: a function of the logits (and, if it takes two arguments, of the `Batch`) that returns one
+                number or one per sequence; `.gradients` then holds the derivative of their sum with respect to every
+                requested point.
+
+        Returns:
+            The points: `acts["pattern", 3]` is `[batch head query key]`.
+
+        Raises:
+            InputError: for invalid inputs, layers or names, and for more than 4 GiB of values (reduce those with
+                `am.stream`).
+            MissingPointError: for a point that this model lacks.
+            CertificateError: for a point whose meaning could not be proven.
         """
         batch = self.encode(inputs, bos=bos)
         known = 'a name or a list of names, such as ["q", ("pattern", 3)]'
@@ -202,16 +218,30 @@ class HookedModel:
             with torch.no_grad():
                 self._passes.run(wanted)
             norms = captured_norms(self.stacks, wanted.values)
-            return Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms)
-        return run_with_gradients(self._passes, batch, keys, gradients_of)
+            return Activations(batch, wanted.values, unchecked=wanted.skipped, value_norms=norms, model=self.name)
+        found = run_with_gradients(self._passes, batch, keys, gradients_of)
+        return replace(found, model=self.name)
 
     @contextmanager
     def hooks(self, edits: Mapping[PointName, Edit]) -> Iterator["HookedModel"]:
         """Edits the values at points within the `with` block, however it ends.
 
-        Each function takes the value at its point and returns one of the same shape, or None to keep it (in-place
-        changes count). A name without a layer means every layer. Blocks nest; edits of the same point apply in the
-        order in which they were added.
+        >>> with model.hooks({("pattern", 3): lambda pattern: pattern * 0}):     # doctest: +SKIP
+        ...     model.run("The keys are here.")
+
+        Blocks nest; edits of the same point apply in the order in which they were added.
+
+        Args:
+            edits: functions by point. Each takes the value at its point and returns one of the same shape, or None to
+                keep it (in-place changes count). A name without a layer means every layer.
+
+        Yields:
+            The model itself.
+
+        Raises:
+            InputError: for anything but a mapping from points to functions.
+            MissingPointError: for a point that this model lacks.
+            CertificateError: for a point whose meaning could not be proven.
         """
         if not isinstance(edits, Mapping):
             raise InputError(f'hooks must map points to functions, as in {{("pattern", 3): f}}; got {shown(edits)}.')
@@ -219,6 +249,11 @@ class HookedModel:
         for name, edit in edits.items():
             if not callable(edit):
                 raise InputError(f"the hook at {name!r} must be a function of the value; got {edit!r}.")
+            if not _takes_one(edit):
+                raise InputError(
+                    f"the hook at {name!r} must take the value alone, f(value) -> value; got {edit!r} with the "
+                    f"signature {inspect.signature(edit)}. TransformerLens's hooks take (value, hook): drop `hook`."
+                )
             resolved += [(key, edit) for key in self.points.resolve([name], None, self.refused)]
         with self._in_force.editing(resolved):
             yield self
@@ -235,10 +270,18 @@ class HookedModel:
         come after them, except at `v`: interventions change what single heads read after the hook, and `v` itself,
         which heads may share, stays as it is.
 
-        Raises `InputError` for layers and heads that the model does not have, and for interventions without meaning
-        there, and `MissingPointError` and `CertificateError` for a point that the model lacks or that could not be
-        proven; in a run, `InputError` for a term that the scores do not have, and for keys, positions or values that
-        belong to other texts.
+        Args:
+            interventions: what to change.
+
+        Yields:
+            The model itself.
+
+        Raises:
+            InputError: for layers and heads that the model does not have, and for interventions without meaning there;
+                in a run, for a term that the scores do not have, and for keys, positions or values that belong to other
+                texts.
+            MissingPointError: for a point that the model lacks.
+            CertificateError: for a point that could not be proven.
         """
         acts = [self.applied(each) for each in interventions]
         self.check_means(interventions)
@@ -278,21 +321,29 @@ class HookedModel:
         >>> said = model.generate("The keys to the old chest", 5)       # doctest: +SKIP
         >>> model.run(said, points=["pattern"]), "".join(said.tokens[0])   # doctest: +SKIP
 
-        Greedy, or sampled with do_sample=True. Under hooks and interventions, with `points` or a `generator`, and in
-        an encoder-decoder, every token comes from a whole pass, which hooks and interventions see; `options` are then
-        do_sample, temperature, top_k, top_p and stop_at_eos, and `generator` (a torch.Generator) makes draws
-        repeatable. `.steps` holds `points`, captured in each of these passes: `said.steps[2]["cross.pattern", 0]` is
-        what the third new token came from. An encoder-decoder's continuation is `said.target`; what a family forces as
-        first tokens (mBART's target language, Whisper's language and task) is given as decoder_input_ids, and no token
-        is suppressed.
-
-        Else `model.bridge.generate` is used, which is faster since it keeps keys and values, and has further options
-        (repetition_penalty, ...). Its cache does not change any number: `run` on the result gives the logits that each
+        Under hooks and interventions, with `points` or a `generator`, and in an encoder-decoder, every token comes from
+        a whole pass, which hooks and interventions see. Else `model.bridge.generate` is used, which is faster since it
+        keeps keys and values. Its cache does not change any number: `run` on the result gives the logits that each
         token came from.
 
-        Raises `InputError` for prompts of different lengths, for an unknown option (listing the known ones), for a
-        continuation beyond the model's positions, and for a model without a causal head; `CertificateError` if the
-        bridge is used and computes something else.
+        Args:
+            inputs: prompts of the same length.
+            max_new_tokens: how many tokens to add at most.
+            points: captured in each of the passes: `said.steps[2]["cross.pattern", 0]` is what the third new token came
+                from.
+            generator: a torch.Generator, which makes draws repeatable.
+            bos: whether each text begins with the tokenizer's first token.
+            options: do_sample (without it, greedy), temperature, top_k, top_p and stop_at_eos; with the bridge, its
+                further options (repetition_penalty, ...). What a family forces as first tokens (mBART's target
+                language, Whisper's language and task) is given as decoder_input_ids; no token is suppressed.
+
+        Returns:
+            The batch; an encoder-decoder's continuation is `said.target`.
+
+        Raises:
+            InputError: for prompts of different lengths, for an unknown option (listing the known ones), for a
+                continuation beyond the model's positions, and for a model without a causal head.
+            CertificateError: if the bridge is used and computes something else.
         """
         batch = self.encode(inputs, bos=bos)
         count = whole_number("max_new_tokens", max_new_tokens, least=1)
@@ -336,7 +387,15 @@ class HookedModel:
 
         Padding is excluded; active hooks and interventions act. In an encoder-decoder, of the decoder's tokens.
 
-        Raises `InputError` for a text of a single token, and for a model that sees the next token.
+        Args:
+            inputs: texts, or token ids.
+            bos: whether each text begins with the tokenizer's first token.
+
+        Returns:
+            One number per text.
+
+        Raises:
+            InputError: for a text of a single token, and for a model that sees the next token.
         """
         if not self.causal or self.points["logits"].absent is not None or not self.writes_tokens:
             raise InputError(f"a loss is for the next token; {self.name} has no head that predicts it.")
@@ -349,8 +408,17 @@ class HookedModel:
         >>> model.run(model.encode("The cat", target="Die Katze"), points=["cross.pattern"])    # doctest: +SKIP
         >>> whisper.encode(Path("speech.wav"), target="The keys are here.")                     # doctest: +SKIP
 
-        `target` is what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
-        token that the decoder starts with is put before it. Raises `InputError` for a `target` on any other model.
+        Args:
+            inputs: a text, a list of texts, token ids, a mapping of model inputs; or pictures and recordings.
+            bos: whether each text begins with the tokenizer's first token.
+            target: what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
+                token that the decoder starts with is put before it.
+
+        Returns:
+            Token ids, texts of tokens, mask and lengths.
+
+        Raises:
+            InputError: for a `target` on a model that is no encoder-decoder.
         """
         optional_flag("bos", bos)
         batch = inputs if isinstance(inputs, Batch) else self.encoder.encode(inputs, bos)
@@ -451,6 +519,15 @@ class HookedModel:
     def provenance_of(self, digest: str, tokens: tuple[tuple[str, ...], ...], options: Mapping[str, Any]) -> Provenance:
         """The same for inputs whose SHA-256 is known, such as a corpus."""
         return Provenance(self.name, self.weights_hash, digest, self._in_force.edited, tokens, options)
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Says what to call instead, for those who know models that are called."""
+        raise TypeError("a model is not called; model.run(text).logits gives the logits, model.loss(text) the loss.")
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(about("HookedModel", name), name=name, obj=self)
 
     def __repr__(self) -> str:
         shape = "; ".join(_shape_of(stack) for stack in self.stacks.values())
@@ -623,6 +700,17 @@ def require_model(model: object) -> None:
     """Raises `InputError` for anything that `am.load` did not make, such as a name or a transformers model."""
     if not isinstance(model, HookedModel):
         raise InputError(f"the model must be what am.load returns; got {shown(model)}. Load it with am.load(...).")
+
+
+def _takes_one(function: Edit) -> bool:
+    """Whether a function can be called with a value alone; True where Python cannot tell."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin
+        return True
+    return True
 
 
 def _has_head(model: PreTrainedModel) -> bool:

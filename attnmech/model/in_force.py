@@ -56,6 +56,11 @@ class Part:
     keep: frozenset[int] = frozenset()
     """The blocks whose incoming stream is kept, before hooks there; at the number of blocks, the last one's output."""
     kept: dict[int, Float[Tensor, "batch position d_model"]] = field(default_factory=dict)
+    z: Float[Tensor, "batch position head d_value"] | None = None
+    """z of block `start`, before hooks there: its attention is then not computed."""
+    keep_z: frozenset[int] = frozenset()
+    """The blocks whose z is kept, before hooks there, where attention itself makes it (without a gate)."""
+    kept_z: dict[int, Float[Tensor, "batch position head d_value"]] = field(default_factory=dict)
 
     def runs(self, block: int) -> bool:
         """Whether the pass goes through a block."""
@@ -213,6 +218,17 @@ class InForce:
         """Whether the pass skips a block."""
         part = self.under_way.part
         return part is not None and not part.runs(block)
+
+    def given_z(self, layer: int) -> Tensor | None:
+        """z of a layer whose attention the pass leaves out."""
+        part = self.under_way.part
+        return part.z if part is not None and layer == part.start else None
+
+    def keep_z(self, layer: int, z: Tensor) -> None:
+        """Keeps z for passes that begin after the attention of this layer."""
+        part = self.under_way.part
+        if part is not None and layer in part.keep_z:
+            part.kept_z[layer] = z.detach().clone()
 
     def applied_in(self, stack: str, layer: int) -> AppliedInLayer | None:
         """The interventions inside the attention of a layer."""

@@ -67,45 +67,58 @@ def load(
     >>> am.load(hf_model, architecture=am.Architecture(...))   # a structure of your own    # doctest: +SKIP
     >>> am.load(module, example=x, labels=["mean", "age"])     # any module with nn.MultiheadAttention  # doctest: +SKIP
 
-    A string that names an existing folder is a folder, one that ends in .gguf a file, any other a hub name. A model
-    object is copied, sharing its parameters, and is not changed; parameters are copied too only if `device` or `dtype`
-    differ from its own. Without a tokenizer, a model object takes only token ids. `bos` says whether a text begins with
-    the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
-
-    Pictures and recordings go through the model's own processor, which a folder brings (preprocessor_config.json) or
-    `processor` gives: then `model.run` takes a PIL image, an array [height width 3] of uint8, (samples per second,
-    samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path` of a picture or WAV file, and lists of these.
-    Without one, a model of images or sound takes tensors. Of an encoder-decoder of sound (Whisper), a processor that
-    holds a tokenizer brings that too.
-
     How the model is built is read from its modules and a traced pass, or given as `architecture` where that cannot be
     read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
     (`DataParallel`, `torch.compile`) are taken off. Adapters (a `PeftModel`, or a folder with an adapter_config.json:
     `pip install 'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
-    A folder's weights are loaded in the precision in which they are stored, unless `dtype` says otherwise.
+
+    Pictures and recordings go through the model's own processor: then `model.run` takes a PIL image, an array
+    [height width 3] of uint8, (samples per second, samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path`
+    of a picture or WAV file, and lists of these. Without one, a model of images or sound takes tensors.
 
     Any other module that holds `nn.MultiheadAttention` (or `nn.TransformerEncoder`, `nn.Transformer`) needs an
-    `example`: what the module is called with, as a tensor, a tuple of positional arguments, or a mapping of keyword
-    arguments. Its layers are read from one call: self-attention over one sequence is a stack; with cross-attention
-    there are the stacks "encoder", "decoder" and "cross". `labels` names its positions: a list of strings; for two
-    sequences a mapping of "source" and "target" to one each; for images an `am.PatchGrid`. `model.run` and all methods
-    then take what the module takes, and `logits` is the first tensor that it returns. Attention of the module's own
-    code is read if each layer makes one call of `scaled_dot_product_attention`, or computed from the parts that
-    `architecture` names: blocks, q, k, v, out, the number of heads, and `mask`, the name of the attention's argument.
+    `example`. Its layers are read from one call: self-attention over one sequence is a stack; with cross-attention
+    there are the stacks "encoder", "decoder" and "cross". `model.run` and all methods then take what the module takes,
+    and `logits` is the first tensor that it returns. Attention of the module's own code is read if each layer makes one
+    call of `scaled_dot_product_attention`, or computed from the parts that `architecture` names: blocks, q, k, v, out,
+    the number of heads, and `mask`, the name of the attention's argument.
 
     Weights are read only from safetensors and GGUF, and no code from a model's folder is run. The network is used only
     for a hub name that is not in the local cache.
 
     A GGUF file (`pip install 'attnmech[gguf]'`) is read by transformers, which dequantises its weights: everything is
-    computed with the dequantised weights, in float32 unless `dtype` says otherwise, and the model's name says so. The
-    first time takes longer; later loads read a float32 copy in `~/.cache/attnmech/gguf` (`$XDG_CACHE_HOME`, if set,
-    in place of `~/.cache`), which can be deleted at any time.
+    computed with the dequantised weights, and the model's name says so. The first time takes longer; later loads read a
+    float32 copy in `~/.cache/attnmech/gguf` (`$XDG_CACHE_HOME`, if set, in place of `~/.cache`), which can be deleted
+    at any time.
 
-    Raises `ModelNotFoundError`, `UnsupportedModelError` (no attention, or a kind that cannot be expressed exactly),
-    `WeightsError` (not finite, damaged, or a precision that this device does not support), `InputError` (an argument,
-    an example that does not run, or a GGUF file without the package to read it), `OutputError` (no copy of a GGUF file
-    can be written). Warns with `UnprovenWarning` if a check of the certificate failed; the points concerned are then
-    refused.
+    Warns with `UnprovenWarning` if a check of the certificate failed; the points concerned are then refused.
+
+    Args:
+        source: a model object, which is copied, sharing its parameters, and is not changed; or a string: one that names
+            an existing folder is a folder, one that ends in .gguf a file, any other a hub name. None is the demo model.
+        tokenizer: for a model object; without one, it takes only token ids.
+        device: where to put it; parameters of an object are copied if it differs from their own.
+        dtype: the precision; by default that in which a folder stores its weights, and float32 for GGUF. Parameters of
+            an object are copied if it differs from their own.
+        bos: whether a text begins with the tokenizer's first token (BOS or CLS): None leaves it to the tokenizer.
+        architecture: how the model is built, where that cannot be read.
+        example: what a module of your own is called with, as a tensor, a tuple of positional arguments, or a mapping of
+            keyword arguments.
+        labels: names of its positions: a list of strings; for two sequences a mapping of "source" and "target" to one
+            each; for images an `am.PatchGrid`.
+        processor: for pictures and recordings, if the folder does not bring one (preprocessor_config.json); one that
+            holds a tokenizer, too, brings that (Whisper).
+
+    Returns:
+        The model, with its certificate.
+
+    Raises:
+        ModelNotFoundError: if there are no weights at the name or folder.
+        UnsupportedModelError: for a model without attention, or of a kind that cannot be expressed exactly.
+        WeightsError: for weights that are not finite, damaged, or in a precision that this device does not support.
+        InputError: for an invalid argument, an example that does not run, or a GGUF file without the package to read
+            it.
+        OutputError: if no copy of a GGUF file can be written.
     """
     kind, place = _dtype(dtype), _device(device)
     optional_flag("bos", bos)
@@ -121,7 +134,7 @@ def load(
     elif isinstance(source, nn.Module):
         original, name = _from_object(source, place, kind)
     else:
-        original, tokenizer, name, folder = _from_files(source, tokenizer, place, kind)
+        original, tokenizer, name, folder = from_files(source, tokenizer, place, kind)
         processor = processor_in(folder, original) if processor is None else processor
     if tokenizer is None and original.config.is_encoder_decoder:
         tokenizer = getattr(processor, "tokenizer", None)
@@ -143,6 +156,7 @@ def load(
         own=own,
         processor=processor,
     )
+    model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
     passes = Passes(model)
     check_runs(passes)
     certify_with(passes)
@@ -253,9 +267,10 @@ def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dt
     return nn.Parameter(value, requires_grad=parameter.requires_grad)
 
 
-def _from_files(
+def from_files(
     source: str | Path | None, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, Any, str, Path]:
+    """The model of a hub name, folder or file (None: the demo model), its tokenizer, its name and its folder."""
     if source is None:
         folder, name = model_folder(), "demo"
     elif isinstance(source, (str, Path)):

@@ -24,6 +24,10 @@ MIDDLE: Final = "middle"
 """The certificate's check that a pass may begin at any block."""
 
 
+AFTER_ATTENTION: Final = ("z", "result", "attn_raw", "attn_out", "mixer_out", "resid_mid", "mlp_out", "resid_post")
+"""The points of a block that its q, k, v and pattern do not depend on."""
+
+
 @dataclass(frozen=True)
 class Ran:
     """What a partial pass returned."""
@@ -32,6 +36,8 @@ class Ran:
     """The stream as it enters each requested block, before hooks there; at the number of blocks, the last's output."""
     values: Mapping[PointKey, Tensor]
     """The requested points."""
+    z: Mapping[int, Float[Tensor, "batch position head d_value"]]
+    """z of the requested blocks, before hooks there, where attention itself makes it (without a gate)."""
 
 
 def can_begin_in_the_middle(model: HookedModel) -> bool:
@@ -73,14 +79,32 @@ class Blocks:
         captures: Iterable[PointKey] = (),
         rows: Sequence[RowObserver] = (),
         layers: Iterable[tuple[str, int]] | None = None,
+        z: Float[Tensor, "batch position head d_value"] | None = None,
+        keep_z: Iterable[int] = (),
     ) -> Ran:
         """One pass without gradients through the blocks from `start` up to but not including `stop`.
 
-        Block `start` is given `stream`; block 0 needs none. Blocks that are left out have no points.
+        Block `start` is given `stream`; block 0 needs none. Given `z` too, its attention is not computed: allowed where
+        `attention_may_be_left_out`, and nothing acts on or reads a point before z there. Blocks that are left out have
+        no points.
         """
-        part = Part(start, len(self) if stop is None else stop, stream, frozenset(streams))
+        end = len(self) if stop is None else stop
+        part = Part(start, end, stream, frozenset(streams), z=z, keep_z=frozenset(keep_z))
         values = self._model.forward(batch, captures=captures, rows=rows, layers=layers, part=part)
-        return Ran(part.kept, values)
+        return Ran(part.kept, values, part.kept_z)
+
+    def attention_may_be_left_out(
+        self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]
+    ) -> bool:
+        """Whether a block with its own z given makes of a stream what it makes with its attention computed."""
+        end = len(self)
+        whole = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], keep_z=[block])
+        if block not in whole.z:
+            return False
+        rest = self.run(batch, start=block, stream=stream, stop=block + 1, streams=[end], z=whole.z[block])
+        expected = whole.streams[end]
+        difference, size = (float(each.abs().max()) for each in (rest.streams[end] - expected, expected))
+        return difference <= 8 * torch.finfo(expected.dtype).eps * size
 
     def logits(self, batch: Batch, stream: Float[Tensor, "batch position d_model"]) -> Tensor:
         """What the head makes of the stream that leaves the last block."""

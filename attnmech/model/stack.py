@@ -331,6 +331,8 @@ class Stack:
 
         self._wire_attn_in(layer, attention)
         self._wire_tables(attention)
+        for path in dict.fromkeys(layout.paths):
+            self._wire_unread(layer, submodule(attention, path))
         if isinstance(layout, Expanded):
             self._wire_latents(layer, attention, layout)
             submodule(attention, layout.q).register_forward_hook(at_columns({"q": layout.columns[0]}))
@@ -345,6 +347,20 @@ class Stack:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
             for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
+
+    def _wire_unread(self, layer: int, projection: nn.Module) -> None:
+        """Lets a projection do nothing in a pass that begins after this layer's attention: nobody reads its output."""
+        in_force, forward = self._in_force, projection.forward
+
+        @wraps(forward)
+        def made_or_not(*args: Any, **kwargs: Any) -> Any:
+            if not args or in_force.given_z(layer) is None:
+                return forward(*args, **kwargs)
+            given, *others = args
+            one = forward(given[(slice(1),) * (given.ndim - 1)], *others, **kwargs)
+            return one.expand(*given.shape[:-1], -1).contiguous()
+
+        projection.forward = made_or_not
 
     def _wire_attn_in(self, layer: int, attention: nn.Module) -> None:
         """Visits `attn_in`, and notes what else the attention is given."""

@@ -17,7 +17,12 @@ def untrained(model: HookedModel, seed: int = 0) -> HookedModel:
     >>> am.untrained(am.load(), seed=1).name
     'demo (random weights, seed 1)'
 
-    It takes as much memory as the model itself. `seed` is that of the weights; torch's own generator is left alone.
+    Args:
+        model: the model.
+        seed: that of the weights; torch's own generator is left alone.
+
+    Returns:
+        Another model, which takes as much memory as the model itself.
     """
     require_model(model)
     if model.is_own:

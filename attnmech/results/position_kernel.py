@@ -16,11 +16,12 @@ from ..draw.section import Section
 from ..draw.wavelengths import kernel_chart, position_kernel
 from ..errors import InputError, index_of
 from ..maths.scores import ScoreParts
+from .figure_file import SavesFigures
 from .wavelengths import UNROTATED, bands_there, checked_edges, dimensions_of
 
 
 @dataclass(frozen=True, eq=False)
-class PositionKernel:
+class PositionKernel(SavesFigures):
     """The `position` term by distance, less its value at the token itself.
 
     position(Δ) = native(Δ) + scale · Σ_p A_p cos(ω_p Δ + φ_p), Δ = i − j, the second part only where queries and keys

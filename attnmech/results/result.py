@@ -18,11 +18,12 @@ from ..fields import check_fields
 from ..files import path_of, writing
 from .codec import packed, unpacked
 from .earlier import renewed
+from .figure_file import SavesFigures
 from .provenance import Provenance
 from .tensor_file import FORMAT, read_tensors, write_tensors
 
 
-class Result(ABC):
+class Result(SavesFigures, ABC):
     """Base of all results: dataclasses, whose fields `save` writes. A subclass gives `to_frame`."""
 
     provenance: Provenance
@@ -47,6 +48,10 @@ class Result(ABC):
         tensors, same_as = _without_repeats(everything)
         header = {"kind": type(self).__name__, **about, "same_as": same_as}
         return write_tensors(path, tensors, header)
+
+    @property
+    def _figure_model(self) -> str:
+        return self.provenance.model
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -125,6 +130,10 @@ class PagedResult(Result):
     def _heading(self) -> str:
         """The heading as the page shows it."""
         return self._title
+
+    @property
+    def _figure_heading(self) -> str:
+        return self._heading
 
     @property
     def _origin(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from ..draw.wavelengths import band_maps
 from ..errors import InputError, UnsupportedModelError
 from ..maths.scores import ScoreParts
 from ..maths.variance_shares import row_covariances
+from .figure_file import SavesFigures
 from .score_terms import TermsByHead, require_term
 
 EDGES: Final = (8.0, 64.0, 512.0, 4096.0)
@@ -25,7 +26,7 @@ UNROTATED: Final = "not rotated"
 
 
 @dataclass(frozen=True, eq=False)
-class Wavelengths(Mapping[str, Any]):
+class Wavelengths(SavesFigures, Mapping[str, Any]):
     """Scores as a sum over bands of wavelength: by band, `[batch layer head query key]`, computed on demand.
 
     (R_i q)·(R_j k) = Σ_p |q_p| |k_p| cos(ω_p (i − j) + φ_p) over the planes p in which queries and keys turn; a band is

@@ -95,5 +95,5 @@ def for_map(means: TextMeans, rows: Sequence[int]) -> dict[str, Any]:
     """The means, both ends of their intervals, and which are clear (None without intervals), in some rows."""
     low, high = means.interval()
     found = {"effect": means.mean, "low": low, "high": high, "clear": means.clear}
-    shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in found.items()}
+    shown: dict[str, Any] = {name: value[list(rows)].numpy() for name, value in found.items()} | {"signed": True}
     return shown if bool((means.texts >= LEAST_TEXTS).any()) else shown | {"clear": None}

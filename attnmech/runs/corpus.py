@@ -7,12 +7,13 @@ A corpus is an iterable of whatever `HookedModel.encode` takes, or a file (`Corp
 import codecs
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -36,8 +37,44 @@ READ_AT_ONCE: Final = 2**16
 """How many bytes of a Parquet file are read at once."""
 
 
+@runtime_checkable
+class Readable(Protocol):
+    """What a file is read through: a `Path`, or a file in a store; its text is its name."""
+
+    @property
+    def suffix(self) -> str:
+        """The ending of its name."""
+
+    def open(self, mode: Literal["rb"]) -> Any:
+        """The file."""
+
+
+class Documents(ABC):
+    """A corpus that knows how many documents it has; each iteration starts from the beginning."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[str]:
+        """The documents, in order."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many there are."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A SHA-256 of their content."""
+
+
+def texts_of_file(path: Readable) -> Iterator[str]:
+    """The documents of a file, which its suffix says how to read."""
+    read = _FORMATS.get(path.suffix.lower(), _lines)
+    return (text for text in read(path) if text.strip())
+
+
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(Documents):
     """The documents of a file, read one by one; each iteration starts from the beginning.
 
     The suffix gives the format: `.jsonl` and `.ndjson` hold one JSON value per line, a string or an object with a
@@ -65,8 +102,7 @@ class Corpus:
             raise InputError(f"{self.path} has no documents; give a file with at least one word.")
 
     def __iter__(self) -> Iterator[str]:
-        read = _FORMATS.get(self.path.suffix.lower(), _lines)
-        return (text for text in read(self.path) if text.strip())
+        return texts_of_file(self.path)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -80,14 +116,15 @@ class Corpus:
         return sum(1 for _ in self)
 
 
-def _opened(path: Path) -> BufferedReader:
+def _opened(path: Readable) -> BufferedReader:
     try:
-        return path.open("rb")
+        found: BufferedReader = path.open("rb")
+        return found
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Readable) -> Iterator[str]:
     """Every line of a file, without its \\n or \\r\\n; nothing else ends a line."""
     offset = 0
     with _opened(path) as file:
@@ -108,7 +145,7 @@ _BOM: Final = codecs.BOM_UTF8.decode()
 """What some editors put at the start of UTF-8 files; not part of the text."""
 
 
-def _json_lines(path: Path) -> Iterator[str]:
+def _json_lines(path: Readable) -> Iterator[str]:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
@@ -126,7 +163,7 @@ def _json_lines(path: Path) -> Iterator[str]:
         yield _text(value, where)
 
 
-def _parquet(path: Path) -> Iterator[str]:
+def _parquet(path: Readable) -> Iterator[str]:
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
@@ -148,7 +185,7 @@ def _parquet(path: Path) -> Iterator[str]:
         raise InputError(f"{path} cannot be read as Parquet ({first_line(error)}).") from error
 
 
-_FORMATS: Final[dict[str, Callable[[Path], Iterator[str]]]] = {
+_FORMATS: Final[dict[str, Callable[[Readable], Iterator[str]]]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".parquet": _parquet,

@@ -438,6 +438,10 @@ class EmbeddedPoints(PagedResult):
         ]
         return joint_scatter(self.points[name][place].numpy(), self.labels, where, projection=NAMES[name])
 
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        layer, head = self.heads[self._best]
+        return {"layer": layer, "head": head, **super()._figure_place(*figure, **options)}
+
     @property
     def _best(self) -> int:
         return int(self.numbers["correlation"].nan_to_num(torch.inf).argmin())

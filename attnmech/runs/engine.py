@@ -3,6 +3,7 @@
 import copy as copying
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 import torch
@@ -18,7 +19,7 @@ from ..model.applied import Applied
 from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel
 from ..model.observed import RowBlock, RowObserver
-from ..model.partial_pass import Blocks, can_begin_in_the_middle
+from ..model.partial_pass import AFTER_ATTENTION, Blocks, can_begin_in_the_middle
 from .metrics import Metric
 
 Change: TypeAlias = tuple[Intervention, ...]
@@ -36,7 +37,11 @@ Receivers: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
 
 
 class Engine:
-    """Runs a model under changes, within a memory budget in bytes."""
+    """Runs a model under changes, within a memory budget in bytes.
+
+    The first `held` interventions of all changes are the same (`shared`): a pass with them alone is run once, and
+    each change begins at the first block that the rest of it touches.
+    """
 
     def __init__(
         self,
@@ -47,14 +52,20 @@ class Engine:
         shifts: bool,
         keyless: bool = False,
         through: Receivers | None = None,
+        held: int = 0,
     ) -> None:
         self.model, self.memory, self.frozen, self.shifts, self.keyless = model, memory, frozen, shifts, keyless
         self.through = through
+        self._plain = not (frozen or shifts or keyless or through)
+        """Whether nothing but the metric is measured, with all later layers recomputed."""
         self.blocks = Blocks(model) if can_begin_in_the_middle(model) else None
         if through and self.blocks is None:
             raise InputError("paths to heads need a model with a single stack, whose passes can begin at any block.")
         if frozen and self.blocks is None:
             raise InputError('later="frozen" needs a model with a single stack, whose passes can begin at any block.')
+        self.held = held if self._plain and self.blocks is not None else 0
+        self._left_out: dict[int, bool] = {}
+        """Whether the attention of a block may be left out, as found."""
         widest = 4 * model.d_model
         if self.blocks is not None:
             widest = max(max(each.shape) for each in self.blocks.first.parameters())
@@ -64,16 +75,22 @@ class Engine:
         self._per_stream = size * model.d_model
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
+    def on(self, model: HookedModel | None) -> "Engine":
+        """The same on another copy of the model; on none, so that it can be sent to where that is."""
+        found = copying.copy(self)
+        found.__dict__.update(model=model, blocks=Blocks(model) if model and can_begin_in_the_middle(model) else None)
+        return found
+
     @property
     def text_tokens(self) -> int:
-        """For how many tokens the streams of all blocks fit into a quarter of the budget."""
-        layers = self.model.n_layers + 2
+        """For how many tokens the streams and z of all blocks fit into a quarter of the budget."""
+        layers = 2 * (self.model.n_layers + 2)
         return max(1, min(TEXT_TOKENS, int(self.memory / 4 / (layers * self._per_stream))))
 
     def check(self, batch: Batch) -> None:
         """Raises `InputError` if one change of one text of the batch does not fit into the budget."""
         length = batch.ids.shape[1]
-        needed = 2 * length * self._per_token + 4 * length * (self.model.n_layers + 2) * self._per_stream
+        needed = 2 * length * self._per_token + 8 * length * (self.model.n_layers + 2) * self._per_stream
         needed = max(needed, 4 * self._per_row)
         if needed > self.memory:
             raise InputError(
@@ -82,11 +99,15 @@ class Engine:
             )
 
     def start_of(self, change: Change) -> int:
-        """The first block that a change touches."""
-        if self.blocks is None:
-            return 0
-        touched = [each.touches for each in change]
-        return min((min(layers) if layers else 0 for layers in touched), default=0)
+        """The first block that a change touches, beyond what is held."""
+        return 0 if self.blocks is None else _first_of(change[self.held :])
+
+    def after_attention(self, change: Change) -> bool:
+        """Whether a change leaves the attention of the block that it begins at as it is."""
+        if self.blocks is None or not self._plain or self.model.edited:
+            return False
+        start = self.start_of(change)
+        return all(each.point in AFTER_ATTENTION for each in change if start in (each.touches or (start,)))
 
     def groups(self, batch: Batch, changes: Sequence[Change], todo: Sequence[int]) -> Iterator[list[int]]:
         """The changes to measure, grouped so that each group begins at the same block and fits into a step."""
@@ -109,7 +130,17 @@ class Engine:
 
     def texts(self, batch: Batch, documents: Int[Tensor, " batch"], changes: Sequence[Change]) -> "Texts":
         """Some texts after their clean pass, ready for the changes to measure on them."""
-        return Texts(self, batch, documents, sorted({start for change in changes for start in self._starts(change)}))
+        starts = sorted({start for change in changes for start in self._starts(change)})
+        with_z = {self.start_of(change) for change in changes if self.after_attention(change)}
+        return Texts(self, batch, documents, starts, sorted(with_z), changes[0][: self.held] if changes else ())
+
+    def leaves_out(self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]) -> bool:
+        """Whether passes may begin after the attention of a block, tried on the first text."""
+        assert self.blocks is not None
+        if block not in self._left_out:
+            one = batch.texts(torch.arange(1))
+            self._left_out[block] = self.blocks.attention_may_be_left_out(one, block, stream[:1])
+        return self._left_out[block]
 
     def _starts(self, change: Change) -> list[int]:
         if self.through:
@@ -141,7 +172,15 @@ class After:
 class Texts:
     """Texts, and what their clean pass kept."""
 
-    def __init__(self, engine: Engine, batch: Batch, documents: Int[Tensor, " batch"], starts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        batch: Batch,
+        documents: Int[Tensor, " batch"],
+        starts: Sequence[int],
+        with_z: Sequence[int],
+        held: Change,
+    ) -> None:
         self.engine, self.model, self.blocks = engine, engine.model, engine.blocks
         self.batch, self.documents = batch, documents
         self._source: slice | Tensor = documents
@@ -149,13 +188,37 @@ class Texts:
         self._later: dict[tuple[str, int], Tensor] = {}
         if self.blocks is None:
             values = self.model.forward(batch, captures=[("logits", None)])
-            self.streams, self.clean = {}, _Output(None, values["logits", None])
+            self.streams, self._z, self.clean = {}, {}, _Output(None, values["logits", None])
             return
         captures = self._outputs_of_layers() if engine.frozen and self._post_norm else []
-        ran = self.blocks.run(batch, streams=[*starts, len(self.blocks)], captures=captures)
-        self.streams = dict(ran.streams)
+        begin = _first_of(held) if held else len(self.blocks)
+        ran = self.blocks.run(
+            batch, streams=[*(each for each in (*starts, begin) if each <= begin), len(self.blocks)],
+            captures=captures, keep_z=[each for each in with_z if each < begin],
+        )  # fmt: skip
+        self.streams, self._z = dict(ran.streams), dict(ran.z)
         self._later = {(name, layer): ran.values[name, layer] for name, layer in captures}
         self.clean = _Output(self.streams[len(self.blocks)], None)
+        if held:
+            self._hold(held, begin, starts, with_z)
+
+    def _hold(self, held: Change, begin: int, starts: Sequence[int], with_z: Sequence[int]) -> None:
+        """Makes the streams and z from block `begin` on those under what all changes share."""
+        assert self.blocks is not None
+        later = [start for start in starts if start >= begin]
+        with self.model.applying(self._applied_now([held], 0)):
+            ran = self.blocks.run(
+                self.batch, start=begin, stream=self.streams[begin], stop=max(later, default=begin) + 1,
+                streams=later, keep_z=[each for each in with_z if each >= begin],
+            )  # fmt: skip
+        self.streams |= ran.streams
+        self._z |= ran.z
+
+    def _z_at(self, start: int, changes: Sequence[Change]) -> Tensor | None:
+        """z of the block that changes begin at, if they may begin after its attention."""
+        if start not in self._z or not all(map(self.engine.after_attention, changes)):
+            return None
+        return self._z[start] if self.engine.leaves_out(self.batch, start, self.streams[start]) else None
 
     @property
     def _post_norm(self) -> bool:
@@ -239,7 +302,7 @@ class Texts:
         watch = _Shifts(self.model, texts, len(changes), start) if self.engine.shifts else None
         rows: list[RowObserver] = [each for each in (watch, keyless) if each is not None]
         layers = watch.layers if watch else _layers_of(changes, self.model) if keyless else None
-        copies = self._copies(count)
+        copies, z = self._copies(count), self._z_at(start, changes)
         with self.model.applying(self._applied_now(changes, first)):
             if self.blocks is None:
                 values = self.model.forward(copies, captures=[("logits", None)], rows=rows, layers=layers)
@@ -247,7 +310,8 @@ class Texts:
             else:
                 end = len(self.blocks)
                 stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=count)
-                ran = self.blocks.run(copies, start=start, stream=stream, streams=[end], rows=rows, layers=layers)
+                z = None if z is None else repeat(z, "text ... -> (copy text) ...", copy=count)
+                ran = self.blocks.run(copies, start=start, stream=stream, streams=[end], rows=rows, layers=layers, z=z)
                 output = _Output(ran.streams[end][first * texts :], None)
         return output, None if watch is None else watch.means()
 
@@ -321,6 +385,19 @@ class Texts:
             return output.logits[texts]
         assert output.stream is not None and self.blocks is not None
         return self.blocks.logits(self.batch, output.stream[texts])
+
+
+def shared(changes: Sequence[Change]) -> int:
+    """How many interventions all of several changes begin with: the very same objects."""
+    if len(changes) < 2:
+        return 0
+    columns = zip(*changes, strict=False)
+    return len(list(takewhile(lambda column: all(each is column[0] for each in column), columns)))
+
+
+def _first_of(change: Change) -> int:
+    """The first block that interventions touch."""
+    return min((min(each.touches) if each.touches else 0 for each in change), default=0)
 
 
 def _layers_of(changes: Sequence[Change], model: HookedModel) -> list[tuple[str, int]]:

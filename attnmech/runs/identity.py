@@ -37,10 +37,10 @@ _INSTALLED: Final = tuple(f"{path}{os.sep}" for folder in _FOLDERS for path in (
 
 _NOT_BEHAVIOUR: Final = frozenset(
     ("__abstractmethods__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__", "__doc__",
-     "__firstlineno__", "__module__", "__qualname__", "__slotnames__", "__static_attributes__", "__weakref__",
-     "_abc_impl")
+     "__firstlineno__", "__module__", "__qualname__", "__signature__", "__slotnames__", "__static_attributes__",
+     "__weakref__", "_abc_impl")
 )  # fmt: skip
-"""Entries of a class that do not say what its objects do; `copyreg` leaves some behind."""
+"""Entries of a class or a function that do not say what it does; `copyreg` leaves some behind."""
 
 
 Parts: TypeAlias = list[str | bytes]
@@ -161,7 +161,7 @@ class _Digests:
             yield from self._globals(function)
         yield self.of(function.__defaults__)
         yield self.of(function.__kwdefaults__)
-        yield self.of(vars(function))
+        yield self.of({name: held for name, held in vars(function).items() if name not in _NOT_BEHAVIOUR})
         for cell in function.__closure__ or ():
             try:
                 yield self.of(cell.cell_contents)
@@ -185,7 +185,7 @@ class _Digests:
                 continue
             value = named[first]
             for name in rest:
-                if not isinstance(value, types.ModuleType) or _is_installed(value) or not hasattr(value, name):
+                if not isinstance(value, types.ModuleType) or is_installed(value) or not hasattr(value, name):
                     break
                 value = getattr(value, name)
             yield from ("global", ".".join(path), self.of(value))
@@ -193,7 +193,7 @@ class _Digests:
     def _class(self, kind: type) -> Iterator[str | bytes]:
         yield from ("class", _name_of(kind))
         module = sys.modules.get(kind.__module__)
-        if module is not None and _is_installed(module):
+        if module is not None and is_installed(module):
             yield _version_of(kind.__module__)
             return
         yield from self._all(kind.__bases__)
@@ -268,7 +268,7 @@ def _without_cached(kind: type, state: Any) -> Any:
     }
 
 
-def _is_installed(module: types.ModuleType) -> bool:
+def is_installed(module: types.ModuleType) -> bool:
     """Whether a module's version says what it does: it is built in, or belongs to an installed package."""
     if module.__name__ == "__main__":
         return False

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from .answers import Answers
+from .workers import Workers
 
 
 class MeasuringOptions(TypedDict, total=False):
@@ -27,6 +28,8 @@ class SweepOptions(MeasuringOptions, total=False):
 
     journal: str | Path | None
     """A file that keeps what is measured: if interrupted, the same call resumes from it; it is removed at the end."""
+    engine: str | Workers
+    """"local", or `am.Ray(...)`: worker processes on this machine or a cluster, with the same result."""
     partial: bool
     """Whether Ctrl-C returns what is done so far instead of raising `KeyboardInterrupt`."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .corpus import Corpus, CorpusBatch
+from .corpus import CorpusBatch, Documents
 
 
 class Meter:
@@ -38,7 +38,7 @@ def meter(inputs: Any, shard: tuple[int, int] = (0, 1), *, show: bool) -> Iterat
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    whole = (inputs.count if isinstance(inputs, Corpus) else _length(inputs)) if show else None
+    whole = (inputs.count if isinstance(inputs, Documents) else _length(inputs)) if show else None
     total = None if whole is None else len(range(whole)[shard[0] :: shard[1]])
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as bar:
         yield Meter(bar, total)

@@ -32,7 +32,19 @@ def mean_z(
     >>> means = am.mean_z(model, texts)                                                 # doctest: +SKIP
     >>> with model.intervene(am.Intervention.replace([(2, 6)], means)): ...               # doctest: +SKIP
 
-    `[1 1 head d_head]` by layer, or `[1 position head d_head]`, in the model's precision.
+    Args:
+        model: the model.
+        inputs: the texts of the reference set, or an iterator of them.
+        layers: by default all.
+        stack: "encoder", "decoder" or "cross" in a model with several.
+        per_position: whether to take a mean at each position.
+        bos: whether each text begins with the tokenizer's first token.
+
+    Returns:
+        `[1 1 head d_head]` by layer, or `[1 position head d_head]`, in the model's precision.
+
+    Raises:
+        InputError: for invalid inputs, layers or stacks.
     """
     flag("per_position", per_position)
     found: Values

@@ -17,11 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..arguments import dense, flag, option, shown
+from ..arguments import dense, flag, member, option, shown
 from ..batch import Batch
+from ..draw.chart import at_head
 from ..draw.effects import effect_map
 from ..draw.section import Section
-from ..errors import InputError, MissingPointError
+from ..errors import InputError, MissingPointError, index_of
 from ..fields import check_entries, check_layers, check_rows
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
 from ..results import Provenance, TextResult, by_layer, shared_layers
@@ -363,9 +364,26 @@ class RowMeans(TextResult):
         )
 
     def _map(self, statistic: str, label: str) -> "go.Figure":
-        """Layers × heads, coloured by a statistic that may be negative, with intervals in the hover."""
-        means = self._means(statistic)
-        return effect_map(**for_map(means, range(len(self.layers))), layers=self.layers, label=label)
+        """Layers × heads, coloured by a statistic, with intervals in the hover."""
+        shown = for_map(self._means(statistic), range(len(self.layers)))
+        if self.parts is None and self._bounds(statistic)[0] >= 0:  # no number is below 0, so none stands out from it
+            shown |= {"clear": None, "signed": False}
+        return effect_map(**shown, layers=self.layers, label=label)
+
+    def _statistic_map(self, statistic: str, layer: int | None = None, head: int | None = None) -> "go.Figure":
+        """Any statistic as a map of layers × heads, with a frame around one head if it is given."""
+        if bool(self.mean(statistic).isnan().all()):
+            raise InputError(f'"{statistic}" is not defined on any row of these texts.')
+        figure = self._difference_map(statistic) if self.parts else self._map(statistic, self._label(statistic))
+        if layer is None or head is None:
+            return figure
+        place = self.layers.index(member("layer", layer, self.layers, "the layers measured"))
+        head = index_of("head", head, self.mean(statistic).shape[1])
+        return at_head(figure, self.layers, self.layers).figure(layer=place, head=head)
+
+    def _label(self, statistic: str) -> str:
+        """What a statistic is, and its unit, beside a scale of colours."""
+        return statistic.replace("_", " ")
 
     def _difference_map(self, statistic: str) -> "go.Figure":
         """Layers × heads, coloured by the difference of a statistic."""

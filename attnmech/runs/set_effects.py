@@ -19,6 +19,7 @@ from .engine import Change
 from .shapes import HeadSet
 from .sweep import Swept, sweep
 from .tasks import Task, by_group
+from .workers import Workers
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Measuring:
     removal: Removal
     memory: float = 1.0
     progress: bool = False
+    engine: str | Workers = "local"
 
     def swept(
         self,
@@ -84,7 +86,7 @@ class Measuring:
         found = sweep(
             self.removal.model, iter(task.inputs), self.removal.changes(task.inputs, list(once)), task.metric,
             answers=task.answers, against=task.against, bos=self.removal.bos, memory=self.memory, journal=journal,
-            progress=self.progress, noted={"method": self.removal.name, **(noted or {})},
+            progress=self.progress, engine=self.engine, noted={"method": self.removal.name, **(noted or {})},
         )  # fmt: skip
         row = {each: number for number, each in enumerate(once)}
         rows = torch.tensor([row[tuple(sorted(each))] for each in sets], dtype=torch.long)

@@ -25,6 +25,7 @@ from ..model.inputs import Inputs
 from ..model.observed import LayerEnd, RowBlock
 from .corpus import is_one_batch
 from .stream import Reducer, Run, Source, State, stream
+from .workers import Workers
 
 Target: TypeAlias = Literal["first", "most_attended", "special"]
 
@@ -59,6 +60,7 @@ def sinks_of(
     layers: Sequence[int],
     stack: str | None = None,
     bos: bool | None = None,
+    engine: str | Workers = "local",
 ) -> Sinks:
     """Measures the sinks of texts, in batches, with the texts numbered as in a sweep over the same inputs.
 
@@ -72,7 +74,7 @@ def sinks_of(
     whole = is_one_batch(model, inputs) or not isinstance(inputs, Iterable)
     documents: Any = [inputs] if whole else inputs
     found: Sinks
-    (found,) = stream(model, iter(documents), [SinkReducer(target)], layers=layers, stack=stack, bos=bos)
+    (found,) = stream(model, iter(documents), [SinkReducer(target)], layers=layers, stack=stack, bos=bos, engine=engine)
     return found
 
 

@@ -30,12 +30,16 @@ from .corpus import CorpusBatch, CorpusHash, batches, checked_shard
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept
 from .progress import Meter, meter
+from .workers import Workers, warn_left_out, workers_of
 
 State: TypeAlias = dict[str, Tensor]
 """What a reducer has found so far: tensors by name."""
 
 _JOURNAL_SHARE: Final = 0.05
 """Roughly the largest share of the time spent on writing the journal."""
+
+_LEFT_OUT: Final = "left out"
+"""What a journal calls the numbers of the documents that were left out."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ def stream(
     shard: tuple[int, int] = (0, 1),
     journal: str | Path | None = None,
     progress: bool = False,
+    engine: str | Workers = "local",
 ) -> tuple[Any, ...]:
     """Runs the model once over the inputs and returns a result for each reducer.
 
@@ -182,25 +187,39 @@ def stream(
     ...     model, "Anna sang of shells.", [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()]
     ... )
 
-    `inputs` are what `model.run` takes, or an iterator (or another iterable that is not a list) of these: a corpus.
-    A corpus is run in batches of similar length and is not kept. `shard=(k, n)` takes every n-th document from the
-    k-th on, under its own number, so that the merged states of n shards are those of the whole corpus; `truncate` cuts
-    documents that are too long for the model, and counts them. With `journal`, a path, the states so far are kept in a
-    file: after an interruption, the same call resumes from it and gives the same result; the file is removed at the
-    end. `progress` shows a bar with rate and time left on stderr.
+    A corpus is run in batches of similar length and is not kept. Active hooks change what reducers see. A reducer
+    without `finish` returns states; merge those of shards with `reducer.merge(one, other)`.
 
-    `layers` and `stack` choose what reducers see. Active hooks change what reducers see. A reducer without `finish`
-    returns states; merge those of shards with `reducer.merge(one, other)`.
+    Args:
+        model: the model.
+        inputs: what `model.run` takes, or an iterator (or another iterable that is not a list) of these: a corpus.
+        reducers: what to sum, each an `am.Reducer`.
+        layers: which layers reducers see; by default all.
+        stack: which stack they see, in a model with several.
+        bos: whether each text begins with the tokenizer's first token.
+        truncate: whether documents that are too long for the model are cut, and counted, rather than refused.
+        shard: (k, n) takes every n-th document from the k-th on, under its own number, so that the merged states of n
+            shards are those of the whole corpus.
+        journal: a path, where the states so far are kept: after an interruption, the same call resumes from it and
+            gives the same result; the file is removed at the end.
+        progress: whether to show a bar with rate and time left on stderr.
+        engine: `am.Ray(...)` has a corpus run by worker processes, on this machine or a cluster, with the same result.
 
-    Raises `InputError` for invalid inputs, `MissingPointError` and `CertificateError` for points that this model does
-    not have or that could not be proven, `ReducerError` for a reducer that breaks these rules, and `JournalError` for
-    another run's journal (or if the code of a reducer or a hook has changed), a damaged one, or one that another
-    process is writing.
+    Returns:
+        One result per reducer, in order.
+
+    Raises:
+        InputError: for invalid inputs.
+        MissingPointError: for a point that this model does not have.
+        CertificateError: for a point that could not be proven.
+        ReducerError: for a reducer that breaks its rules.
+        JournalError: for another run's journal (or if the code of a reducer or a hook has changed), a damaged one, or
+            one that another process is writing.
     """
     require_model(model)
-    work = _Streaming(model, _checked(reducers), model.stack(stack), layers)
+    work = Streaming(model, _checked(reducers), model.stack(stack), layers)
     shard, truncate = checked_shard(shard), flag("truncate", truncate)
-    bos, progress = optional_flag("bos", bos), flag("progress", progress)
+    bos, progress, workers = optional_flag("bos", bos), flag("progress", progress), workers_of(engine)
     if not _is_corpus(inputs):
         if shard != (0, 1) or journal is not None or truncate:
             raise InputError(
@@ -208,7 +227,7 @@ def stream(
                 "iter(texts), or a file as am.Corpus(path)."
             )
         return work.batch(model.encode(cast(Inputs, inputs), bos=bos))
-    return work.corpus(inputs, bos, truncate, shard, journal, progress)
+    return work.corpus(inputs, bos, truncate, shard, journal, progress, workers)
 
 
 def _is_corpus(inputs: Inputs | Iterable[Inputs]) -> TypeGuard[Iterable[Inputs]]:
@@ -228,7 +247,7 @@ def _checked(reducers: Any) -> tuple[Reducer, ...]:
     return found
 
 
-class _Streaming:
+class Streaming:
     """One call of `stream`: which reducers see which layers of which stack."""
 
     def __init__(
@@ -274,20 +293,27 @@ class _Streaming:
         shard: tuple[int, int],
         path: str | Path | None,
         progress: bool,
+        workers: Workers | None,
     ) -> tuple[Any, ...]:
-        """The results for a corpus, batch by batch."""
+        """The results for a corpus, batch by batch, here or by workers."""
         options = self._options(bos) | {"truncate": truncate, "shard": list(shard)}
         with kept(path):
+            inputs = inputs if workers is None else workers.reading(inputs)
             journal = None if path is None else Journal(path_of(path), self._identity(options, inputs))
-            total = _Total(self.reducers, journal.resume() if journal else None)
+            total = Total(self.reducers, journal.resume() if journal else None)
             whole = CorpusHash()
             parts = batches(inputs, self.model, truncate=truncate, bos=bos, shard=shard, whole=whole)
             try:
                 with meter(inputs, shard, show=progress) as bar:
-                    self._go_through(parts, total, journal, bar)
+                    further = _after(parts, total, bar)
+                    if workers is None:
+                        self._go_through(further, total, journal, bar)
+                    else:
+                        workers.stream(self, further, total, journal, bar)
             finally:
                 if journal and total.fresh:
                     journal.write(total.entry())
+            options |= warn_left_out(total.left_out)
             if total.states is None:
                 raise InputError(f"shard {shard} has no documents; use no more shards than there are documents.")
             options |= {"corpus": whole.value}
@@ -295,17 +321,16 @@ class _Streaming:
             source = Source(*self._place, total.documents, total.truncated, None, provenance)
             return self._finished(total.states, source)
 
-    def _go_through(self, parts: Iterator[CorpusBatch], total: "_Total", journal: Journal | None, bar: Meter) -> None:
-        spent = 0.0
-        since = time.perf_counter()
-        for part in _after(parts, total, bar):
-            total.add(part, self._reduced(Run(*self._place, part.batch, part.documents, corpus=True)))
+    def _go_through(self, parts: Iterator[CorpusBatch], total: "Total", journal: Journal | None, bar: Meter) -> None:
+        now_and_then = Journalling(journal)
+        for part in parts:
+            total.add(part, self.of_part(part.batch, part.documents))
             bar.advance(part)
-            before = time.perf_counter()
-            if journal and spent <= _JOURNAL_SHARE * (before - since):
-                journal.write(total.entry())
-                total.fresh = False
-                spent, since = time.perf_counter() - before, time.perf_counter()
+            now_and_then.write(total)
+
+    def of_part(self, batch: Batch, documents: Int[Tensor, " batch"]) -> list[State]:
+        """The state of every reducer after one batch of a corpus."""
+        return self._reduced(Run(*self._place, batch, documents, corpus=True))
 
     @property
     def _place(self) -> tuple[HookedModel, Stack, tuple[int, ...]]:
@@ -348,7 +373,7 @@ class _Streaming:
         closed = []
         for each, state, before in zip(self.reducers, states, shapes, strict=True):
             _require_same_shapes(each, before, _shapes(each, state))
-            found = _finite(each, each.close(state, run), run.documents)
+            found = _finite(each, each.close(state, run), run.documents.tolist())
             # A state from a journal is on the CPU too.
             closed.append({name: value.cpu() for name, value in found.items()})
         return closed
@@ -357,13 +382,35 @@ class _Streaming:
         return tuple(each.finish(state, source) for each, state in zip(self.reducers, states, strict=True))
 
 
+class Journalling:
+    """Writes a run's journal now and then, for a bounded share of the time."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._journal, self._spent, self._since = journal, 0.0, time.perf_counter()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write it."""
+        passed = time.perf_counter() - self._since
+        return self._journal is not None and self._spent <= _JOURNAL_SHARE * passed
+
+    def write(self, total: "Total") -> None:
+        """Writes what has been found so far, if it is time to."""
+        if self._journal is None or not self.due:
+            return
+        before = time.perf_counter()
+        self._journal.write(total.entry())
+        total.fresh = False
+        self._spent, self._since = time.perf_counter() - before, time.perf_counter()
+
+
 def _digest_of(reducer: Reducer) -> str:
     """A digest of a reducer's code and attributes; of its code alone if it defines `options`."""
     says_itself = type(reducer).options is not Reducer.options
     return digest_of(type(reducer) if says_itself else reducer)
 
 
-def _after(parts: Iterator[CorpusBatch], total: "_Total", bar: Meter) -> Iterator[CorpusBatch]:
+def _after(parts: Iterator[CorpusBatch], total: "Total", bar: Meter) -> Iterator[CorpusBatch]:
     """The batches that are not in the total yet; `JournalError` if those already in it were others."""
     digest = ""
     for _ in range(total.batches):
@@ -379,7 +426,39 @@ def _after(parts: Iterator[CorpusBatch], total: "_Total", bar: Meter) -> Iterato
     yield from parts
 
 
-class _Total:
+@dataclass(frozen=True)
+class Covered:
+    """Which part of a corpus some states are of."""
+
+    batches: int
+    documents: range
+    """As many numbers as there are documents, from the smallest one on."""
+    truncated: int
+    digest: str
+    """`CorpusBatch.digest` of the last batch."""
+    left_out: tuple[int, ...] = ()
+    """The numbers of documents that ended their workers; they are counted in `documents`."""
+
+    @classmethod
+    def of(cls, part: CorpusBatch) -> "Covered":
+        """A single batch."""
+        first = int(part.documents.min())
+        return cls(1, range(first, first + len(part.documents)), part.truncated, part.digest)
+
+    def then(self, other: "Covered") -> "Covered":
+        """With the batches that follow."""
+        first = min(self.documents.start, other.documents.start)
+        count = len(self.documents) + len(other.documents)
+        return Covered(
+            self.batches + other.batches,
+            range(first, first + count),
+            self.truncated + other.truncated,
+            other.digest,
+            self.left_out + other.left_out,
+        )
+
+
+class Total:
     """The merged states of the batches so far."""
 
     def __init__(self, reducers: Sequence[Reducer], done: Entry | None) -> None:
@@ -387,11 +466,14 @@ class _Total:
         self.states: list[State] | None = None
         self.batches = self.documents = self.truncated = 0
         self.digest = ""
+        self.left_out: list[int] = []
+        """The numbers of the documents that ended their workers."""
         self.fresh = False
         """Whether it holds anything that the journal does not."""
         if done is not None:
             self.batches, self.digest = done.batches, done.digest
             self.documents, self.truncated = done.counters["documents"], done.counters["truncated"]
+            self.left_out = done.tensors[_LEFT_OUT].tolist() if _LEFT_OUT in done.tensors else []
             self.states = [
                 {name.split(" ", 1)[1]: value for name, value in done.tensors.items() if name.startswith(f"{place} ")}
                 for place in range(len(reducers))
@@ -399,25 +481,36 @@ class _Total:
 
     def add(self, part: CorpusBatch, states: list[State]) -> None:
         """Merges the states of one more batch."""
+        self.extend(states, Covered.of(part))
+
+    def extend(self, states: list[State] | None, covered: "Covered") -> None:
+        """Merges the states of the next batches; None if no document of these was finished."""
         # A merge may change its first argument; if interrupted half-way, that must not get into the journal.
         self.fresh = False
         if self.states is None:
             self.states = states
-        else:
-            self.states = [
-                _merged(each, one, other, part.documents)
-                for each, one, other in zip(self.reducers, self.states, states, strict=True)
-            ]
-        self.batches += 1
-        self.documents += len(part.documents)
-        self.truncated += part.truncated
-        self.digest = part.digest
-        self.fresh = True
+        elif states is not None:
+            self.states = merged_states(self.reducers, self.states, states, covered.documents)
+        self.batches += covered.batches
+        self.documents += len(covered.documents) - len(covered.left_out)
+        self.truncated += covered.truncated
+        self.left_out += covered.left_out
+        self.digest = covered.digest
+        self.fresh = self.states is not None
 
     def entry(self) -> Entry:
         """What the journal holds."""
         tensors = {f"{place} {name}": x for place, state in enumerate(self.states or ()) for name, x in state.items()}
+        if self.left_out:
+            tensors[_LEFT_OUT] = torch.tensor(self.left_out)
         return Entry(tensors, self.batches, self.digest, {"documents": self.documents, "truncated": self.truncated})
+
+
+def merged_states(
+    reducers: Sequence[Reducer], one: list[State], other: list[State], documents: Sequence[int]
+) -> list[State]:
+    """The states of two parts of a corpus together; `documents` are those of the second part, for errors."""
+    return [_merged(*each, documents) for each in zip(reducers, one, other, strict=True)]
 
 
 def _shapes(reducer: Reducer, state: Any) -> dict[str, tuple[Any, ...]]:
@@ -436,7 +529,7 @@ def _require_same_shapes(reducer: Reducer, before: dict[str, Any], after: dict[s
     )
 
 
-def _merged(reducer: Reducer, one: State, other: State, documents: Tensor) -> State:
+def _merged(reducer: Reducer, one: State, other: State, documents: Sequence[int]) -> State:
     expected = {name: (value.dtype, value.ndim) for name, value in other.items()}
     found = _finite(reducer, reducer.merge(one, other), documents)
     for name in (*expected, *found):
@@ -452,12 +545,12 @@ def _told(shape: tuple[Any, ...] | None) -> str:
     return "absent" if shape is None else f"{shape[1]} {list(shape[0])}"
 
 
-def _finite(reducer: Reducer, state: Any, documents: Tensor) -> State:
+def _finite(reducer: Reducer, state: Any, documents: Sequence[int]) -> State:
     _shapes(reducer, state)
     for name, value in state.items():
         if bool(value.isnan().any()):
-            numbers = documents.tolist()
-            where = f"document {numbers[0]}" if len(numbers) == 1 else f"documents {min(numbers)} to {max(numbers)}"
+            first, last = min(documents), max(documents)
+            where = f"document {first}" if len(documents) == 1 else f"documents {first} to {last}"
             if type(reducer).__module__.startswith("attnmech."):
                 raise ExactnessError(
                     f"{reducer.name}: {name!r} is NaN after {where}, which finite activations never give. "

@@ -1,17 +1,19 @@
 """How are many interventions measured on the same texts?
 
 One clean pass keeps the stream as it enters each block. Everything below the first block that a change touches would
-come out the same again, so its pass begins there; changes that begin at the same block share a batch, as copies of the
-texts; and logits are computed only for the tokens that the metric needs (`attnmech.runs.engine`).
+come out the same again, so its pass begins there, and after that block's attention if the change touches nothing before
+z; interventions that all changes begin with are applied in one pass, whose streams the others continue. Changes that
+begin at the same block share a batch, as copies of the texts; and logits are computed only for the tokens that the
+metric needs (`attnmech.runs.engine`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import finite_number, flag, shown
@@ -23,11 +25,12 @@ from ..model.inputs import Inputs
 from ..results import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches
-from .engine import Change, Engine, Receivers
+from .engine import After, Change, Engine, Receivers, shared
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
 from .metrics import Metric, MetricLike, require_finite
 from .progress import Steps, steps
+from .workers import Workers, warn_left_out, workers_of
 
 LATER: Final = ("recompute", "frozen")
 """Whether what comes after the change is recomputed, or held at its clean output."""
@@ -73,6 +76,7 @@ def sweep(
     partial: bool = False,
     progress: bool = False,
     noted: Mapping[str, Any] | None = None,
+    engine: str | Workers = "local",
 ) -> Swept:
     """Measures each change on every text.
 
@@ -81,7 +85,8 @@ def sweep(
     the file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the sweep with what is
     done. `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key.
     With `through`, a change acts on nothing but the q, k or v of these heads: what it makes of them, in a pass of its
-    own, is put into a run that is clean otherwise. `noted` then has to name them.
+    own, is put into a run that is clean otherwise. `noted` then has to name them. `engine=am.Ray(...)` divides texts
+    and changes among worker processes.
 
     Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: with other
     weights, texts, changes, hooks or metric, judged by their code and by measuring the first texts again.
@@ -92,38 +97,51 @@ def sweep(
     memory, progress = finite_number("memory", memory, above=0.0, below=1e9), flag("progress", progress)
     if flag("shifts", shifts) and later == "frozen":
         raise InputError('`shifts` cannot be measured with later="frozen", which holds the patterns fixed.')
-    for change in changes:
-        for each in change:
-            model.applied(each)
-    model.check_means(each for change in changes for each in change)
-    engine = Engine(model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through)
-    parts = batches_of(model, inputs, engine.text_tokens, bos)
+    workers = workers_of(engine)
+    _check_changes(model, changes)
+    runner = Engine(
+        model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through,
+        held=shared(changes),
+    )  # fmt: skip
+    parts = batches_of(model, inputs, runner.text_tokens, bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
     for part in parts:
-        engine.check(part.batch)
+        runner.check(part.batch)
     settings = {"bos": bos, "metric": judge.name, "later": later, **(noted or {})}
     given = tokens_of(parts, texts, model.output_stack.label)
     provenance = model.provenance_of(parts[-1].digest, given, settings)
-    record = _Record(len(changes), texts, model if shifts else None, keyless=keyless)
+    record = Record(len(changes), texts, model if shifts else None, keyless=keyless)
     with kept(journal):
         file = None
         if journal is not None:
             identity = _identity(model, provenance, changes, judge, shifts=shifts, keyless=keyless)
             file = Journal(path_of(journal), identity)
-        work = _Sweep(model, engine, changes, judge, record, file)
+        work = Sweeping(model, runner, changes, judge, record, file)
         if file and (entry := file.resume()):
             record.restore(entry)
             work.check(parts)
         with steps("ablations", len(changes) * texts, show=progress) as bar:
             try:
-                for part in parts:
-                    work.part(part, bar)
+                if workers is None:
+                    for part in parts:
+                        work.part(part, bar)
+                else:
+                    workers.sweep(work, parts, bar)
             except KeyboardInterrupt:
                 if not partial or not record.any_done:
                     raise
                 leave(journal)
+    if record.left_out:
+        provenance = replace(provenance, options={**provenance.options, **warn_left_out(sorted(record.left_out))})
     return Swept(record.before, record.after, texts, provenance, given, record.mean_shift(), record.keyless)
+
+
+def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
+    for change in changes:
+        for each in change:
+            model.applied(each)
+    model.check_means(each for change in changes for each in change)
 
 
 def _identity(
@@ -174,7 +192,7 @@ def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tup
     return tuple(found)
 
 
-class _Record:
+class Record:
     """What has been measured so far."""
 
     def __init__(self, changes: int, texts: int, shifting: HookedModel | None, *, keyless: bool = False) -> None:
@@ -186,6 +204,8 @@ class _Record:
             self.shift = torch.full((changes, texts, *heads), torch.nan, dtype=torch.float64)
         self.keyless = torch.full_like(self.after, torch.nan) if keyless else None
         self.written = 0
+        self.left_out: set[int] = set()
+        """The numbers of the texts that ended their workers."""
 
     @property
     def any_done(self) -> bool:
@@ -207,21 +227,62 @@ class _Record:
         self.written += 1
         return Entry(tensors, self.written, "")
 
+    def put(self, found: "Measured") -> None:
+        """Notes what was measured under some changes on some texts."""
+        documents, rows, after = found.documents, torch.tensor(found.group), found.after
+        self.before[documents] = found.before
+        self.after[rows[:, None], documents] = after.metric
+        if self.shift is not None and after.shift is not None:
+            self.shift[rows[:, None], documents] = after.shift
+        if self.keyless is not None and after.keyless is not None:
+            self.keyless[rows[:, None], documents] = after.keyless.double()
+
     def restore(self, entry: Entry) -> None:
         self.before, self.after = entry.tensors["before"], entry.tensors["after"]
         self.shift, self.keyless = entry.tensors.get("shift"), entry.tensors.get("keyless")
         self.written = entry.batches
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured under some changes that share a pass, on some texts."""
+
+    documents: Int[Tensor, " text"]
+    group: list[int]
+    """The numbers of the changes."""
+    before: Float[Tensor, " text"]
+    after: After
+
+
+def measured(
+    runner: Engine,
+    judge: Metric,
+    changes: Sequence[Change],
+    batch: Batch,
+    documents: Int[Tensor, " text"],
+    groups: Sequence[list[int]],
+) -> Iterator[Measured]:
+    """Measures groups of changes, given by number, on the texts of a batch; they share one clean pass."""
+    judge = judge.at(documents)
+    texts = runner.texts(batch, documents, [changes[number] for group in groups for number in group])
+    before = texts.before(judge)
+    require_finite(judge.name, before, documents.tolist(), "with nothing changed")
+    for group in groups:
+        found = texts.after([changes[number] for number in group], judge)
+        for number, values in zip(group, found.metric, strict=True):
+            require_finite(judge.name, values, documents.tolist(), _named(changes[number]))
+        yield Measured(documents, group, before, found)
+
+
 @dataclass
-class _Sweep:
+class Sweeping:
     """One call of `sweep`."""
 
     model: HookedModel
     engine: Engine
     changes: Sequence[Change]
     judge: Metric
-    record: _Record
+    record: Record
     journal: Journal | None
 
     def check(self, parts: Sequence[CorpusBatch]) -> None:
@@ -253,30 +314,23 @@ class _Sweep:
 
     def part(self, part: CorpusBatch, bar: Steps) -> None:
         """Measures all changes that have not been measured on these texts yet."""
-        documents = part.documents
-        missing = self.record.after[:, documents].isnan().any(dim=1)
-        bar.advance(int((~missing).sum()) * len(documents))
+        if groups := self.missing(part, bar):
+            for found in measured(self.engine, self.judge, self.changes, part.batch, part.documents, groups):
+                self.note(found, bar)
+
+    def missing(self, part: CorpusBatch, bar: Steps) -> list[list[int]]:
+        """The changes that have not been measured on these texts yet, grouped as they share passes."""
+        missing = self.record.after[:, part.documents].isnan().any(dim=1)
+        bar.advance(int((~missing).sum()) * len(part.documents))
         todo = missing.nonzero()[:, 0].tolist()
-        if not todo:
-            return
-        judge = self.judge.at(documents)
-        texts = self.engine.texts(part.batch, documents, [self.changes[number] for number in todo])
-        before = texts.before(judge)
-        require_finite(judge.name, before, documents.tolist(), "with nothing changed")
-        self.record.before[documents] = before
-        for group in self.engine.groups(part.batch, self.changes, todo):
-            found = texts.after([self.changes[number] for number in group], judge)
-            for number, values in zip(group, found.metric, strict=True):
-                require_finite(judge.name, values, documents.tolist(), _named(self.changes[number]))
-            rows = torch.tensor(group)
-            self.record.after[rows[:, None], documents] = found.metric
-            if self.record.shift is not None and found.shift is not None:
-                self.record.shift[rows[:, None], documents] = found.shift
-            if self.record.keyless is not None and found.keyless is not None:
-                self.record.keyless[rows[:, None], documents] = found.keyless.double()
-            if self.journal:
-                self.journal.write(self.record.entry())
-            bar.advance(len(group) * len(documents))
+        return list(self.engine.groups(part.batch, self.changes, todo))
+
+    def note(self, found: Measured, bar: Steps) -> None:
+        """Keeps what was measured, in the journal too."""
+        self.record.put(found)
+        if self.journal:
+            self.journal.write(self.record.entry())
+        bar.advance(len(found.group) * len(found.documents))
 
 
 def _named(change: Change) -> str:

@@ -425,7 +425,7 @@ def test_a_resumed_run_knows_its_corpus(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(stream, "batches", partial(corpus.batches, window=2))
     texts, journal = some_documents(), tmp_path / "journal"
     whole = focus_of(texts, 0, 2)
-    real, calls = stream._Total.add, []
+    real, calls = stream.Total.add, []
 
     def stopping(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -433,7 +433,7 @@ def test_a_resumed_run_knows_its_corpus(tmp_path: Path, monkeypatch: pytest.Monk
             raise KeyboardInterrupt
         real(self, *arguments)
 
-    monkeypatch.setattr(stream._Total, "add", stopping)
+    monkeypatch.setattr(stream.Total, "add", stopping)
     with pytest.raises(KeyboardInterrupt):
         focus_of(texts, 0, 2, journal=journal)
     assert journal.exists()

@@ -154,7 +154,7 @@ def test_interrupted_it_resumes_from_its_journal(tmp_path: Path, monkeypatch: py
     from attnmech.runs import engine, sweep
 
     # What is measured again to compare it with the journal has tests of its own.
-    monkeypatch.setattr(sweep._Sweep, "check", lambda *_: None)
+    monkeypatch.setattr(sweep.Sweeping, "check", lambda *_: None)
     monkeypatch.setattr(pruning._Greedy, "_check", lambda *_: None)
     hooked, ids = models.hooked("bloom"), models.token_ids("bloom")
     # Three changes of the three texts at once, so that steps and random orders take several passes each.

@@ -196,7 +196,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     model, texts, journal = models.hooked("llama"), documents(), tmp_path / "journal"
     means, other = (am.mean_qk(model, documents(seed=seed)) for seed in (7, 8))
-    whole, real, calls = am.variance_shares(model, iter(texts), centre=means), stream._Total.add, []
+    whole, real, calls = am.variance_shares(model, iter(texts), centre=means), stream.Total.add, []
 
     def stopping(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -204,7 +204,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         real(self, *arguments)
 
-    monkeypatch.setattr(stream._Total, "add", stopping)
+    monkeypatch.setattr(stream.Total, "add", stopping)
     with pytest.raises(KeyboardInterrupt):
         am.variance_shares(model, iter(texts), centre=means, journal=journal)
     assert journal.exists()

@@ -89,7 +89,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from attnmech.runs import stream
 
     model, texts, journal = models.hooked("llama"), documents(WITH_ONE_TOKEN), tmp_path / "journal"
-    whole, real, calls = am.mean_qk(model, iter(texts), by="position"), stream._Total.add, []
+    whole, real, calls = am.mean_qk(model, iter(texts), by="position"), stream.Total.add, []
 
     def stopping(self: Any, *arguments: Any) -> None:
         calls.append(1)
@@ -97,7 +97,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         real(self, *arguments)
 
-    monkeypatch.setattr(stream._Total, "add", stopping)
+    monkeypatch.setattr(stream.Total, "add", stopping)
     with pytest.raises(KeyboardInterrupt):
         am.mean_qk(model, iter(texts), by="position", journal=journal)
     with pytest.raises(am.JournalError):

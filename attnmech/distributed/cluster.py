@@ -1,0 +1,90 @@
+"""Which Ray runs the workers? One that this process started or joined before, one at an address, or one of its own."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from ..arguments import shown
+from ..errors import EngineError, InputError, first_line
+
+ANSWER_WITHIN: Final = 5.0
+"""How many seconds a cluster has to accept a connection; Ray itself would try for minutes, and then end the process."""
+
+_NOISE: Final = r"A worker died or was killed|Task Worker\.\w+ failed"
+"""What Ray prints of every worker that ends; the engine says what becomes of its documents."""
+
+
+def imported() -> Any:
+    """Ray; `EngineError` without it."""
+    # Ray reads both when it is imported.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _NOISE)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise EngineError("am.Ray needs Ray: pip install 'attnmech[ray]'.") from error
+    return ray
+
+
+def connect(address: str | None, cpus: int) -> bool:
+    """Connects this process to Ray, if it is not yet; returns whether it started a Ray that it has to stop.
+
+    Raises `EngineError` if there is none at the address.
+    """
+    ray = imported()
+    if ray.is_initialized():
+        return False
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is not None:
+        _require_answer(address)
+        options = quiet
+    else:
+        options = {**quiet, "address": "local", "num_cpus": cpus, "include_dashboard": False}
+    try:
+        ray.init(**({"address": address} if address is not None else {}), **options)
+    except (Exception, SystemExit) as error:  # which one depends on what is missing
+        where = "on this machine" if address is None else f"at {address}"
+        raise EngineError(f"Ray cannot be started or reached {where}: {first_line(error)}") from error
+    return address is None
+
+
+def checked_address(address: object) -> str | None:
+    """An address, or None; `InputError` for what cannot be one."""
+    if address is None or address == "auto":
+        return None if address is None else "auto"
+    if not isinstance(address, str) or _place(address) is None:
+        raise InputError(
+            '`address` must be "auto", "host:port", "ray://host:port", or left out for a Ray on this machine; got '
+            f"{shown(address)}."
+        )
+    return address
+
+
+def _place(address: str) -> tuple[str, int] | None:
+    """The host and the port of an address."""
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    try:
+        return (parts.hostname, parts.port) if parts.hostname and parts.port else None
+    except ValueError:
+        return None
+
+
+def _require_answer(address: str) -> None:
+    """Raises `EngineError` if nothing accepts connections at the address."""
+    start = "Start one with `ray start --head`, or leave out `address` to run on this machine."
+    found = address
+    if address == "auto":
+        running = Path(tempfile.gettempdir(), "ray", "ray_current_cluster")
+        found = os.environ.get("RAY_ADDRESS") or (running.read_text().strip() if running.exists() else "")
+        if not found or found == "auto":
+            raise EngineError(f"no Ray cluster is running here. {start}")
+    place = _place(found)
+    if place is None:
+        return
+    try:
+        socket.create_connection(place, timeout=ANSWER_WITHIN).close()
+    except OSError as error:
+        raise EngineError(f"no Ray cluster answers at {found} ({error.strerror or error}). {start}") from error

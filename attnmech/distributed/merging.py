@@ -1,0 +1,65 @@
+"""In which order are partial results merged? In a tree over their places, so that any number of workers can help.
+
+Leaves are numbered from 0. Two neighbours 2k and 2k + 1 of one level may be merged, and make k of the next. So at most
+log2(n) results wait besides those of leaves under way, and the order of all sums is the same however many workers there
+are and whenever each is done.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Node: TypeAlias = tuple[int, int]
+"""A level and a place in it: leaves from place · 2^level on, 2^level of them."""
+
+
+@dataclass
+class Tree:
+    """The results that have not been merged further.
+
+    >>> tree = Tree()
+    >>> tree.add((0, 1), "b"), tree.add((0, 0), "a")
+    (None, ((0, 0), (0, 1)))
+    >>> tree.become((1, 0), "ab"), tree.add((0, 2), "c"), tree.prefix()
+    (None, None, ['ab', 'c'])
+    """
+
+    held: dict[Node, Any] = field(default_factory=dict)
+    start: int = 0
+    """The first leaf that has not been taken."""
+
+    def add(self, node: Node, value: Any) -> tuple[Node, Node] | None:
+        """Holds a result; the pair that it completes, to be merged."""
+        level, place = node
+        self.held[node] = value
+        sibling = (level, place ^ 1)
+        return (min(node, sibling), max(node, sibling)) if sibling in self.held else None
+
+    def become(self, node: Node, value: Any) -> tuple[Node, Node] | None:
+        """Holds what a pair was merged to, in its stead; nothing if the pair has been taken meanwhile."""
+        level, place = node
+        pair = [(level - 1, 2 * place), (level - 1, 2 * place + 1)]
+        if not all(each in self.held for each in pair):
+            return None
+        for each in pair:
+            del self.held[each]
+        return self.add(node, value)
+
+    def prefix(self) -> list[Any]:
+        """The results, in order, that cover the leaves from `start` without a gap."""
+        return [self.held[node] for node in self._prefix()]
+
+    def take(self) -> list[Any]:
+        """The same, and from then on they are no longer here."""
+        nodes = self._prefix()
+        for level, place in nodes:
+            self.start = (place + 1) << level
+        return [self.held.pop(node) for node in nodes]
+
+    def _prefix(self) -> list[Node]:
+        first = {place << level: (level, place) for level, place in sorted(self.held)}
+        found, at = [], self.start
+        while at in first:
+            level, place = first[at]
+            found.append((level, place))
+            at = (place + 1) << level
+        return found

@@ -1,0 +1,169 @@
+"""How do tasks get to workers, and what happens when a worker ends? It starts again, and its tasks are given anew.
+
+A task's result counts once: it is taken from the call that returned it, and a call whose worker ended returns nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from ..errors import AttnmechError, EngineError, first_line
+
+AT_ONCE: Final = 2
+"""How many tasks a worker is given at once, so that it need not wait for the next."""
+
+
+@dataclass(eq=False)
+class Task:
+    """One call of a worker's method."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    about: Any
+    """What the caller needs to know of it."""
+    deaths: int = 0
+    """How many workers have ended on it."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task, with a reference to its result; None if its worker ended."""
+
+    task: Task
+    result: Any
+
+
+Feed: TypeAlias = Callable[[], Task | None]
+"""The next task; None if there is none at the moment."""
+
+
+@dataclass(eq=False)
+class _Seat:
+    """A worker, and the tasks that it has."""
+
+    worker: Any
+    ready: bool = False
+    starting: Any = None
+    """The call under way that loads the model."""
+    queue: deque[tuple[Any, Any, Task]] = field(default_factory=deque)
+    """Calls under way, the oldest first: whether the worker had the model, the result, the task."""
+
+
+class Pool:
+    """Workers that load one model and carry out tasks; `prepare` makes the call that loads it on a worker."""
+
+    def __init__(self, workers: Sequence[Any], prepare: Callable[[Any], Any]) -> None:
+        self._seats = [_Seat(worker) for worker in workers]
+        self._prepare = prepare
+        self._again: deque[Task] = deque()
+
+    def again(self, task: Task) -> None:
+        """Gives a task once more, before all others."""
+        self._again.append(task)
+
+    def run(self, feed: Feed) -> Iterator[Done]:
+        """Carries out tasks until there are none; tasks whose worker ended come back too, with `deaths` counted."""
+        for seat in self._seats:
+            self._start(seat)
+        while True:
+            for seat in sorted(self._seats, key=lambda seat: len(seat.queue)):
+                self._fill(seat, feed)
+            calls = [seat.queue[0][0] for seat in self._seats if seat.queue]
+            calls += [seat.starting for seat in self._seats if seat.starting is not None]
+            if not any(seat.queue for seat in self._seats) and not (self._more(feed)):
+                return
+            if calls:
+                ray.wait(calls, num_returns=1)
+            for seat in self._seats:
+                yield from self._heard(seat)
+
+    def _more(self, feed: Feed) -> bool:
+        """Whether any task is left while no worker has one."""
+        if not self._again and (task := feed()) is not None:
+            self._again.append(task)
+        return bool(self._again)
+
+    def _start(self, seat: _Seat) -> None:
+        seat.ready, seat.starting = False, self._prepare(seat.worker)
+
+    def _fill(self, seat: _Seat, feed: Feed) -> None:
+        while seat.ready and len(seat.queue) < AT_ONCE:
+            task = self._again.popleft() if self._again else feed()
+            if task is None:
+                return
+            # Not tried again by Ray: what becomes of a task whose worker ended is decided here.
+            call = getattr(seat.worker, task.method).options(num_returns=2, max_task_retries=0)
+            done, result = call.remote(*task.arguments)
+            seat.queue.append((done, result, task))
+
+    def _heard(self, seat: _Seat) -> Iterator[Done]:
+        """What a worker has done since it was last asked."""
+        if seat.starting is not None:
+            self._started(seat)
+        while seat.queue and _is_there(seat.queue[0][0]):
+            done, result, task = seat.queue[0]
+            seat.queue.popleft()
+            try:
+                had_model = got(done)
+            except RayActorError:
+                had_model = False
+            if not had_model:  # it has ended, and perhaps started again
+                self._again.extend(each for _, _, each in seat.queue)
+                seat.queue.clear()
+                self._start(seat)
+                task.deaths += 1
+                yield Done(task, None)
+                return
+            yield Done(task, result)
+
+    def _started(self, seat: _Seat) -> None:
+        if not _is_there(seat.starting):
+            return
+        try:
+            loaded = got(seat.starting)
+        except RayActorError as error:
+            raise EngineError(
+                "workers end while they load the model, as a rule for want of memory "
+                f"({first_line(error)}). Give fewer workers, or a smaller `dtype`."
+            ) from error
+        if not loaded:
+            raise EngineError("a worker that started again no longer finds the model on its disk; run the call again.")
+        seat.ready, seat.starting = True, None
+
+
+def _is_there(call: Any) -> bool:
+    return bool(ray.wait([call], timeout=0)[0])
+
+
+def got(call: Any) -> Any:
+    """What a call returned; what it raised is raised here, attnmech's own errors as they are."""
+    try:
+        return ray.get(call)
+    except RayTaskError as error:
+        if isinstance(error.cause, AttnmechError):
+            raise error.cause from None
+        raise error.cause from error
+    except RayActorError:
+        raise
+    except RayError as error:
+        raise lost(error) from error
+
+
+def fetched(reference: Any) -> Any:
+    """A result, here."""
+    try:
+        return ray.get(reference)
+    except RayError as error:
+        raise lost(error) from error
+
+
+def lost(error: Exception) -> EngineError:
+    """What to raise if Ray lost what a finished task returned."""
+    return EngineError(
+        f"Ray lost a machine that held partial results, or the connection to the cluster ({first_line(error)}). "
+        "Nothing wrong is returned; with journal=..., the same call resumes from what was kept."
+    )

@@ -1,0 +1,108 @@
+"""How does Ray Data read a corpus? Files are counted first, so that every document has its number; then read in blocks.
+
+Several files are read at once, ahead of the workers, by as many bytes as Ray Data's own limits allow. The numbers come
+with the documents, and a file that changes between counting and reading is an error.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final
+
+import pyarrow  # type: ignore[import-untyped]
+import ray
+from ray.data import DataContext, Datasource, ReadTask
+from ray.data.block import BlockMetadata
+
+from ..errors import InputError
+from ..runs.corpus import Documents
+from ..runs.corpus_files import CorpusFiles, StoredFile
+from .pool import got
+
+ROWS: Final = 256
+"""How many documents are in a block."""
+
+
+class RayDocuments(Documents):
+    """The documents of files that a cluster reads."""
+
+    def __init__(self, corpus: CorpusFiles) -> None:
+        self.files = corpus.files
+        count = ray.remote(num_cpus=1)(StoredFile.counted)
+        self.counts: Sequence[tuple[int, str]] = [got(each) for each in [count.remote(file) for file in self.files]]
+
+    @property
+    def count(self) -> int:
+        """How many documents there are."""
+        return sum(count for count, _ in self.counts)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the same files as `CorpusFiles`."""
+        return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
+
+    def __iter__(self) -> Iterator[str]:
+        numbers = [count for count, _ in self.counts]
+        firsts = list(accumulate(numbers, initial=0))[:-1]
+        expected = 0
+        with _quietly_in_order():
+            read = ray.data.read_datasource(_Files(list(zip(self.files, firsts, numbers, strict=True))))
+            for block in read.iter_batches(batch_size=ROWS, batch_format="pyarrow", prefetch_batches=2):
+                for number, text in zip(block["number"].to_pylist(), block["text"].to_pylist(), strict=True):
+                    if number != expected:
+                        raise InputError(
+                            f"document {expected} was counted and is no longer there: a file changed while it was read."
+                        )
+                    expected += 1
+                    yield text
+        if expected != sum(numbers):
+            raise InputError(f"{sum(numbers)} documents were counted, and {expected} read: a file has changed.")
+
+
+class _Files(Datasource):
+    """Files with the number of the first document of each, and how many it has."""
+
+    def __init__(self, files: Sequence[tuple[StoredFile, int, int]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._files = files
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Unknown."""
+        return None
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[Any]:
+        """One for each file."""
+        return [
+            ReadTask(partial(_blocks, file, first), BlockMetadata(count, None, None, None))
+            for file, first, count in self._files
+        ]
+
+
+def _blocks(file: StoredFile, first: int) -> Iterator[Any]:
+    """The documents of a file with their numbers, in tables."""
+    schema = pyarrow.schema([("number", pyarrow.int64()), ("text", pyarrow.large_string())])
+    rows: list[str] = []
+    for text in file.texts():
+        rows.append(text)
+        if len(rows) == ROWS:
+            yield pyarrow.table([range(first, first + len(rows)), rows], schema=schema)
+            first, rows = first + len(rows), []
+    if rows:
+        yield pyarrow.table([range(first, first + len(rows)), rows], schema=schema)
+
+
+@contextmanager
+def _quietly_in_order() -> Iterator[None]:
+    """Ray Data's settings for the time of a reading: blocks in order, no bars and no reports of its own."""
+    context, log = DataContext.get_current(), logging.getLogger("ray.data")
+    before = context.execution_options.preserve_order, context.enable_progress_bars, log.level
+    context.execution_options.preserve_order, context.enable_progress_bars = True, False
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.execution_options.preserve_order, context.enable_progress_bars, level = before
+        log.setLevel(level)

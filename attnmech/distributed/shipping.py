@@ -1,0 +1,54 @@
+"""How do a user's functions and classes get to a worker? Pickled by Ray, those of the user's own files by value.
+
+Nothing here is stored: what a journal or a result holds goes through safetensors.
+"""
+
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ray import cloudpickle as untyped
+
+from ..errors import EngineError, first_line
+from ..runs.identity import is_installed
+
+cloudpickle: Any = untyped
+
+
+def shipped(thing: Any, what: str) -> bytes:
+    """Something as bytes that a worker can read; `what` names it in the error for what cannot be sent."""
+    try:
+        with _by_value():
+            return bytes(cloudpickle.dumps(thing))
+    except Exception as error:  # what a user's object holds can fail in any way
+        raise EngineError(
+            f"{what} cannot be sent to worker processes ({first_line(error)}). Keep models, open files and generators "
+            'out of them, or use engine="local".'
+        ) from error
+
+
+def unpacked(sent: bytes) -> Any:
+    """The reverse, on a worker."""
+    return cloudpickle.loads(sent)
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """Code of modules that are not installed, such as a script's neighbours, is sent whole."""
+    known = cloudpickle.list_registry_pickle_by_value()
+    own = [module for module in list(sys.modules.values()) if _is_own(module) and module.__name__ not in known]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(module: object) -> bool:
+    if not isinstance(module, types.ModuleType) or module.__name__.partition(".")[0] in ("__main__", "attnmech"):
+        return False
+    return getattr(module, "__file__", None) is not None and not is_installed(module)

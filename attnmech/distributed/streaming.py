@@ -1,0 +1,270 @@
+"""How do workers carry out a pass over a corpus? Each takes a few batches; what they found is merged in a tree.
+
+The batches are those of a local run, made in the same order, so every number comes from the same passes. The driver
+holds references to partial results, not the results, except when it writes the journal; that covers the batches before
+which nothing is missing, and a local run can resume from it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Final
+
+from safetensors.torch import load
+from torch import Tensor
+
+from ..errors import EngineError
+from ..interventions import Intervention
+from ..model.hooked import HookedModel
+from ..model.in_force import Edit
+from ..points import PointKey
+from ..runs.corpus import CorpusBatch
+from ..runs.journal import Journal
+from ..runs.progress import Meter
+from ..runs.stream import Covered, Journalling, Reducer, State, Streaming, Total, merged_states
+from .merging import Node, Tree
+from .poison import divided
+from .pool import Done, Pool, Task, fetched
+from .worker import Piece
+
+BATCHES: Final = {8: 1, 64: 4}
+"""How many batches a worker takes at once, up to the numbers of tasks given; `MOST` after them.
+
+Few at first, so that a small corpus is shared out; then more, since each task ends with a partial result to merge. The
+numbers depend on nothing else, so that the tree of merges does not either.
+"""
+
+MOST: Final = 16
+"""How many batches a worker takes at once in a long run."""
+
+_MERGES: Final = 4
+"""How many workers must end on a merge before the run is given up."""
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The hooks and interventions that the caller has put in force."""
+
+    edits: tuple[tuple[PointKey, Edit], ...]
+    interventions: tuple[Intervention, ...]
+
+    @classmethod
+    def of(cls, model: HookedModel) -> "InForce":
+        """Those of a model, now."""
+        return cls(model.edit_functions, model.interventions)
+
+    def put(self, model: HookedModel) -> ExitStack:
+        """Puts them in force on another copy of the model, until the stack is closed."""
+        stack = ExitStack()
+        for key, edit in self.edits:
+            stack.enter_context(model.editing({key: edit}))
+        if self.interventions:
+            stack.enter_context(model.intervene(*self.interventions))
+        return stack
+
+
+@dataclass(frozen=True)
+class Reducing:
+    """What a worker needs to know of a call of `stream`."""
+
+    reducers: tuple[Reducer, ...]
+    stack: str
+    layers: tuple[int, ...]
+    in_force: InForce
+
+    @classmethod
+    def of(cls, work: Streaming) -> "Reducing":
+        """That of a call."""
+        return cls(work.reducers, work.stack.label, work.layers, InForce.of(work.model))
+
+    def at(self, model: HookedModel) -> "_Reducing":
+        """The same on a worker's model."""
+        return _Reducing(self, Streaming(model, self.reducers, model.stack(self.stack or None), self.layers))
+
+
+@dataclass(frozen=True)
+class _Reducing:
+    plan: Reducing
+    work: Streaming
+
+    def __call__(self, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+        """The states of some batches, merged."""
+        states: list[State] | None = None
+        with self.plan.in_force.put(self.work.model):
+            for piece in pieces:
+                found = self.work.of_part(piece.on(self.work.model), piece.documents)
+                numbers = piece.documents.tolist()
+                states = found if states is None else merged_states(self.plan.reducers, states, found, numbers)
+        assert states is not None
+        return _named(states)
+
+    def merged(self, parts: Sequence[dict[str, Tensor]], documents: range) -> dict[str, Tensor]:
+        """Several of them, merged."""
+        first, *others = (_by_reducer(each, len(self.plan.reducers)) for each in parts)
+        for each in others:
+            first = merged_states(self.plan.reducers, first, each, documents)
+        return _named(first)
+
+
+def _named(states: Sequence[State]) -> dict[str, Tensor]:
+    return {f"{place} {name}": value for place, state in enumerate(states) for name, value in state.items()}
+
+
+def _by_reducer(tensors: dict[str, Tensor], count: int) -> list[State]:
+    found: list[State] = [{} for _ in range(count)]
+    for name, value in tensors.items():
+        place, _, own = name.partition(" ")
+        found[int(place)][own] = value
+    return found
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A partial result: where it is, and what it covers; None if all of its documents were left out."""
+
+    result: Any
+    covered: Covered
+
+
+@dataclass
+class _Leaf:
+    """A few batches under way, perhaps in several tasks after a worker ended."""
+
+    parts: list[CorpusBatch]
+    results: list[Any] = field(default_factory=list)
+    left_out: tuple[int, ...] = ()
+    waiting: int = 1
+
+    @property
+    def covered(self) -> Covered:
+        """What it covers, when it is finished."""
+        first, *others = map(Covered.of, self.parts)
+        for each in others:
+            first = first.then(each)
+        return replace(first, left_out=self.left_out)
+
+
+class Summing:
+    """One pass over a corpus by workers."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        key: str,
+        work: Any,
+        parts: Iterator[CorpusBatch],
+        total: Total,
+        journal: Journal | None,
+        bar: Meter,
+    ) -> None:
+        self._pool, self._call, self._parts = pool, (key, [work]), parts
+        self._total, self._journal, self._bar = total, journal, bar
+        self._leaves: dict[int, _Leaf] = {}
+        self._begun = 0
+        self._tree = Tree()
+
+    def run(self) -> None:
+        """Adds everything to the total; if interrupted, what is finished without a gap."""
+        now_and_then = Journalling(self._journal)
+        try:
+            for done in self._pool.run(self._next):
+                if isinstance(done.task.about, _Merge):
+                    self._merged(done, done.task.about)
+                else:
+                    self._reduced(done, done.task.about)
+                if now_and_then.due and self._tree.prefix():
+                    self._fold()
+                    now_and_then.write(self._total)
+        finally:
+            self._fold()
+        assert not self._leaves and not self._tree.held and self._tree.start == self._begun
+
+    def _next(self) -> Task | None:
+        """The next batches to reduce."""
+        count = next((count for tasks, count in BATCHES.items() if self._begun < tasks), MOST)
+        parts = list(islice(self._parts, count))
+        if not parts:
+            return None
+        number, self._begun = self._begun, self._begun + 1
+        self._leaves[number] = _Leaf(parts)
+        return self._reduce(number, [Piece.of(part.batch, part.documents) for part in parts])
+
+    def _reduce(self, number: int, pieces: list[Piece], deaths: int = 0) -> Task:
+        return Task("do", (*self._call, pieces), _Reduce(number, pieces), deaths)
+
+    def _reduced(self, done: Done, about: "_Reduce") -> None:
+        leaf = self._leaves[about.leaf]
+        if done.result is not None:
+            leaf.results.append(done.result)
+        else:
+            outcome = divided(about.pieces, done.task.deaths)
+            for pieces in outcome.again:
+                self._pool.again(self._reduce(about.leaf, pieces, done.task.deaths))
+            leaf.waiting += len(outcome.again)
+            leaf.left_out += outcome.left_out
+        leaf.waiting -= 1
+        if leaf.waiting:
+            return
+        if len(leaf.results) > 1:
+            self._merge(_Merge((0, about.leaf), leaf.covered), leaf.results)
+        else:
+            self._leaf_done(about.leaf, leaf.results[0] if leaf.results else None)
+
+    def _leaf_done(self, number: int, result: Any) -> None:
+        leaf = self._leaves.pop(number)
+        for part in leaf.parts:
+            self._bar.advance(part)
+        self._pair(self._tree.add((0, number), _Found(result, leaf.covered)))
+
+    def _merge(self, about: "_Merge", results: Sequence[Any]) -> None:
+        self._pool.again(Task("merge", (*self._call, about.covered.documents, *results), about))
+
+    def _pair(self, pair: tuple[Node, Node] | None) -> None:
+        """Has two neighbours merged, if there are two."""
+        while pair is not None:
+            one, other = (self._tree.held[node] for node in pair)
+            level, place = pair[1]
+            node, covered = (level + 1, place // 2), one.covered.then(other.covered)
+            results = [each.result for each in (one, other) if each.result is not None]
+            if len(results) == 2:
+                self._merge(_Merge(node, covered), results)
+                return
+            pair = self._tree.become(node, _Found(results[0] if results else None, covered))
+
+    def _merged(self, done: Done, about: "_Merge") -> None:
+        if done.result is None:
+            if done.task.deaths >= _MERGES:
+                raise EngineError(
+                    f"{_MERGES} workers ended while they merged partial results, as a rule for want of memory. Give "
+                    "fewer workers, or fewer reducers."
+                )
+            self._pool.again(done.task)
+        elif about.node[0] == 0:
+            self._leaf_done(about.node[1], done.result)
+        else:
+            self._pair(self._tree.become(about.node, _Found(done.result, about.covered)))
+
+    def _fold(self) -> None:
+        """Adds what is finished without a gap to the total."""
+        for each in self._tree.take():
+            states = None
+            if each.result is not None:
+                states = _by_reducer(load(fetched(each.result)), len(self._total.reducers))
+            self._total.extend(states, each.covered)
+
+
+@dataclass(frozen=True)
+class _Reduce:
+    """A task that reduces pieces of a leaf."""
+
+    leaf: int
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """A task that merges results to those of a node."""
+
+    node: Node
+    covered: Covered

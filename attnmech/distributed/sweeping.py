@@ -1,0 +1,111 @@
+"""How do workers carry out a sweep? Texts are divided among them, and changes too where there are few texts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jaxtyping import Int
+from safetensors.torch import load
+from torch import Tensor
+
+from ..model.hooked import HookedModel
+from ..runs.corpus import CorpusBatch
+from ..runs.engine import After, Change, Engine
+from ..runs.metrics import Metric
+from ..runs.progress import Steps
+from ..runs.sweep import Measured, Sweeping, measured
+from .poison import divided
+from .pool import Pool, Task, fetched
+from .streaming import InForce
+from .worker import Piece
+
+TASKS: Final = 32
+"""Into roughly how many tasks a sweep is divided, at least, if it has as many passes."""
+
+
+@dataclass(frozen=True)
+class Changing:
+    """What a worker needs to know of a call of `sweep`."""
+
+    engine: Engine
+    changes: Sequence[Change]
+    judge: Metric
+    in_force: InForce
+
+    @classmethod
+    def of(cls, work: Sweeping) -> "Changing":
+        """That of a call."""
+        return cls(work.engine.on(None), work.changes, work.judge, InForce.of(work.model))
+
+    def at(self, model: HookedModel) -> "_Changing":
+        """The same on a worker's model."""
+        return _Changing(self, self.engine.on(model))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Changes to measure on a piece, by number, grouped as they share passes."""
+
+    piece: Piece
+    groups: list[list[int]]
+
+
+@dataclass(frozen=True)
+class _Changing:
+    plan: Changing
+    engine: Engine
+
+    def __call__(self, asked: Groups) -> dict[str, Tensor]:
+        """The metric before and after, and what else is measured, group by group."""
+        model, plan, piece = self.engine.model, self.plan, asked.piece
+        found: dict[str, Tensor] = {}
+        with plan.in_force.put(model):
+            each = measured(self.engine, plan.judge, plan.changes, piece.on(model), piece.documents, asked.groups)
+            for place, one in enumerate(each):
+                tensors = {"before": one.before, "metric": one.after.metric}
+                tensors |= {} if one.after.shift is None else {"shift": one.after.shift}
+                tensors |= {} if one.after.keyless is None else {"keyless": one.after.keyless}
+                found |= {f"{place} {name}": value for name, value in tensors.items()}
+        return found
+
+
+class Dividing:
+    """One sweep by workers."""
+
+    def __init__(
+        self, pool: Pool, key: str, sent: Any, work: Sweeping, parts: Sequence[CorpusBatch], bar: Steps
+    ) -> None:
+        self._pool, self._call, self._work, self._bar = pool, (key, [sent]), work, bar
+        self._tasks = self._divided(parts)
+
+    def run(self) -> None:
+        """Measures everything that is missing in the record."""
+        for done in self._pool.run(lambda: next(self._tasks, None)):
+            asked = done.task.about
+            if done.result is not None:
+                for found in _read(load(fetched(done.result)), asked):
+                    self._work.note(found, self._bar)
+                continue
+            outcome = divided([asked.piece], done.task.deaths)
+            for pieces in outcome.again:
+                self._pool.again(self._task(Groups(pieces[0], asked.groups), done.task.deaths))
+            self._work.record.left_out |= set(outcome.left_out)
+
+    def _task(self, asked: Groups, deaths: int = 0) -> Task:
+        return Task("do", (*self._call, asked), asked, deaths)
+
+    def _divided(self, parts: Sequence[CorpusBatch]) -> Iterator[Task]:
+        shares = max(1, -(-TASKS // len(parts)))
+        for part in parts:
+            groups = self._work.missing(part, self._bar)
+            piece = Piece.of(part.batch, part.documents)
+            size = max(1, -(-len(groups) // shares))
+            for first in range(0, len(groups), size):
+                yield self._task(Groups(piece, groups[first : first + size]))
+
+
+def _read(tensors: dict[str, Tensor], asked: Groups) -> Iterator[Measured]:
+    documents: Int[Tensor, " text"] = asked.piece.documents
+    for place, group in enumerate(asked.groups):
+        after = After(tensors[f"{place} metric"], tensors.get(f"{place} shift"), tensors.get(f"{place} keyless"))
+        yield Measured(documents, group, tensors[f"{place} before"], after)

@@ -1,0 +1,107 @@
+"""What does a worker do? It holds one model, reduces batches with a user's reducers, and measures changes."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import ray
+import torch
+from jaxtyping import Int
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ..batch import Batch
+from ..model.hooked import HookedModel
+from ..model.inputs import Encoder
+from .shipping import unpacked
+
+STARTS: Final = 5
+"""How often a worker starts again if it ends while it loads the model."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some documents of a corpus, on their way to a worker."""
+
+    batch: Batch
+    documents: Int[Tensor, " document"]
+    has_texts: bool
+    """Whether the batch can tell what tokens read as."""
+
+    @classmethod
+    def of(cls, batch: Batch, documents: Int[Tensor, " document"]) -> "Piece":
+        """A batch without the function that reads tokens, which every worker has."""
+        return cls(_moved(batch, torch.device("cpu"), None), documents, batch.texts_of is not None)
+
+    def part(self, places: Int[Tensor, " some"]) -> "Piece":
+        """Some of the documents."""
+        return Piece(self.batch.texts(places), self.documents[places], self.has_texts)
+
+    def on(self, model: HookedModel) -> Batch:
+        """The batch as this model's own encoder would have made it."""
+        reads = model.encoder.token_texts if self.has_texts and isinstance(model.encoder, Encoder) else None
+        return _moved(self.batch, model.device, reads)
+
+
+def _moved(batch: Batch, device: torch.device, reads: Any) -> Batch:
+    return replace(
+        batch,
+        ids=batch.ids.to(device),
+        mask=batch.mask.to(device),
+        target=None if batch.target is None else _moved(batch.target, device, reads),
+        extra={name: value.to(device) for name, value in batch.extra.items()},
+        texts_of=reads,
+    )
+
+
+def _written(tensors: dict[str, Tensor]) -> bytes:
+    """Tensors as safetensors, which refuses those that share memory."""
+    return save(
+        {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    )
+
+
+class Worker:
+    """One process of an engine; Ray calls its methods one after the other.
+
+    References come in lists, since Ray would otherwise fetch what they name for every call.
+    """
+
+    def __init__(self, threads: int, device: str) -> None:
+        torch.set_num_threads(threads)
+        self._device = torch.device(device)
+        self._model: tuple[str, HookedModel] | None = None
+        self._work: tuple[str, Any] | None = None
+
+    def process(self) -> int:
+        """The number of its process."""
+        return os.getpid()
+
+    def prepare(self, key: str, blueprint: Sequence[Any], weights: Sequence[Any] | None) -> bool:
+        """Loads a model, from the weights sent or else from disk; False if it is not there."""
+        if self._model is not None and self._model[0] == key:
+            return True
+        self._model = self._work = None
+        plan = unpacked(ray.get(blueprint[0]))
+        if weights is None:
+            found = plan.from_disk(self._device)
+        else:
+            found = plan.with_weights((ray.get(each) for each in weights), self._device)
+        self._model = None if found is None else (key, found)
+        return found is not None
+
+    def do(self, key: str, work: Sequence[Any], pieces: Any) -> tuple[bool, bytes]:
+        """What some work makes of pieces, as safetensors; False and nothing if there is no model yet."""
+        return self._answer(key, work, lambda made: made(pieces))
+
+    def merge(self, key: str, work: Sequence[Any], documents: range, *parts: bytes) -> tuple[bool, bytes]:
+        """Several results of some work together, the earlier ones first; `documents` are those of all of them."""
+        return self._answer(key, work, lambda made: made.merged([load(each) for each in parts], documents))
+
+    def _answer(self, key: str, work: Sequence[Any], asked: Callable[[Any], dict[str, Tensor]]) -> tuple[bool, bytes]:
+        if self._model is None:  # it has started again since it was prepared
+            return False, b""
+        if self._work is None or self._work[0] != key:
+            self._work = key, unpacked(ray.get(work[0])).at(self._model[1])
+        return True, _written(asked(self._work[1]))

@@ -1,0 +1,72 @@
+"""Which browser draws figures for files? Chromium or one of its kin, without a window and without a network."""
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from attnmech.errors import AttnmechError, OutputError, first_line
+
+VARIABLE: Final = "BROWSER_PATH"
+"""The environment variable that names a browser; kaleido reads the same."""
+
+NAMES: Final = (
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge"),
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
+"""What Chromium and its kin are called, where `PATH` is searched for them."""
+
+PATIENCE: Final = 120_000
+"""Milliseconds that the browser may take for one step."""
+
+
+def in_browser(job: Callable[[Any], bytes], *, target: Path) -> bytes:
+    """What `job` makes with a browser, playwright's `Browser`, that is closed afterwards.
+
+    It runs in a thread of its own: in a notebook, the main thread has an event loop, which playwright refuses.
+
+    Raises `OutputError`, about the file `target`, without playwright or a browser, and if the browser fails.
+    """
+    program = browser_program(target)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_run, job, program, target).result()
+
+
+def browser_program(target: Path) -> str | None:
+    """The browser's path; None for the one that playwright installed."""
+    if find_spec("playwright") is None:
+        raise OutputError(
+            f"to write {target}, a browser draws the figure: pip install 'attnmech[figures]', and Chromium or Chrome "
+            "(apt install chromium, or: playwright install chromium)."
+        )
+    named = os.environ.get(VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK) or Path(named).is_dir():
+            raise OutputError(f"to write {target}: {VARIABLE} must name a browser's program; got {named}.")
+        return named
+    return next((found for found in map(shutil.which, NAMES) if found), None)
+
+
+def _run(job: Callable[[Any], bytes], program: str | None, target: Path) -> bytes:
+    from playwright.sync_api import Error, sync_playwright
+
+    with sync_playwright() as driver:
+        if program is None and not Path(driver.chromium.executable_path).exists():
+            raise OutputError(
+                f"to write {target}, a browser draws the figure, and none was found: install Chromium or Chrome (apt "
+                f"install chromium, or: playwright install chromium), or let {VARIABLE} name its program."
+            )
+        try:
+            browser = driver.chromium.launch(executable_path=program, args=["--disable-gpu"], timeout=PATIENCE)
+            try:
+                return job(browser)
+            finally:
+                browser.close()
+        except AttnmechError:
+            raise
+        except Error as error:
+            name = program or driver.chromium.executable_path
+            raise OutputError(f"to write {target}: the browser {name} failed ({first_line(error)}).") from error

@@ -1,0 +1,222 @@
+"""How does a figure get into a paper? As SVG, PDF or PNG, in the width of a column, of a page or of a slide.
+
+A figure is drawn as on the screen, on white, and scaled as a whole until its text has the size that a printed page
+needs; so its marks, lines and words keep their proportions.
+"""
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from attnmech.arguments import option, string
+from attnmech.draw.browser import PATIENCE, in_browser
+from attnmech.draw.scripts import package_text, plotly_for
+from attnmech.draw.text import html_text, printable
+from attnmech.errors import InputError, OutputError
+from attnmech.files import check_writable, path_of, writing
+
+TYPES: Final = (".pdf", ".png", ".svg")
+
+FONTS: Final = "Arial, Helvetica, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+"""What journals ask for, and what has the same widths where these are not installed."""
+
+INK: Final = "#1a1a1a"
+
+_SCREEN_PT: Final = 9.0
+"""The text of a figure on the screen: 12 pixels of 1/96 inch."""
+
+_LEAST: Final = 10.5
+"""No text is smaller, in pixels of the screen: 6 pt where the usual text has 7."""
+
+_NARROW: Final = 600.0
+"""Figures have two columns from this width on, in pixels of the screen."""
+
+PIXELS_PER_MM: Final = 96 / 25.4
+
+_DOTS: Final = 4
+"""The pixels of a canvas for each of the screen's, in a PDF or an SVG."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a figure in a file."""
+
+    width: float
+    """In mm."""
+    most: float
+    """Its greatest height, in mm; of a slide, its height."""
+    points: float
+    """The size of its usual text, in pt."""
+    dpi: int
+    """The resolution of a PNG."""
+    fixed: bool = False
+    """Whether the height is given, too."""
+
+    @property
+    def scale(self) -> float:
+        """How much larger than on the screen everything is drawn."""
+        return self.points / _SCREEN_PT
+
+    @property
+    def pixels(self) -> tuple[float, float]:
+        """Width and greatest height in pixels of the screen, before the scale."""
+        return self.width * PIXELS_PER_MM / self.scale, self.most * PIXELS_PER_MM / self.scale
+
+
+SIZES: Final = {
+    "column": Size(85.0, 225.0, 7.0, 600),
+    "double": Size(178.0, 225.0, 7.0, 600),
+    "slide": Size(338.66, 190.49, 18.0, 144, fixed=True),
+}
+"""One column of a journal, two columns, and a slide of 16:9."""
+
+
+def save_figure(figure: go.Figure, path: str | Path, *, size: str = "column", title: str = "") -> Path:
+    """Writes a plotly figure for a paper or a slide: as SVG, PDF or PNG, by the path's suffix.
+
+    On white, in a sans-serif font that a PDF embeds, with the cells of heat maps as shapes that stay sharp. Chromium
+    or Chrome draws it, without a network: `pip install 'attnmech[figures]'`; the environment variable `BROWSER_PATH`
+    names a browser that is not found by itself.
+
+    >>> save_figure(acts_figure, "attention.pdf", title="demo, layer 2, head 6")      # doctest: +SKIP
+
+    Args:
+        figure: any plotly figure, of attnmech or not.
+        path: a file that ends with .pdf, .png or .svg; an existing file is replaced.
+        size: "column" (85 mm wide, text of 7 pt), "double" (178 mm, 7 pt) or "slide" (16:9, 13.33 × 7.5 inches, 18 pt).
+            A PNG has 600 dpi, of a slide 1920 × 1080 pixels.
+        title: a line above the figure, wrapped where it is longer.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: for a figure that is not plotly's, and for another size.
+        OutputError: for another suffix, a path that is not writable, and where there is no browser.
+
+    """
+    if not isinstance(figure, go.Figure):
+        kind = type(figure).__name__
+        raise InputError(f"`figure` must be a plotly figure; got a {kind}. Views have .save_figure(path) themselves.")
+    target, chosen = checked_target(path, size)
+    string("title", title)
+    script = plotly_for({str(trace.type) for trace in figure.data}).text
+    width, most = chosen.pixels
+    given = {
+        "figure": _on_paper(json.loads(_fitted(figure, width).to_json())),
+        "title": printable(title),
+        "width": width,
+        "height": most if chosen.fixed else None,
+        "most": most,
+        "size": 12,
+        "family": FONTS,
+    }
+
+    def drawn(page: Any) -> Drawn:
+        page.set_content(document(title, "<main></main>"))
+        page.add_script_tag(content=script)
+        page.add_script_tag(content=package_text("figure_files.js"))
+        found = page.evaluate("(given) => attnmechSvg(given)", given)
+        height = float(found["height"]) * chosen.scale / PIXELS_PER_MM
+        svg = str(found["svg"]).replace("<svg ", f'<svg width="{chosen.width:g}mm" height="{height:.2f}mm" ', 1)
+        page.evaluate("(svg) => { document.querySelector('main').innerHTML = svg; }", svg)
+        return Drawn(height, svg=lambda _: f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'.encode())
+
+    return write_page(target, chosen, drawn)
+
+
+def checked_target(path: str | Path, size: str) -> tuple[Path, Size]:
+    """The file and the size, or `OutputError` and `InputError` for what cannot be written."""
+    target = path_of(path, OutputError)
+    if target.suffix.lower() not in TYPES:
+        raise OutputError(f"a figure is saved as {', '.join(TYPES)}; got {target.name or target}.")
+    chosen = SIZES[option("size", size, SIZES)]
+    check_writable(target)
+    return target, chosen
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a page shows."""
+
+    height: float
+    """In mm."""
+    svg: Callable[[bytes], bytes]
+    """Makes an SVG, given the page as a PDF."""
+
+
+def write_page(target: Path, size: Size, draw: Callable[[Any], Drawn]) -> Path:
+    """Writes what `draw` puts on playwright's page that it is given."""
+    kind = target.suffix.lower()
+
+    def job(browser: Any) -> bytes:
+        width, most = (math.ceil(side * PIXELS_PER_MM) for side in (size.width, size.most))
+        context = browser.new_context(
+            offline=True,
+            viewport={"width": width, "height": most},
+            device_scale_factor=size.dpi / 96 if kind == ".png" else _DOTS,
+            color_scheme="light",
+        )
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        drawn = draw(page)
+        if kind == ".png":
+            page.set_viewport_size({"width": width, "height": math.ceil(drawn.height * PIXELS_PER_MM)})
+            return _with_dpi(page.screenshot(), size.dpi)
+        pdf: bytes = page.pdf(width=f"{size.width}mm", height=f"{drawn.height}mm", print_background=True)
+        return pdf if kind == ".pdf" else drawn.svg(pdf)
+
+    made = in_browser(job, target=target)
+    with writing(target) as draft:
+        draft.write_bytes(made)
+    return target
+
+
+def document(title: str, main: str, **properties: str) -> str:
+    """The page that the browser draws; its title becomes the PDF's, and figure_files.css uses the `properties`."""
+    given = {"ink": INK, "fonts": FONTS, **properties}
+    style = ":root {" + "".join(f"--{name}: {value};" for name, value in given.items()) + "}"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html_text(title)}</title>'
+        f"<style>{style}{package_text('figure_files.css')}</style></head><body>{main}</body></html>"
+    )
+
+
+def _fitted(figure: go.Figure, width: float) -> go.Figure:
+    """A figure that has a layout of its own for narrow places, `layout.meta["narrow"]`, in that layout."""
+    meta = figure.layout.meta
+    if width >= _NARROW or not isinstance(meta, Mapping) or "narrow" not in meta:
+        return figure
+    return go.Figure(figure).update_layout({place.replace(".", "_"): value for place, value in meta["narrow"].items()})
+
+
+def _on_paper(figure: Any, name: str = "") -> Any:
+    """A figure's JSON with readable text in print: no font below `_LEAST`, grey text as ink, white paper."""
+    if not name:
+        figure = _on_paper(figure, "figure")
+        layout = figure["layout"]
+        font = {**layout.get("font", {}), "family": FONTS, "color": INK, "size": 12}
+        height = layout.get("height") or 320
+        figure["layout"] = {**layout, "font": font, "height": height, "paper_bgcolor": "#ffffff"}
+        return figure
+    if isinstance(figure, Mapping):
+        found = {key: _on_paper(value, key) for key, value in figure.items()}
+        if name.endswith("font") and isinstance(found.get("size"), int | float):
+            found["size"] = max(_LEAST, found["size"])
+        return found
+    return [_on_paper(each, name) for each in figure] if isinstance(figure, list | tuple) else figure
+
+
+def _with_dpi(png: bytes, dpi: int) -> bytes:
+    """A PNG that says how large it is (its chunk pHYs), so that a page takes it in its size."""
+    head = 33  # the signature and the chunk IHDR
+    per_metre = round(dpi / 0.0254)
+    body = b"pHYs" + struct.pack(">IIB", per_metre, per_metre, 1)
+    return png[:head] + struct.pack(">I", 9) + body + struct.pack(">I", zlib.crc32(body)) + png[head:]

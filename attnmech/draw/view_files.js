@@ -1,0 +1,33 @@
+"use strict";
+
+// Prepares a view for a file: all that it has, nothing about the pointer, and no wider than the paper.
+
+(() => {
+  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  const zoomOf = (main) => Number(getComputedStyle(main).zoom);
+
+  /** A view that would scroll becomes wider, and smaller by as much. */
+  function widen(main) {
+    const inner = [...main.querySelectorAll(".attnmech, .attnmech *")].filter(({ clientWidth }) => clientWidth);
+    const beyond = Math.max(0, ...inner.map(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth));
+    if (beyond < 2) return;
+    const { clientWidth } = main;
+    const zoom = (zoomOf(main) * clientWidth) / (clientWidth + beyond);
+    Object.assign(main.style, { width: `${clientWidth + beyond}px`, zoom });
+  }
+
+  /** Resolves to the view's height; `most`, if it is not null, is the greatest that it may have. */
+  window.attnmechFit = async (most) => {
+    const main = /** @type {HTMLElement} */ (document.querySelector("main"));
+    await frame(); // views draw anew, with all that they have, once they are printed
+    await frame();
+    for (const each of main.querySelectorAll(".attnmech-paper :is(h2, h3)")) {
+      if (each.textContent.includes("hover")) each.remove();
+    }
+    widen(main);
+    const { height } = main.getBoundingClientRect();
+    if (most === null || height <= most) return height;
+    Object.assign(main.style, { zoom: (zoomOf(main) * most * 0.995) / height, margin: "0 auto" });
+    return most;
+  };
+})();

@@ -1,0 +1,58 @@
+"""How does a view of HTML get into a paper? As its browser prints it, without its controls."""
+
+import math
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from attnmech.arguments import string
+from attnmech.draw.figure_files import PIXELS_PER_MM, Drawn, checked_target, document, write_page
+from attnmech.draw.scripts import Script, boot, carriers, package_text
+from attnmech.draw.text import html_text
+from attnmech.errors import OutputError, first_line
+
+
+def save_view(
+    element: str, start: str, scripts: tuple[Script, ...], path: str | Path, *, size: str, title: str
+) -> Path:
+    """Writes a view, given by its `element` and the line of script that draws it; see `View.save_figure`.
+
+    What it draws on canvases are images in the file, of four pixels for each of the screen's. An SVG is made of the
+    PDF by poppler's `pdftocairo`.
+    """
+    target, chosen = checked_target(path, size)
+    string("title", title)
+    if target.suffix.lower() == ".svg" and shutil.which("pdftocairo") is None:
+        raise OutputError(
+            f"to write {target}, poppler's pdftocairo makes the SVG of a view (apt install poppler-utils); or name a "
+            ".pdf file, which has the same vectors."
+        )
+    heading = f'<p class="title">{html_text(title)}</p>' if title else ""
+    main = f'<main class="view">{heading}{element}</main>{carriers(scripts)}<script>{boot()}</script>'
+    page_of_view = document(title, main, width=f"{chosen.pixels[0]}px", scale=str(chosen.scale))
+    most = chosen.most * PIXELS_PER_MM
+
+    def drawn(page: Any) -> Drawn:
+        page.set_content(page_of_view)
+        page.evaluate(f"() => {start.rstrip(';')}")
+        page.emulate_media(media="print", color_scheme="light")
+        page.add_script_tag(content=package_text("view_files.js"))
+        high = page.evaluate("(most) => attnmechFit(most)", most if chosen.fixed else None)
+        height = chosen.most if chosen.fixed else math.ceil(float(high) + 1) / PIXELS_PER_MM
+        return Drawn(height, svg=lambda pdf: _svg_of(pdf, target))
+
+    return write_page(target, chosen, drawn)
+
+
+def _svg_of(pdf: bytes, target: Path) -> bytes:
+    """A page of PDF as SVG."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder, "figure.pdf"), Path(folder, "figure.svg")
+        source.write_bytes(pdf)
+        done = subprocess.run(["pdftocairo", "-svg", str(source), str(made)], capture_output=True, check=False)
+        if done.returncode or not made.is_file():
+            said = OSError(done.stderr.decode(errors="replace") or "no reason given")
+            raise OutputError(f"to write {target}: pdftocairo failed ({first_line(said)}).")
+        return made.read_bytes()

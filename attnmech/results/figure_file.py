@@ -1,0 +1,70 @@
+"""How is a result's figure saved, and what is written above it? The model, the figure, the layer and the head."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..draw.figure_files import checked_target, save_figure
+from ..errors import InputError
+
+
+class SavesFigures:
+    """What has `.plot(...)` can write the same figure as a file."""
+
+    def save_figure(
+        self, path: str | Path, *figure: str, size: str = "column", title: str | None = None, **options: Any
+    ) -> Path:
+        """Writes a figure of this result for a paper or a slide: as SVG, PDF or PNG, by the path's suffix.
+
+        >>> focus.save_figure("focus.pdf", "first_focus", layer=2, head=6)      # doctest: +SKIP
+        >>> effects.save_figure("effects.svg", size="double")                   # doctest: +SKIP
+
+        Text is in a sans-serif font that a PDF embeds, of 7 pt in print; a browser draws it, without a network:
+        `pip install 'attnmech[figures]'`.
+
+        Args:
+            path: a file that ends with .pdf, .png or .svg; an existing file is replaced.
+            figure: which figure, as `plot` takes it.
+            size: "column" (85 mm wide), "double" (178 mm) or "slide" (16:9).
+            title: the line above the figure; by default the result's heading with the model, the figure, the layer and
+                the head. "" leaves it out, where a caption says it.
+            options: the other arguments of `plot`: `layer`, `head`, …
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: for another size, what `plot` refuses, and a result without figures.
+            OutputError: for another suffix, a path that is not writable, and where there is no browser.
+
+        """
+        plot = getattr(self, "plot", None)
+        if plot is None:
+            raise InputError(f"{type(self).__name__} has no figure.")
+        checked_target(path, size)
+        drawn = plot(*figure, **options)
+        named = self._figure_title(*figure, **options) if title is None else title
+        return save_figure(drawn, path, size=size, title=named)
+
+    def _figure_title(self, *figure: str, **options: Any) -> str:
+        heading = self._figure_heading
+        model = self._figure_model
+        words = [each.replace("_", " ") for each in (*figure, options.get("figure")) if isinstance(each, str)]
+        place = ", ".join(f"{name} {number}" for name, number in self._figure_place(*figure, **options).items())
+        return " · ".join(filter(None, (heading, "" if model in heading else model, *words, place)))
+
+    @property
+    def _figure_heading(self) -> str:
+        """What the figure is of, above it."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__)
+        return words.capitalize()
+
+    @property
+    def _figure_model(self) -> str:
+        """The model, where it is known."""
+        return ""
+
+    def _figure_place(self, *figure: str, **options: Any) -> Mapping[str, int]:
+        """The layer and the head that a figure shows, where it shows one."""
+        return {name: options[name] for name in ("layer", "head") if options.get(name) is not None}

@@ -1,0 +1,136 @@
+"""How are many files one corpus? File after file, wherever they are; their documents are counted first."""
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from ..arguments import listed, shown
+from ..errors import InputError, first_line
+from .corpus import Documents, texts_of_file
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of a corpus, on this machine's disks or in a store that pyarrow reads (s3://, gs://, hdfs://, …)."""
+
+    uri: str
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @property
+    def suffix(self) -> str:
+        """The ending of its name, which says how it is read."""
+        return PurePosixPath(self.uri).suffix
+
+    def open(self, mode: Literal["rb"]) -> Any:
+        """The file, opened for reading; `OSError` if it cannot be."""
+        if "://" not in self.uri:
+            return Path(self.uri).open(mode)
+        system, path = _system_of(self.uri)
+        return io.BufferedReader(system.open_input_file(path))
+
+    def texts(self) -> Iterator[str]:
+        """Its documents, in order; `InputError` for a line that is not one."""
+        return texts_of_file(self)
+
+    def counted(self) -> tuple[int, str]:
+        """How many documents it has, and the SHA-256 of their texts."""
+        count, digest = 0, hashlib.sha256()
+        for text in self.texts():
+            count += 1
+            digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+        return count, digest.hexdigest()
+
+
+class CorpusFiles(Documents):
+    """The documents of many files, one file after the other.
+
+    >>> corpus = CorpusFiles(["part-0.jsonl", "part-1.jsonl", "s3://bucket/more/"])      # doctest: +SKIP
+
+    Args:
+        paths: a file, a folder or a URI that pyarrow reads (s3://, gs://, abfs://, hdfs://, file://), or a list of
+            them. Of a folder, all files in it and below count, by name, but none that begins with "." or "_". Each is
+            read by its suffix, as `am.Corpus` does.
+
+    All documents are counted before the first is run, so each has its number before work starts. With
+    `engine=am.Ray(...)`, Ray Data counts and reads, several files at once; the paths are then those of the cluster's
+    machines, and cloud stores are reached from there.
+
+    Raises `InputError` for paths at which there is no file, and for files without documents.
+
+    """
+
+    def __init__(self, paths: str | Path | Iterable[str | Path]) -> None:
+        wanted = "a path or a list of paths"
+        given = [paths] if isinstance(paths, str | Path) else listed("paths", paths, wanted)
+        self.files: tuple[StoredFile, ...] = tuple(file for each in given for file in _files_at(each))
+        if not self.files:
+            raise InputError(f"`paths` must be {wanted} with at least one file; got {shown(paths)}.")
+
+    def __iter__(self) -> Iterator[str]:
+        for file in self.files:
+            yield from file.texts()
+
+    @cached_property
+    def counts(self) -> Sequence[tuple[int, str]]:
+        """How many documents each file has, and their SHA-256; reads all files once."""
+        return [file.counted() for file in self.files]
+
+    @property
+    def count(self) -> int:
+        """How many documents there are."""
+        return sum(count for count, _ in self.counts)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over those of the files."""
+        return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
+
+
+def _system_of(uri: str) -> tuple[Any, str]:
+    """The store that a URI is in, and the path there."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        from pyarrow import fs
+    except ImportError as error:
+        raise InputError(f'to read {uri}: pip install "attnmech[parquet]".') from error
+    try:
+        system, path = fs.FileSystem.from_uri(uri)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{uri} cannot be reached ({first_line(error)}).") from error
+    return system, str(path)
+
+
+def _files_at(given: Any) -> list[StoredFile]:
+    """The files at a path, in order of their names."""
+    if not isinstance(given, str | Path):
+        raise InputError(f"`paths` must hold paths; got {shown(given)} in it.")
+    name = str(given)
+    if "://" not in name:
+        path = Path(name)
+        if not path.exists():
+            raise InputError(f"there is no file {path}.")
+        inside = [str(each) for each in path.rglob("*") if each.is_file()] if path.is_dir() else [name]
+        return [StoredFile(each) for each in _counted(inside, name)]
+    from pyarrow import fs
+
+    system, path_there = _system_of(name)
+    (about,) = system.get_file_info([path_there])
+    if about.type == fs.FileType.NotFound:
+        raise InputError(f"there is no file {name}.")
+    if about.type == fs.FileType.File:
+        return [StoredFile(name)]
+    inside = [each.path for each in system.get_file_info(fs.FileSelector(path_there, recursive=True)) if each.is_file]
+    start = name.rstrip("/").removesuffix(path_there.rstrip("/"))
+    return [StoredFile(f"{start}{each}") for each in _counted(inside, path_there)]
+
+
+def _counted(files: Sequence[str], folder: str) -> list[str]:
+    """The files below a folder that count: no name on their way begins with "." or "_"."""
+    parts = {each: each.removeprefix(folder).strip("/").split("/") for each in files}
+    return sorted(each for each, names in parts.items() if not any(name[:1] in (".", "_") for name in names))

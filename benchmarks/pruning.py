@@ -1,0 +1,108 @@
+"""What `prune_heads` takes with streams that keep the heads already removed, and what it takes without.
+
+    pip install -c constraints.txt .
+    python benchmarks/pruning.py --json benchmarks/results/pruning.json
+
+Each step measures every remaining head together with those removed before. Without, each measurement begins at the
+first block that has a removed head, as sweeps did before they shared what their changes begin with. Both must find the
+same order, or nothing is printed. On an idle machine; the defaults take two minutes on two cores.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from ablation import PROMPTS, prompts
+from measure import alternating_times, in_own_process, machine, write
+from rich.console import Console
+from rich.table import Table
+from shapes import SHAPES, build
+
+if TYPE_CHECKING:
+    import attnmech as am
+
+SHARING, EACH = "attnmech, prune_heads", "attnmech, prune_heads, nothing shared"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to prune one model."""
+
+    shape: str
+    layers: int
+    tokens: int
+    prompts: int
+    steps: int
+    contender: str
+    seconds: list[float]
+
+
+def times_of(shape: str, layers: int, tokens: int, steps: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of both ways, in turns; in a process of their own."""
+    import attnmech as am
+    from attnmech.runs.engine import Engine
+
+    model = am.load(build(SHAPES[shape], tokens, layers))
+    ids: Any = prompts(tokens)
+
+    def prune() -> "am.PruningCurve":
+        return am.prune_heads(model, ids, steps=steps, random=0)
+
+    def nothing_shared() -> "am.PruningCurve":
+        with patch("attnmech.runs.sweep.shared", lambda changes: 0), patch.object(Engine, "after_attention", _never):
+            return prune()
+
+    orders = [found.order for found in (prune(), nothing_shared())]
+    if orders[0] != orders[1]:
+        raise ValueError(f"the orders differ: {orders}")
+    both: dict[str, Callable[[], object]] = {SHARING: prune, EACH: nothing_shared}
+    return alternating_times(both, repeats)
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def table_of(rows: list[Row]) -> Table:
+    """Both ways beside each other."""
+    one = rows[0]
+    title = f"{SHAPES[one.shape].title} of {one.layers} layers, {one.prompts} prompts of {one.tokens} tokens"
+    table = Table(f"{one.steps} steps", title=title, title_justify="left")
+    for heading in ("seconds", "(from - to)", "×"):
+        table.add_column(heading, justify="right")
+    ours = median(one.seconds)
+    for row in rows:
+        ends = f"{min(row.seconds):.2f} - {max(row.seconds):.2f}"
+        table.add_row(row.contender, f"{median(row.seconds):.2f}", ends, f"{median(row.seconds) / ours:.2f}")
+    return table
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=2, help="rounds (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads (default %(default)s)")
+    parser.add_argument("--json", type=Path, help="file for every figure")
+    chosen = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": str(chosen.threads), "HF_HUB_OFFLINE": "1"}
+    about = machine(("attnmech", "torch", "transformers"))
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    case = chosen.shape, chosen.layers, chosen.tokens
+    times = in_own_process(times_of, *case, chosen.steps, chosen.repeats)
+    rows = [Row(*case, PROMPTS, chosen.steps, name, seconds) for name, seconds in times.items()]
+    tables = [table_of(rows)]
+    Console().print(tables[0])
+    write(chosen.json, about, chosen, tables, rows=[asdict(row) for row in rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What Ray's workers cost beside one process: a pass over a corpus with 1 and 2 workers, merging, and growth.
+
+    pip install -c constraints.txt '.[ray]'
+    python benchmarks/ray_engine.py --json ray_engine.json
+
+On two cores, with the demo model and texts of its grammar. Threads are divided fairly: one process beside one worker
+with as many, one or two, and two workers with one each. Seconds are of the wall and, beside them, of the CPU, in all
+processes that take part: on a machine that others use, only the latter can be compared. Starting Ray and the workers is
+measured apart.
+"""
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from measure import machine
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load, save
+
+import attnmech as am
+from attnmech.demo.text import documents
+from attnmech.distributed.streaming import Reducing
+from attnmech.runs.corpus import batches
+from attnmech.runs.stream import Streaming
+
+CORES = 2
+TICK = os.sysconf("SC_CLK_TCK")
+PARTS = 1000
+"""How many partial results are merged."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run took."""
+
+    engine: str
+    documents: int
+    tokens: int
+    start: float
+    """Seconds until the workers have the model."""
+    wall: float
+    cpu: float
+    """CPU seconds of the driver and its workers, without the start."""
+    driver_cpu: float
+    driver_growth_mb: float
+    """By how much the driver's memory grew at its peak."""
+
+
+def texts(count: int) -> Iterator[str]:
+    """Documents of the demo grammar; every block of them has a seed of its own."""
+    for first in range(0, count, 500):
+        yield from documents(min(500, count - first), seed=first)
+
+
+def seconds_of(processes: list[int]) -> float:
+    """CPU seconds of processes so far."""
+    fields = [Path(f"/proc/{each}/stat").read_text().rsplit(") ", 1)[1].split() for each in processes]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / TICK
+
+
+def own_seconds() -> float:
+    """CPU seconds of this process so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def peak() -> int:
+    """The peak of this process's memory since it was last reset, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def measured(name: str, model: am.HookedModel, count: int, engine: am.Ray | None) -> Cost:
+    """One pass of attention focus over a corpus in a file."""
+    start, workers = 0.0, []
+    where = {} if engine is None else {"engine": engine}
+    if engine is not None:
+        before = time.perf_counter()
+        workers = engine.processes()
+        am.attention_focus(model, texts(64), **where)
+        start = time.perf_counter() - before
+    else:
+        am.attention_focus(model, texts(64))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "corpus.txt")
+        path.write_text("\n".join(texts(count)))
+        corpus = am.Corpus(path)
+        Path("/proc/self/clear_refs").write_text("5")
+        held, theirs, mine, before = peak(), seconds_of(workers), own_seconds(), time.perf_counter()
+        found = am.attention_focus(model, corpus, **where)
+        wall, driver = time.perf_counter() - before, own_seconds() - mine
+        cpu = driver + seconds_of(workers) - theirs
+    tokens = int(found.state["rows"].sum())
+    return Cost(name, count, tokens, start, wall, cpu, driver, (peak() - held) / 1e6)
+
+
+def merging(model: am.HookedModel) -> dict[str, float]:
+    """What merging partial results as a worker does takes, for one merge and for a tree of 1,000."""
+    work = Streaming(model, (am.AttentionFocus.reducer(),), model.stack(), None)
+    reduce = Reducing.of(work).at(model)
+    parts = [part for part, _ in zip(batches(texts(512), model), range(2), strict=False)]
+    states = [work.of_part(part.batch, part.documents) for part in parts]
+    sent = [save({f"0 {name}": x.contiguous() for name, x in state[0].items()}) for state in states]
+    before = time.process_time()
+    for _ in range(100):
+        merged = reduce.merged([load(each) for each in sent], range(512))
+        save({name: x.contiguous() for name, x in merged.items()})
+    one = (time.process_time() - before) / 100
+    return {"bytes": float(len(sent[0])), "one_merge": one, "thousand": one * (PARTS - 1)}
+
+
+def main() -> None:
+    """Prints the tables and writes the figures."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--documents", default="1000,5000,20000", help="sizes of the corpora, between commas")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    sizes = [int(each) for each in given.documents.split(",")]
+    model, costs = am.load(), []
+    for threads in range(1, CORES + 1):
+        torch.set_num_threads(threads)
+        costs.append(measured(f"here, {threads} threads", model, sizes[0], None))
+        with am.Ray(workers=1, cpus_per_worker=threads) as engine:
+            costs.append(measured(f"1 worker × {threads}", model, sizes[0], engine))
+    torch.set_num_threads(1)
+    with am.Ray(workers=CORES) as engine:
+        costs += [measured(f"{CORES} workers × 1", model, count, engine) for count in sizes]
+    table = Table(title="Attention focus over a corpus, demo model")
+    for column in ("engine", "documents", "tokens", "start s", "wall s", "CPU s", "CPU ms/document", "driver MB"):
+        table.add_column(column, justify="right")
+    for each in costs:
+        figures = f"{each.start:.1f}", f"{each.wall:.1f}", f"{each.cpu:.1f}", f"{1e3 * each.cpu / each.documents:.2f}"
+        table.add_row(each.engine, str(each.documents), str(each.tokens), *figures, f"{each.driver_growth_mb:.0f}")
+    merges = merging(model)
+    console = Console()
+    console.print(machine(("attnmech", "torch", "ray")), table)
+    for here, there in zip(costs[: 2 * CORES : 2], costs[1 : 2 * CORES : 2], strict=True):
+        ratios = f"CPU {there.cpu / here.cpu:.2f}, wall {there.wall / here.wall:.2f} (at most 1.15)"
+        console.print(f"{there.engine} / {here.engine}, beyond the start: {ratios}")
+    console.print(
+        f"a merge of two results of {merges['bytes'] / 1e6:.1f} MB: {1e3 * merges['one_merge']:.1f} ms of CPU; "
+        f"{PARTS} results: {merges['thousand']:.1f} s, shared by the workers"
+    )
+    if given.json:
+        written = {"machine": machine(("attnmech", "torch", "ray")), "costs": list(map(asdict, costs)), "merge": merges}
+        given.json.write_text(json.dumps(written, indent=1))
+
+
+if __name__ == "__main__":
+    main()

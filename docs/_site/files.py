@@ -1,0 +1,9 @@
+"""Files that are made when the site is built; an unchanged one keeps its time, and is not built again."""
+
+from pathlib import Path
+
+
+def write_if_new(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")

@@ -1,0 +1,260 @@
+"""The reference: a page for each group of public names, from their docstrings."""
+
+import ast
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any, Final
+
+from files import write_if_new
+
+import attnmech as am
+from attnmech.results.result import Result
+
+PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "Load and run": {
+        "load": ("load", "untrained"),
+        "HookedModel": ("HookedModel",),
+        "Activations": ("Activations", "Batch"),
+        "certify": ("certify", "Certificate"),
+        "Intervention": ("Intervention", "Values", "mean_z"),
+    },
+    "Why does a head look there?": {
+        "decompose_scores": ("decompose_scores", "ScoreDecomposition"),
+        "decompose_by_source": ("decompose_by_source", "SourceDecomposition"),
+        "variance_shares": ("variance_shares", "VarianceShares"),
+        "mean_qk": ("mean_qk", "MeanQK"),
+        "composition": ("composition", "Composition"),
+    },
+    "Where do heads look?": {
+        "attention_focus": ("attention_focus", "AttentionFocus"),
+        "head_types": ("head_types", "HeadTypes"),
+        "relations": ("relations", "Relations"),
+        "segment_attention": ("segment_attention", "SegmentAttention"),
+        "group_attention": ("group_attention", "GroupAttention"),
+        "global_attention": ("global_attention", "GlobalAttention"),
+        "attention_flow": ("attention_flow", "AttentionFlow"),
+        "joint_embedding": ("joint_embedding", "JointEmbedding"),
+        "redundancy": ("redundancy", "Redundancy"),
+        "odd_heads": ("odd_heads", "OddHeads"),
+    },
+    "What do heads write?": {
+        "residual_updates": ("residual_updates", "ResidualUpdates"),
+        "residual_drift": ("residual_drift", "ResidualDrift"),
+    },
+    "Does it matter?": {
+        "ablate_heads": ("ablate_heads", "HeadEffects"),
+        "ablate_set": ("ablate_set", "sweep", "SweepEffects"),
+        "ablate_pairs": ("ablate_pairs", "PairEffects"),
+        "prune_heads": ("prune_heads", "PruningCurve"),
+        "head_importance": ("head_importance", "HeadImportance"),
+        "patch": ("patch", "PatchEffects", "PositionEffects", "KVPatchEffects"),
+        "path_patch": ("path_patch", "PathEffects"),
+        "null_attention": ("null_attention", "NullAttention"),
+        "segment_effects": ("segment_effects", "SegmentEffects"),
+        "pruning_advice": ("pruning_advice", "PruningAdvice"),
+    },
+    "Is it these heads?": {
+        "confirm_heads": ("confirm_heads", "HeadClaim", "Task", "Case", "Discovery"),
+        "compare": ("compare", "Comparison"),
+        "trajectory": ("trajectory", "Trajectory"),
+    },
+    "Report, corpora, own statistics": {
+        "report": ("report", "Report"),
+        "Corpus": ("Corpus",),
+        "stream": ("stream", "Reducer", "Run", "Source", "RowBlock", "LayerEnd"),
+    },
+    "Models of your own": {
+        "Architecture": ("Architecture", "Separate", "Fused", "Columns", "PatchGrid"),
+    },
+    "Errors": {
+        "errors": (
+            "AttnmechError", "InputError", "ModelNotFoundError", "UnsupportedModelError", "WeightsError",
+            "MissingPointError", "ExactnessError", "CertificateError", "OutputError", "JournalError", "ReducerError",
+        ),
+    },
+}  # fmt: skip
+"""Each page with its names, by the question that they answer."""
+
+CONSTRUCTED: Final = (
+    "Architecture", "Case", "Columns", "Corpus", "Fused", "Intervention", "PatchGrid", "Separate", "Task", "Values"
+)  # fmt: skip
+"""Classes that a user makes; all others come out of a call, so their signatures are of no use."""
+
+NOT_FOR_USERS: Final = frozenset(
+    (
+        *("axis_lengths", "section", "sections", "token_section", "token_numbers", "numbers", "told", "on_text"),
+        *("lead", "by_head", "provenance", "parts"),
+    )
+)
+"""Members for pages and files, and those that all results share."""
+
+
+def page_of(title: str, names: tuple[str, ...]) -> str:
+    parts = [f"# {title}"]
+    for name in names:
+        thing = getattr(am, name)
+        if not inspect.isclass(thing):
+            directive = [f".. autofunction:: attnmech.{name}"]
+        elif issubclass(thing, Exception):
+            directive = [f".. autoexception:: attnmech.{name}"]
+        else:
+            directive = [f".. autoclass:: attnmech.{name}", "   :members:", "   :undoc-members:"]
+            if name != "HookedModel":
+                directive.append("   :inherited-members: Result, PagedResult, TextResult, ABC, Mapping")
+        parts += ["```{eval-rst}", *directive, "```", ""]
+        if inspect.isclass(thing) and issubclass(thing, Result):
+            parts += ["```{figures} " + name, "```", ""]
+    return "\n".join(parts) + "\n"
+
+
+def index() -> str:
+    parts = [
+        "# Reference",
+        "",
+        "Every public name, from its docstring. A result also has what [all results](results.md) have: `to_frame`,",
+        "`save`, `load`, `plot`, `to_html`, and a difference.",
+        "",
+        "```{toctree}\n:hidden:\n\nresults",
+        *(page for pages in PAGES.values() for page in pages),
+        "```",
+    ]
+    for question, pages in PAGES.items():
+        parts += ["", f"## {question}", "", "| | |", "|---|---|"]
+        for page, names in pages.items():
+            for name in names:
+                parts.append(f"| [`{name}`]({page}.md) | {_first_sentence(getattr(am, name))} |")
+    return "\n".join(parts) + "\n"
+
+
+RESULTS: Final = """# What every result can do
+
+```{eval-rst}
+.. autoclass:: attnmech.results.result.Result
+   :members: to_frame, by_head, save, load
+
+.. autoclass:: attnmech.results.result.PagedResult
+   :members: lead, to_html
+
+.. autoclass:: attnmech.results.result.TextResult
+   :members: __sub__, parts, paired
+```
+"""
+
+
+def write_pages(app: Any) -> None:
+    folder = Path(app.srcdir) / "made" / "reference"
+    write_if_new(folder / "index.md", index())
+    write_if_new(folder / "results.md", RESULTS)
+    for pages in PAGES.values():
+        for page, names in pages.items():
+            write_if_new(folder / f"{page}.md", page_of(page if page != "errors" else "Errors", names))
+
+
+def _first_sentence(thing: Any) -> str:
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    found = re.match(r".*?[.:?](?= |$)", text)
+    return (found[0].removesuffix(":") if found else text).replace("|", "\\|")
+
+
+# -- what autodoc shows of them -----------------------------------------------------------------------------
+
+
+def signature(_: Any, what: str, name: str, thing: Any, __: Any, given: Any, ___: Any) -> Any:
+    """Signatures as they stand in the source; none for classes that only a call makes."""
+    if what == "class":
+        shown = name.rpartition(".")[2] in CONSTRUCTED
+        return (given if shown else "", None)
+    if what in ("function", "method") and callable(thing):
+        written, _, returned = str(inspect.signature(thing)).replace("' ", "'").rpartition(" -> ")
+        text = re.sub(r",? \)$", ")", " ".join((written or returned).split()).replace("( ", "("))
+        text = re.sub(r"^\((self|cls)(, )?", "(", text)
+        return (text, " ".join(returned.split()) if written else None)
+    return None
+
+
+def docstring(_: Any, what: str, name: str, thing: Any, __: Any, lines: list[str]) -> None:
+    """Docstrings as reStructuredText; a field or a property begins with its type and shape."""
+    lines[:] = _as_rst(lines)
+    if what in ("attribute", "property"):
+        owner, _, field = name.rpartition(".")
+        kind = getattr(am, owner.rpartition(".")[2], None)
+        written = "" if kind is None else type_of(kind, field)
+        if written:
+            lines[:0] = [f"``{written}``", ""]
+
+
+def type_of(kind: type, field: str) -> str:
+    """A field's or a property's type as its class has it."""
+    for each in kind.__mro__:
+        if not each.__module__.startswith("attnmech"):
+            continue
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(node, ast.ClassDef)
+        for member in node.body:
+            if isinstance(member, ast.AnnAssign) and ast.unparse(member.target) == field:
+                return _bare(member.annotation)
+            if isinstance(member, ast.FunctionDef) and member.name == field and member.returns is not None:
+                return _bare(member.returns)
+    return ""
+
+
+def _bare(annotation: ast.expr) -> str:
+    text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+    return str(text).replace("' ", "'")
+
+
+def _as_rst(lines: list[str]) -> list[str]:
+    """What stands in docstrings but means something else in reStructuredText: code, bars, stars; and tables."""
+    text = "\n".join(line if _is_verbatim(line) else _escaped(line) for line in lines)
+    return _without_tables(re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", _code, text).split("\n"))
+
+
+def _is_verbatim(line: str) -> bool:
+    return bool(re.match(r"\s*(>>>|\.\.\. |\|)", line))
+
+
+def _escaped(line: str) -> str:
+    pieces = re.split(r"(`[^`]*`)", line)
+    return "".join(
+        piece if number % 2 else re.sub(r"([|*])", r"\\\1", re.sub(r"(\w)_(?=\W|$)", r"\1\\_", piece))
+        for number, piece in enumerate(pieces)
+    )
+
+
+def _code(found: re.Match[str]) -> str:
+    """Code in backticks, as a link where it is one public name."""
+    code, after = " ".join(found[1].split()), f"\\ {found[2]}" if found[2] else ""
+    name = code.removeprefix("am.")
+    first, _, member = name.partition(".")
+    if first in am.__all__ and (not member or hasattr(getattr(am, first), member)):
+        return f":py:obj:`{code} <attnmech.{name}>`{after}"
+    return f"``{code}``{after}"
+
+
+def _without_tables(lines: list[str]) -> list[str]:
+    """Markdown's tables as literal blocks."""
+    found: list[str] = []
+    inside = False
+    for line in lines:
+        table = bool(re.match(r"^\s*\|", line))
+        if table and not inside:
+            found += ["::", ""]
+        if table and re.fullmatch(r"\s*[|\-]+", line):
+            continue
+        found.append(f"   {line}" if table else line)
+        inside = table
+    return found
+
+
+def skip(_: Any, what: str, name: str, thing: Any, skipped: bool, __: Any) -> bool | None:
+    return True if what == "class" and (name in NOT_FOR_USERS or name.isupper()) else None
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", write_pages)
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-process-docstring", docstring, priority=100)  # before napoleon
+    app.connect("autodoc-skip-member", skip)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

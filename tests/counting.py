@@ -1,0 +1,60 @@
+"""Reducers that count how often a document comes, for runs in which something ends in the middle."""
+
+import os
+import signal
+import time
+
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.demo.text import documents
+
+State = dict[str, Tensor]
+
+TEXTS = documents(120, seed=5)
+
+
+class Lengths(am.Reducer):
+    """How often each document came, its tokens, and the sum of its rows' largest weights, layer by layer."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def start(self, run: am.Run) -> State:
+        state = {
+            "times": torch.zeros(self.most, dtype=torch.long),
+            "tokens": torch.zeros(self.most, dtype=torch.long),
+            "largest": torch.zeros(run.n_layers, self.most, dtype=torch.float64),
+        }
+        state["times"][run.documents] += 1
+        state["tokens"][run.documents] = run.batch.lengths
+        return state
+
+    def add(self, state: State, block: am.RowBlock, run: am.Run) -> None:
+        largest = block.pattern.double().amax(dim=-1).masked_fill(~block.real[:, None], 0.0).sum(dim=(1, 2))
+        state["largest"][block.index].index_add_(0, run.documents, largest)
+
+    def merge(self, one: State, other: State) -> State:
+        return {name: one[name] + other[name] for name in one}
+
+
+class Slow(Lengths):
+    """The same, slowly."""
+
+    def start(self, run: am.Run) -> State:
+        time.sleep(0.05)
+        return super().start(run)
+
+
+class Poisoned(Lengths):
+    """The same, but one document ends its process."""
+
+    def __init__(self, most: int, number: int) -> None:
+        super().__init__(most)
+        self.number = number
+
+    def start(self, run: am.Run) -> State:
+        if self.number in run.documents.tolist():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().start(run)

@@ -1,0 +1,89 @@
+"""The tree in which results are merged, and what becomes of documents on which workers end; without Ray."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attnmech as am
+from attnmech.batch import Batch
+from attnmech.distributed.merging import Tree
+from attnmech.distributed.poison import divided
+from attnmech.distributed.worker import Piece
+
+
+@given(st.integers(1, 40), st.randoms(use_true_random=False), st.floats(0, 1))
+def test_every_leaf_is_merged_once_and_in_order(leaves: int, chance: random.Random, taking: float) -> None:
+    tree, done, most = Tree(), [], 0
+    waiting: list[Any] = [((0, leaf), f"{leaf} ") for leaf in range(leaves)]
+    while waiting:
+        node, value = waiting.pop(chance.randrange(len(waiting)))
+        pair = tree.add(node, value) if node[0] == 0 else tree.become(node, value)
+        if pair is not None:
+            level, place = pair[1]
+            waiting.append(((level + 1, place // 2), "".join(tree.held[each] for each in pair)))
+        most = max(most, len(tree.held))
+        if chance.random() < taking / 4:
+            done += tree.take()
+    done += tree.take()
+    assert "".join(done).split() == [str(leaf) for leaf in range(leaves)]
+    assert not tree.held
+
+
+def test_leaves_in_order_leave_few_results_waiting() -> None:
+    tree = Tree()
+    for leaf in range(1000):
+        pair = tree.add((0, leaf), 1)
+        while pair is not None:
+            level, place = pair[1]
+            pair = tree.become((level + 1, place // 2), sum(tree.held[each] for each in pair))
+        assert len(tree.held) <= 10
+    assert tree.prefix() == [512, 256, 128, 64, 32, 8]
+
+
+def pieces_of(*counts: int) -> list[Piece]:
+    found, first = [], 0
+    for count in counts:
+        ids = torch.arange(first, first + count)[:, None].repeat(1, 3)
+        batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (("a", "b", "c"),) * count, None)
+        found.append(Piece.of(batch, ids[:, 0]))
+        first += count
+    return found
+
+
+@pytest.mark.parametrize("counts", [(1,), (2,), (16, 7, 31), (256,), (1, 1, 1)])
+def test_one_bad_document_is_found_after_few_deaths(counts: tuple[int, ...]) -> None:
+    total = sum(counts)
+    for bad in {0, total // 2, total - 1}:
+        waiting, finished, left_out, ended = [(pieces_of(*counts), 0)], [], [], 0
+        while waiting:
+            pieces, deaths = waiting.pop()
+            numbers = [number for piece in pieces for number in piece.documents.tolist()]
+            assert all(torch.equal(piece.batch.ids[:, 0], piece.documents) for piece in pieces)
+            if bad not in numbers:
+                finished += numbers
+                continue
+            ended += 1
+            outcome = divided(pieces, deaths + 1)
+            waiting += [(each, deaths + 1) for each in outcome.again]
+            left_out += outcome.left_out
+        assert left_out == [bad] and sorted([*finished, bad]) == list(range(total))
+        assert ended <= 5
+
+
+def test_a_first_death_suspects_nobody() -> None:
+    pieces = pieces_of(4, 5)
+    assert divided(pieces, 1).again == [pieces]
+
+
+def test_a_piece_is_the_batch_that_its_model_makes() -> None:
+    model = am.load()
+    batch = model.encode(["Anna sang of shells.", "Tom lost his old anchor."])
+    there = Piece.of(batch, torch.tensor([4, 9]))
+    assert there.batch.texts_of is None
+    again = there.on(model)
+    assert torch.equal(again.ids, batch.ids) and again.tokens == batch.tokens
+    assert again.texts_of is not None and again.texts_of([5, 6]) == model.encoder.token_texts([5, 6])

@@ -1,0 +1,146 @@
+"""Figures in files: their size, their fonts, their colours cell by cell, and what is said where none can be made."""
+
+import asyncio
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from browser import CHROMIUM
+from PIL import Image
+
+from attnmech import draw
+from attnmech.draw import browser, view_files
+from attnmech.draw.effects import SIGNED_COLOURS
+from attnmech.draw.figure_files import _on_paper
+from attnmech.errors import InputError, OutputError
+
+HOSTILE = "</title><script>window.owned=1</script> & <b>layer 2</b>"
+SVG = "{http://www.w3.org/2000/svg}"
+EFFECTS = np.array([[-4.0, 1.0, 2.0], [3.0, np.nan, 0.5]])
+
+
+def drawn() -> go.Figure:
+    return draw.effect_map(EFFECTS, label="nats", layers=[3, 5])
+
+
+def width_of(pdf: bytes) -> float:
+    """The width of its only page, in mm."""
+    (box,) = re.findall(rb"/MediaBox \[([^\]]+)\]", pdf)
+    return float(box.split()[2]) / 72 * 25.4
+
+
+@pytest.mark.browser
+def test_a_pdf_has_the_width_of_a_column_one_page_and_its_fonts(chromium: Any, tmp_path: Path) -> None:
+    pdf = draw.save_figure(drawn(), tmp_path / "map.pdf", title=HOSTILE).read_bytes()
+    assert width_of(pdf) == pytest.approx(85, abs=0.4)
+    assert pdf.count(b"/FontFile2") == 2  # the font of the figure and that of its title, embedded
+    assert [path.name for path in tmp_path.iterdir()] == ["map.pdf"]
+
+
+@pytest.mark.browser
+def test_an_svg_has_a_shape_in_the_colour_of_each_cell(chromium: Any, tmp_path: Path) -> None:
+    root = ElementTree.fromstring(draw.save_figure(drawn(), tmp_path / "map.svg", title=HOSTILE).read_text())
+    assert root.get("width") == "85mm"
+    title, *_ = (each for each in root if each.tag == f"{SVG}text")
+    assert " ".join(title.itertext()) == HOSTILE  # on as many lines as it needs
+    (maps,) = (each for each in root.iter(f"{SVG}g") if each.get("class") == "hm")
+    found = {}
+    for path in maps.iter(f"{SVG}path"):
+        fill = re.search(r"fill: ?rgb\((\d+), ?(\d+), ?(\d+)\)", path.get("style", ""))
+        assert fill is not None
+        for x, y in re.findall(r"M([\d.]+),([\d.]+)", path.get("d", "")):
+            found[float(y), float(x)] = [int(each) for each in fill.groups()]
+    assert len(found) == 5  # NaN has none
+    rows, columns = (sorted({place[axis] for place in found}) for axis in (0, 1))
+    at = np.linspace(-4, 4, len(SIGNED_COLOURS))
+    hexes = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in SIGNED_COLOURS])
+    for (y, x), colour in found.items():
+        value = EFFECTS[rows.index(y), columns.index(x)]
+        np.testing.assert_allclose(colour, [np.interp(value, at, hexes[:, part]) for part in range(3)], atol=1.5)
+
+
+@pytest.mark.browser
+def test_a_png_of_a_slide_says_how_large_it_is(chromium: Any, tmp_path: Path) -> None:
+    assert asyncio.get_running_loop() is not None  # of the browser of these tests: as in a notebook
+    with Image.open(draw.save_figure(drawn(), tmp_path / "slide.png", size="slide")) as picture:
+        assert picture.size == (1920, 1080)
+        assert picture.info["dpi"] == pytest.approx((144, 144), abs=0.1)
+        assert picture.convert("RGB").getpixel((3, 3)) == (255, 255, 255)
+
+
+@pytest.mark.browser
+def test_a_view_without_its_controls(chromium: Any, tmp_path: Path) -> None:
+    pattern = np.array([[[[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.1, 0.2, 0.7]]]])
+    view = draw.sentence_view(pattern, ["Hi", HOSTILE, " !"], layers=[3]).of_model("demo")
+    assert view._full_title == "Who looks at whom · layer 3, head 0 · demo"
+    pdf = view.save_figure(tmp_path / "lines.pdf", size="double").read_bytes()
+    assert width_of(pdf) == pytest.approx(178, abs=0.4)
+    assert b"/FontFile2" in pdf
+
+
+def test_no_text_is_too_small_and_all_is_ink_on_white() -> None:
+    figure = go.Figure(go.Heatmap(z=[[1]], textfont={"size": 6}, colorbar={"tickfont": {"size": 14}}))
+    found = _on_paper(figure.to_plotly_json())
+    assert found["data"][0]["textfont"]["size"] == 10.5
+    assert found["data"][0]["colorbar"]["tickfont"]["size"] == 14
+    assert found["layout"]["font"]["size"] * 0.75 * 7 / 9 == 7  # pt of a column's text
+    assert found["layout"]["paper_bgcolor"] == "#ffffff"
+
+
+def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "map.pdf"
+    with pytest.raises(OutputError, match=r"saved as \.pdf, \.png, \.svg; got map\.jpg"):
+        draw.save_figure(drawn(), tmp_path / "map.jpg")
+    with pytest.raises(InputError, match="`size` must be one of column, double, slide; got 'poster'"):
+        draw.save_figure(drawn(), path, size="poster")
+    with pytest.raises(OutputError, match="there is no folder"):
+        draw.save_figure(drawn(), tmp_path / "none" / "map.pdf")
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "no-browser"))
+    with pytest.raises(OutputError, match=r"BROWSER_PATH must name a browser's program; got .*no-browser"):
+        draw.save_figure(drawn(), path)
+    monkeypatch.delenv("BROWSER_PATH")
+    monkeypatch.setattr(browser, "find_spec", lambda name: None)
+    with pytest.raises(OutputError, match=r"pip install 'attnmech\[figures\]', and Chromium or Chrome"):
+        draw.save_figure(drawn(), path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_svg_of_a_view_needs_poppler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = draw.sentence_view(np.ones((1, 1, 1, 1)), ["Hi"], layers=[0])
+    monkeypatch.setattr(view_files.shutil, "which", lambda name: None)
+    with pytest.raises(OutputError, match=r"apt install poppler-utils\); or name a \.pdf file"):
+        view.save_figure(tmp_path / "view.svg")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("pdftocairo") is None, reason="no poppler")
+def test_the_svg_of_a_view_is_made_of_its_pdf(chromium: Any, tmp_path: Path) -> None:
+    view = draw.sentence_view(np.ones((1, 1, 1, 1)), ["Hi"], layers=[0])
+    root = ElementTree.parse(view.save_figure(tmp_path / "view.svg")).getroot()
+    assert root.tag == f"{SVG}svg"
+    assert float(root.get("width", "0").removesuffix("pt")) == pytest.approx(85 / 25.4 * 72, abs=1)
+
+
+def test_where_there_is_no_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("playwright")
+    monkeypatch.setattr(browser, "NAMES", ())
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path / "none"))
+    with pytest.raises(OutputError, match="none was found: install Chromium or Chrome"):
+        draw.save_figure(drawn(), tmp_path / "map.pdf")
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="no browser")
+def test_a_browser_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "map.svg"
+    path.write_text("old")
+    monkeypatch.setenv("BROWSER_PATH", "/bin/false")
+    with pytest.raises(OutputError, match="the browser /bin/false failed"):
+        draw.save_figure(drawn(), path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

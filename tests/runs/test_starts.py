@@ -1,0 +1,234 @@
+"""Where sweeps begin, what they keep and what they leave out change nothing but how much is computed."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import models
+import pytest
+import torch
+from by_hand import losses
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import attnmech as am
+from attnmech.interventions import Intervention
+from attnmech.model import attention
+from attnmech.model.partial_pass import Blocks
+from attnmech.runs import engine
+from attnmech.runs.engine import Engine, shared
+
+CAUSAL = ("gpt2", "llama", "bloom", "gpt_neox", "gpt_neox_serial", "opt", "opt_post", "gemma2", "mpt6", "bamba")
+ONE = {1: torch.ones(1, 1, 5, 4)}
+
+
+def whole_pass(hooked: am.HookedModel, ids: Tensor, change: tuple[Intervention, ...]) -> Tensor:
+    """The loss of each text in a pass through every block."""
+    with hooked.intervene(*change):
+        return losses(hooked.run(ids, points=["logits"]).logits, ids, [ids.shape[1]] * len(ids))
+
+
+def changes_of(hooked: am.HookedModel, ids: Tensor) -> list[tuple[Intervention, ...]]:
+    """Every kind of ablation, in every layer, and some of heads together."""
+    layers, stack = hooked.output_stack.layers, hooked.output_stack.label
+    values = [am.mean_z(hooked, ids.flip(0)), am.mean_z(hooked, ids.roll(1, 1), per_position=True)]
+    found: list[tuple[Intervention, ...]] = [(Intervention.zero([(layer, 1)], stack=stack),) for layer in layers]
+    found += [(Intervention.replace([(layer, 0), (layer, 1)], each),) for layer in layers for each in values]
+    last, first = layers[-1], layers[0]
+    found += [(Intervention.zero([(last, 0)]), Intervention.replace([(first, 1)], values[0]))]
+    found += [(Intervention.stream("attn_out", [first]), Intervention.stream("mlp_out", [last]))]
+    return found
+
+
+@contextmanager
+def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
+    """How many blocks of rows of each layer's attention are computed inside."""
+    real, found = attention._softmax, Counter[int]()
+
+    def counted(scores: Tensor, sink: Any, site: attention.Site, *others: Any) -> Any:
+        found[site.layer] += 1
+        return real(scores, sink, site, *others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attention, "_softmax", counted)
+        patched.setattr(engine, "STEP_TOKENS", 1)  # a pass for each change
+        yield found
+
+
+def in_old_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has sweeps begin before attention, and share nothing."""
+    monkeypatch.setattr(Engine, "after_attention", lambda *_: False)
+    monkeypatch.setattr("attnmech.runs.sweep.shared", lambda _: 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_sweeps_equal_whole_passes(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, ids = models.hooked(name, dtype), models.token_ids(name)
+    changes = changes_of(hooked, ids)
+    found = am.sweep(hooked, ids, changes).after
+    expected = torch.stack([whole_pass(hooked, ids, change) for change in changes])
+    torch.testing.assert_close(found, expected.double(), rtol=2e-6 if dtype == torch.float32 else 1e-12, atol=1e-12)
+    layer = hooked.output_stack.layers[-1]
+    with softmaxes(monkeypatch) as blocks:
+        am.ablate_heads(hooked, ids, layers=[layer])
+    assert blocks[layer] == 2  # the clean pass, and the first text, on which leaving attention out is tried
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bloom", "llama", "gptj"])
+def test_padding(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text of a padded batch gets what it gets alone, in whole passes."""
+    hooked, ids = models.hooked(name), models.token_ids(name)
+    lengths = [ids.shape[1] - number for number in range(len(ids))]
+    place = torch.arange(ids.shape[1]).expand_as(ids)
+    mask = torch.stack(
+        [row.roll(-length) if side == "left" else row for row, length in zip(place, lengths, strict=True)]
+    )
+    mask = (mask < torch.tensor(lengths)[:, None]).long()
+    texts = [row[:length] for row, length in zip(ids, lengths, strict=True)]
+    padded = torch.zeros_like(ids).masked_scatter(mask.bool(), torch.cat(texts))
+    with softmaxes(monkeypatch) as blocks:
+        found = am.ablate_heads(hooked, {"input_ids": padded, "attention_mask": mask}, layers=[1]).after[1]
+    assert blocks[1] == 2
+    for head, after in enumerate(found):
+        expected = torch.cat([whole_pass(hooked, text[None], (Intervention.zero([(1, head)]),)) for text in texts])
+        torch.testing.assert_close(after, expected.double(), rtol=2e-6, atol=1e-9)
+
+
+def test_post_norm_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bert", "roberta", "deberta"):
+        hooked, ids = models.hooked(name), models.token_ids(name)
+        with softmaxes(monkeypatch) as blocks:
+            found = am.ablate_heads(hooked, ids, metric="kl", layers=[1])
+        assert blocks[1] == 2, name
+        with monkeypatch.context() as patched:
+            in_old_way(patched)
+            torch.testing.assert_close(
+                found.after, am.ablate_heads(hooked, ids, metric="kl", layers=[1]).after,
+                rtol=1e-5, atol=1e-7, equal_nan=True,
+            )  # fmt: skip
+
+
+def test_what_is_left_out() -> None:
+    """Projections and attention of the first block: of q, k and v one row of one text remains."""
+    hooked = models.hooked("gpt2")
+    batch, blocks = hooked.encode(models.token_ids("gpt2")), Blocks(hooked)
+    kept = blocks.run(batch, streams=[1], keep_z=[1])
+
+    def flops(**given: Any) -> int:
+        with FlopCounterMode(display=False) as counter:
+            blocks.run(batch, start=1, stream=kept.streams[1], stop=2, **given)
+        return counter.get_total_flops()
+
+    texts, length = batch.ids.shape
+    tokens, d_model, heads, d_head = texts * length, hooked.d_model, hooked.n_heads, hooked.output_stack.d_head
+    projections = 2 * d_model * 3 * d_model
+    products = 2 * 2 * texts * heads * length * length * d_head
+    assert flops() - flops(z=kept.z[1]) == projections * (tokens - 1) + products
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Intervention.replace([(1, 0)], ONE, point="q"),
+        Intervention.replace([(1, 0)], ONE, point="v"),
+        Intervention.zero_values([(1, 2)], "first"),
+        Intervention.remove_keys([(1, 2)], [1], positions=[3, 4]),
+        Intervention.scale("key_bias", 0.5, [(1, 2)]),
+        Intervention.stream("resid_pre", [1], {1: torch.ones(1, 1, 20)}),
+    ],
+    ids=lambda change: f"{change.point} {change.edit}",
+)
+def test_changes_before_z_need_the_attention(change: Intervention) -> None:
+    hooked, ids = models.hooked("gpt2"), models.token_ids("gpt2")
+    both = (change, Intervention.zero([(1, 1)]))
+    found = am.sweep(hooked, ids, [both, (change,)]).after
+    expected = torch.stack([whole_pass(hooked, ids, each) for each in (both, (change,))])
+    torch.testing.assert_close(found, expected.double(), rtol=2e-6, atol=1e-9)
+
+
+def test_hooks_of_the_user_are_called() -> None:
+    hooked, ids = models.hooked("llama"), models.token_ids("llama")
+    with hooked.hooks({("q", 1): lambda q: 2 * q}):
+        found = am.ablate_heads(hooked, ids, [(1, 2)], layers=[1]).after[1, 2]
+        expected = whole_pass(hooked, ids, (Intervention.zero([(1, 2)]),))
+    torch.testing.assert_close(found, expected.double(), rtol=2e-6, atol=1e-9)
+
+
+def test_a_projection_that_is_read_elsewhere_is_computed() -> None:
+    """The block tells: with its own z given, it must make the same of its stream."""
+    hooked, ids = am.load(models.fresh("gpt2")), models.token_ids("gpt2")
+    seen: list[Tensor] = []
+    made, read = hooked.output_stack.module(1, "attn.c_attn"), hooked.output_stack.module(1, "mlp")
+    made.register_forward_hook(lambda module, args, output: seen.append(output))
+
+    def more(module: nn.Module, args: Any) -> Any:
+        return (args[0] + seen.pop()[..., : args[0].shape[-1]],)
+
+    read.register_forward_pre_hook(more)
+    batch, blocks = hooked.encode(ids), Blocks(hooked)
+    kept = blocks.run(batch, streams=[0, 1])
+    assert not blocks.attention_may_be_left_out(batch, 1, kept.streams[1])
+    assert blocks.attention_may_be_left_out(batch, 0, kept.streams[0])
+    found = am.ablate_heads(hooked, ids, [(1, 2)], layers=[1]).after[1, 2]
+    expected = whole_pass(hooked, ids, (Intervention.zero([(1, 2)]),))
+    torch.testing.assert_close(found, expected.double(), rtol=2e-6, atol=1e-9)
+
+
+# -- what changes share ----------------------------------------------------------------------------------------
+
+
+def test_what_changes_share() -> None:
+    first, second, third = (Intervention.zero([(0, head)]) for head in range(3))
+    assert shared([(first, second), (first, third), (first,)]) == 1
+    assert shared([(first, second), (first, second)]) == 2
+    assert shared([(first, second)]) == shared([]) == shared([(first,), (Intervention.zero([(0, 0)]),)]) == 0
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {}),
+    ("bloom", {"method": "mean"}),
+    ("llama", {"method": "mean", "per_position": True}),
+    ("gpt_neox", {"method": "resample"}),
+    ("bert", {"metric": "kl"}),
+    ("bamba", {}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[name for name, _ in OPTIONS])
+def test_pruning_with_shared_streams(
+    name: str, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooked, ids = models.hooked(name, dtype), models.token_ids(name)
+    if options.get("method") == "mean":
+        options = options | {"reference": ids.flip(1)}
+    new = am.prune_heads(hooked, ids, steps=4, random=1, **options)
+    with monkeypatch.context() as patched:
+        in_old_way(patched)
+        old = am.prune_heads(hooked, ids, steps=4, random=1, **options)
+    close = {"rtol": 5e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    assert new.order == old.order
+    torch.testing.assert_close(new.after, old.after, **close)
+    torch.testing.assert_close(new.random, old.random, **close)
+
+
+def test_a_step_of_pruning_takes_half_of_the_block_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a head of block 0 gone, a candidate of block l runs the blocks from l on: half of the model on average."""
+    hooked, ids = am.load(models.gpt2(layers=6)), models.token_ids("gpt2")
+    counts: list[int] = []
+    for block in hooked.output_stack.blocks.values():
+        block.ln_1.register_forward_hook(lambda module, args, output: counts.append(len(output)))  # type: ignore[union-attr]
+    gone, *rest = (Intervention.zero([(layer, head)]) for layer in range(6) for head in range(5))
+
+    def texts() -> int:
+        counts.clear()
+        am.sweep(hooked, ids, [(gone, each) for each in rest])
+        return sum(counts)
+
+    # The clean pass, that with the head gone, the candidates, and the first text twice in each block.
+    assert texts() == 3 * (6 + 6 + 4 * 6 + 5 * (5 + 4 + 3 + 2 + 1)) + 2 * 6
+    in_old_way(monkeypatch)
+    assert texts() == 3 * (6 + 29 * 6)

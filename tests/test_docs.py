@@ -1,0 +1,132 @@
+"""Every snippet of the documentation runs; recipes are short."""
+
+import importlib
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM
+
+importlib.import_module("attnmech.report")  # before the fixture `few_texts`, which shortens reports
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.M | re.S)
+
+
+def sections(path: Path) -> list[tuple[str, str]]:
+    """The headings of a page with the code under each."""
+    parts = re.split(r"^## (.+)$", path.read_text("utf-8"), flags=re.M)
+    return [(heading, "\n".join(BLOCK.findall(body))) for heading, body in zip(parts[1::2], parts[2::2], strict=True)]
+
+
+RECIPES = [
+    pytest.param(code, id=f"{path.stem}: {heading}")
+    for path in sorted((DOCS / "recipes").glob("*.md"))
+    for heading, code in sections(path)
+]
+PAGES = [
+    pytest.param(code, id=path.stem, marks=[pytest.mark.ray] if "am.Ray(" in code else [])
+    for folder in ("coming_from", "how")
+    for path in sorted((DOCS / folder).glob("*.md"))
+    if (code := "\n".join(BLOCK.findall(path.read_text("utf-8"))))
+]
+
+
+@pytest.fixture(scope="module")
+def setup() -> dict[str, Any]:
+    """What the lines that every recipe begins with define."""
+    names: dict[str, Any] = {}
+    (code,) = BLOCK.findall((DOCS / "recipes" / "index.md").read_text("utf-8"))
+    exec(code, names)
+    return names
+
+
+@pytest.mark.parametrize("code", RECIPES)
+def test_a_recipe_runs(
+    code: str,
+    setup: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if ".save_figure(" in code and not CHROMIUM.exists():
+        pytest.skip("figures are saved by Chromium")
+    if '"mine.gguf"' in code:
+        if find_spec("gguf") is None:
+            pytest.skip("gguf is not installed")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        _tiny_gguf(tmp_path / "mine.gguf")
+    exec(compile(code, "recipe", "exec"), dict(setup))
+    _prints(code, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("code", RECIPES)
+def test_a_recipe_is_short(code: str) -> None:
+    assert 2 <= len([line for line in code.splitlines() if line.strip()]) <= 13
+
+
+@pytest.mark.parametrize("code", PAGES)
+def test_the_snippets_of_a_page_run(
+    code: str,
+    setup: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in setup["texts"]))
+    exec(compile(code, "page", "exec"), dict(setup))
+    _prints(code, capsys.readouterr().out)
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) >= 25
+
+
+def _prints(code: str, out: str) -> None:
+    """What the lines `# → …` state is printed, in this order; runs of spaces count as one."""
+    printed = iter([" ".join(line.split()) for line in out.splitlines()])
+    for stated in re.findall(r"^# → (.+)$", code, flags=re.M):
+        assert stated in printed, f"not printed: {stated!r}\n{out}"
+
+
+def _tiny_gguf(path: Path) -> None:
+    from model.test_gguf import llama, tensors, write
+
+    write(path, tensors(llama()))
+
+
+CELLS = [
+    pytest.param(code, id=f"{path.stem}: {code}")
+    for path in sorted((DOCS / "coming_from").glob("*.md"))
+    for line in path.read_text("utf-8").splitlines()
+    if line.startswith("| ") and line.count("|") == 3
+    for code in re.findall(r"`([^`]+)`", line.split("|")[2])
+    if re.match(r"(acts|am|model|pair|view|with|x)\b.*[(.\[]", code) and "gpt2" not in code and "module" not in code
+]
+
+
+@pytest.mark.parametrize("code", CELLS)
+def test_what_a_table_says_to_write_runs(
+    code: str, setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "cross" in code or "target" in code:
+        pytest.skip("the demo model has one stack")
+    model, text = setup["model"], setup["text"]
+    points = ["pattern", "scores", "logits", "resid_post", "z"]
+    acts = model.run(text, points=points, gradients_of=lambda logits: logits[:, -1].logsumexp(-1))
+    names = {
+        "acts": acts, "view": acts.show("pattern"), "pattern": acts["pattern", 2].numpy(), "tokens": acts.tokens[0],
+        "ids": [100, 101], "id": 100, "head": 1, "f": lambda value: value * 1,
+        "clean": text, "corrupted": "When Anna and Tom met, Anna gave a shell to",
+    }  # fmt: skip
+    code = code.replace("answers=..., against=...", '"answers", "against"').replace(", ...)", ', "answers", "against")')
+    code = code.replace('"answers", "against"', 'answers=" Anna", against=" Tom"')
+    code = code.replace("(..., at=", '(model, clean, corrupted, answers=" Anna", against=" Tom", at=')
+    code = code.replace("model.intervene(...)", "model.intervene(am.Intervention.zero([(0, 1)]))")
+    code = code.replace("gradients_of=f", "gradients_of=lambda logits: logits[:, -1].logsumexp(-1)")
+    exec(code.removesuffix(": ...") + (": pass" if code.endswith(": ...") else ""), {**setup, **names})
