@@ -303,7 +303,8 @@ def test_patching_z_queries_keys_and_values() -> None:
         found = am.patch(hooked(), inputs(), other, at=at, heads=[(0, 1), (2, 2)], **JUDGED)
         torch.testing.assert_close(found.before, differences(logits(other)), **CLOSE)
         for layer, head in ((0, 1), (2, 2)):
-            chosen, kept = slice(7 * head, 7 * head + 7), {}
+            chosen = slice(7 * head, 7 * head + 7)
+            kept: dict[str, Tensor] = {}
             paths = [f"attention.self.{name}{suffix}" for suffix in ("", "_global")] if name else []
             with ExitStack() as stack:
                 for path in paths:
