@@ -81,7 +81,8 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 """Each page with its names, by the question that they answer."""
 
 CONSTRUCTED: Final = (
-    "Architecture", "Case", "Columns", "Corpus", "CorpusFiles", "Fused", "Intervention", "PatchGrid", "Ray", "Separate", "Task", "Values"
+    "Architecture", "Case", "Columns", "Corpus", "CorpusFiles", "Fused", "Intervention", "PatchGrid", "Ray", "Separate",
+    "Task", "Values",
 )  # fmt: skip
 """Classes that a user makes; all others come out of a call, so their signatures are of no use."""
 
