@@ -63,8 +63,9 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "Report, corpora, own statistics": {
         "report": ("report", "Report"),
-        "Corpus": ("Corpus",),
+        "Corpus": ("Corpus", "CorpusFiles"),
         "stream": ("stream", "Reducer", "Run", "Source", "RowBlock", "LayerEnd"),
+        "Ray": ("Ray",),
     },
     "Models of your own": {
         "Architecture": ("Architecture", "Separate", "Fused", "Columns", "PatchGrid"),
@@ -73,13 +74,15 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "errors": (
             "AttnmechError", "InputError", "ModelNotFoundError", "UnsupportedModelError", "WeightsError",
             "MissingPointError", "ExactnessError", "CertificateError", "OutputError", "JournalError", "ReducerError",
+            "EngineError",
         ),
     },
 }  # fmt: skip
 """Each page with its names, by the question that they answer."""
 
 CONSTRUCTED: Final = (
-    "Architecture", "Case", "Columns", "Corpus", "Fused", "Intervention", "PatchGrid", "Separate", "Task", "Values"
+    "Architecture", "Case", "Columns", "Corpus", "CorpusFiles", "Fused", "Intervention", "PatchGrid", "Ray", "Separate",
+    "Task", "Values",
 )  # fmt: skip
 """Classes that a user makes; all others come out of a call, so their signatures are of no use."""
 
