@@ -1,36 +1,39 @@
-"""What focus takes on long texts of a model with windows and global tokens, beside rows that hold hidden keys, too.
+"""What statistics of long texts take in a model with windows and global tokens, by window and length.
 
     pip install -c constraints.txt .
-    python benchmarks/windows.py --json benchmarks/results/windows.json
+    python benchmarks/windows.py
 
-Peak memory over what the process held before, each figure in a process of its own; times in turns, on an idle machine.
-Needs 4 GB of free memory and about 10 minutes on two cores.
+Peak memory over what the process held before, and CPU seconds, each pass in a process of its own. glibc is told to give
+freed blocks back at once (`MALLOC_MMAP_THRESHOLD_`): else it keeps as much again, whatever the window.
+Needs 2 GB of free memory and about 15 minutes on two cores.
 """
 
 import argparse
+import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from statistics import median
+from time import process_time
 from typing import Final
 
-from measure import alternating_times, in_own_process, machine, memory_growth, write
+from measure import in_own_process, memory_growth
 from rich.console import Console
 from rich.table import Table
 
 LENGTHS: Final = (4096, 8192, 16_384)
-WINDOWS: Final = (128, 512)
+WINDOWS: Final = (32, 128, 512, 2048)
 GLOBAL: Final = 8
+METHODS: Final = ("attention_focus", "residual_updates")
 
 
-def on_text(length: int, window: int, gathered: bool) -> Callable[[], object]:
-    """Focus of one text with a few global tokens, in a Longformer of 4 layers × 8 heads."""
+def on_text(method: str, length: int, window: int, gathered: bool) -> Callable[[], object]:
+    """A statistic of one text with a few global tokens, in a Longformer of 4 layers × 8 heads."""
     import torch
     import transformers as hf
 
     import attnmech as am
 
-    am.AttentionFocus.reducer().__class__.gathered = gathered
+    for reducer in (am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()):
+        type(reducer).gathered = gathered
     torch.manual_seed(0)
     config = hf.LongformerConfig(
         vocab_size=1000, hidden_size=128, num_hidden_layers=4, num_attention_heads=8, intermediate_size=256,
@@ -40,38 +43,38 @@ def on_text(length: int, window: int, gathered: bool) -> Callable[[], object]:
     ids = torch.randint(3, 900, (1, length))
     chosen = torch.zeros_like(ids)
     chosen[:, :GLOBAL] = 1
-    am.attention_focus(model, ids[:, :64])
-    return partial(am.attention_focus, model, {"input_ids": ids, "global_attention_mask": chosen})
+    measure = getattr(am, method)
+    measure(model, ids[:, :64])
+    return partial(measure, model, {"input_ids": ids, "global_attention_mask": chosen})
 
 
-def growth_of(length: int, window: int, gathered: bool) -> int:
-    """The growth of a step, in a process of its own."""
-    return memory_growth(on_text(length, window, gathered))
-
-
-def seconds_of(length: int, window: int, gathered: bool, rounds: int) -> float:
-    """The median time of a step."""
-    return median(alternating_times({"focus": on_text(length, window, gathered)}, rounds)["focus"])
+def cost(*case: object) -> tuple[int, float]:
+    """The growth of a pass and its CPU seconds."""
+    step = on_text(*case)  # type: ignore[arg-type]
+    start = process_time()
+    growth = memory_growth(step)
+    return growth, process_time() - start
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="file for the table")
-    chosen = parser.parse_args()
-    rounds, about = chosen.rounds, machine(("attnmech", "torch", "numba", "transformers"))
-    table = Table(title=f"Focus, 4 layers × 8 heads of Longformer, {GLOBAL} global tokens")
-    for column in ("tokens", "window", "rows hold", "MB", "seconds"):
+    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "131072"
+    table = Table(title=f"4 layers × 8 heads of Longformer, {GLOBAL} global tokens")
+    for column in ("method", "window", "rows hold", "tokens", "MB", "kB per token", "CPU seconds"):
         table.add_column(column)
-    for length in LENGTHS:
-        for window, gathered in [*((window, True) for window in WINDOWS), (WINDOWS[-1], False)]:
-            growth = in_own_process(growth_of, length, window, gathered)
-            time = in_own_process(seconds_of, length, window, gathered, rounds)
-            held = "visible keys" if gathered else "all keys"
-            table.add_row(f"{length:,}", str(window), held, f"{growth / 1e6:.0f}", f"{time:.1f}")
+    lengths = parser.parse_args().lengths
+    for method in METHODS:
+        for window, gathered in [*((window, True) for window in WINDOWS), (WINDOWS[0], False)]:
+            for length in lengths:
+                growth, seconds = in_own_process(cost, method, length, window, gathered)
+                held = "visible keys" if gathered else "all keys"
+                table.add_row(
+                    method, str(window), held, f"{length:,}", f"{growth / 1e6:.0f}", f"{growth / length / 1e3:.1f}",
+                    f"{seconds:.1f}",
+                )  # fmt: skip
     Console().print(table)
-    write(chosen.json, about, chosen, [table])
 
 
 if __name__ == "__main__":

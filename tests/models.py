@@ -310,6 +310,16 @@ def longformer(kind: str = "ForMaskedLM", windows: tuple[int, ...] = (4, 8, 4)) 
     return getattr(transformers, f"Longformer{kind}")(config)
 
 
+def led(windows: tuple[int, ...] = (4, 8), **options: Any) -> Any:
+    config = transformers.LEDConfig(
+        vocab_size=43, d_model=24, encoder_layers=len(windows), decoder_layers=3, encoder_attention_heads=3,
+        decoder_attention_heads=4, encoder_ffn_dim=17, decoder_ffn_dim=19, max_encoder_position_embeddings=140,
+        max_decoder_position_embeddings=33, attention_window=[*windows], pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=2, **options,
+    )  # fmt: skip
+    return transformers.LEDForConditionalGeneration(config)
+
+
 OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "t5": t5,
     "t5_encoder_alone": lambda: t5("T5EncoderModel"),
@@ -324,6 +334,7 @@ OTHERS: Final[dict[str, Callable[[], Any]]] = {
     "gpt_neo": gpt_neo,
     "xlnet": xlnet,
     "longformer": longformer,
+    "led": led,
 }
 """Models of several stacks, of images, hybrids, and others with tests of their own."""
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModelError
 from ..maths.norms import reciprocal_rms
 from .disentangled import DisentangledAttention, FirstDisentangledAttention, why_not
+from .led import LedDecoderAttention, with_halves_in_encoder
 from .local_global import LongformerAttention, with_halves
 from .position import HALVES, HALVES_ONCE, PAIRS, Rotary, alibi_slopes, alibi_slopes_mpt
 from .replaced_attention import (
@@ -532,15 +533,18 @@ def _roberta(config: Config) -> Architecture:
     return replace(_bert(config, "RoBERTa"), position_limit=limit)
 
 
-def _longformer(config: Config) -> Architecture:
+def _windows(config: Config) -> tuple[int, ...]:
     given = config.attention_window
-    windows = [given] * config.num_hidden_layers if isinstance(given, int) else given
+    return (given,) * config.num_hidden_layers if isinstance(given, int) else tuple(given)
+
+
+def _longformer(config: Config) -> Architecture:
     return replace(
         _roberta(config),
         name="Longformer",
         qkv=LongformerAttention.layout,
         gate=HalfOfRow(),
-        windows=tuple(windows),
+        windows=_windows(config),
         replacement=LongformerAttention,
         adapt=with_halves,
         causal=False,
@@ -645,11 +649,12 @@ def _t5(config: Config) -> tuple[Architecture, ...]:
     return encoder, decoder, cross
 
 
-def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
-    if config.use_prompt:
-        _refuse("use_prompt=True (keys and values that are no tokens')")
+def _like_bart(
+    name: str, config: Config, attention: Callable[[nn.Module], nn.Module], limits: tuple[int, int]
+) -> tuple[Architecture, Architecture, Architecture]:
+    """Encoder, decoder and cross-attention in post-norm blocks; `limits` are the positions of encoder and decoder."""
     encoder = Architecture(
-        name="MVP",
+        name=name,
         stack="encoder",
         blocks="encoder.layers",
         attention="self_attn",
@@ -660,10 +665,10 @@ def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
         mlp_out="fc2",
         post_norm="final_layer_norm",
         embed_norm="encoder.layernorm_embedding",
-        embed_scale=config.d_model**0.5 if config.scale_embedding else 1.0,
+        embed_scale=config.d_model**0.5 if getattr(config, "scale_embedding", False) else 1.0,
         head_refused="no norm stands between its last block and its unembedding",
-        replacement=MvpAttention,
-        position_limit=config.max_position_embeddings,
+        replacement=attention,
+        position_limit=limits[0],
         n_heads=config.encoder_attention_heads,
         causal=False,
         hands_on=True,
@@ -675,11 +680,10 @@ def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
         interposed="cross",
         interposed_norm="encoder_attn_layer_norm",
         embed_norm="decoder.layernorm_embedding",
+        position_limit=limits[1],
         n_heads=config.decoder_attention_heads,
         causal=True,
     )
-    if not config.is_encoder_decoder:
-        return replace(decoder, stack="", interposed="", interposed_norm=None, hands_on=False)
     cross = replace(
         decoder,
         stack="cross",
@@ -700,6 +704,32 @@ def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
     return encoder, decoder, cross
 
 
+def _mvp(config: Config) -> Architecture | tuple[Architecture, ...]:
+    if config.use_prompt:
+        _refuse("use_prompt=True (keys and values that are no tokens')")
+    limit = config.max_position_embeddings
+    encoder, decoder, cross = _like_bart("MVP", config, MvpAttention, (limit, limit))
+    if not config.is_encoder_decoder:
+        return replace(decoder, stack="", interposed="", interposed_norm=None, hands_on=False)
+    return encoder, decoder, cross
+
+
+def _led(config: Config) -> tuple[Architecture, ...]:
+    limits = config.max_encoder_position_embeddings, config.max_decoder_position_embeddings
+    encoder, decoder, cross = _like_bart("LED", config, LedDecoderAttention, limits)
+    encoder = replace(
+        encoder,
+        attention="self_attn.longformer_self_attn",
+        qkv=LongformerAttention.layout,
+        out="self_attn.output",
+        gate=HalfOfRow(),
+        windows=_windows(config),
+        replacement=LongformerAttention,
+        adapt=with_halves_in_encoder,
+    )
+    return encoder, decoder, cross
+
+
 ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Architecture, ...]]]] = {
     "bamba": _bamba,
     "bert": _bert,
@@ -715,6 +745,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Config], Architecture | tuple[Archit
     "gpt_oss": _gpt_oss,
     "gptj": _gptj,
     "jamba": _jamba,
+    "led": _led,
     "lfm2": _lfm2,
     "llama": _llama,
     "longformer": _longformer,
@@ -747,7 +778,7 @@ _WINDOWS: Final = (
 
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
-    **dict.fromkeys(("led", "big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _WINDOWS),
     "wavlm": "its position bias is gated by the query, in attention code of its own; take wav2vec2 or HuBERT",
     "vit_mae": (

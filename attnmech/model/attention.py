@@ -83,7 +83,7 @@ def attend(
     index, blocks = watch.layers.get((site.stack, layer)) if watch.rows else None, []
     free = changes is None and position is None and added is None and weights is None and not whole
     free = free and (index is None or watch.gathered)
-    for rows in _row_blocks(q, mask, whole):
+    for rows in _row_blocks(q, mask, whole, free):
         at = mask.gathered(rows) if free else None
         keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
         queries = q[:, :, rows.start : rows.stop]
@@ -247,10 +247,10 @@ def _rows_of(position: Tensor, rows: range) -> Tensor:
     return position if position.shape[2] == 1 else position[:, :, rows.start : rows.stop]
 
 
-def _row_blocks(q: Tensor, mask: MaskRule, whole: bool) -> Iterable[range]:
+def _row_blocks(q: Tensor, mask: MaskRule, whole: bool, gathered: bool) -> Iterable[range]:
     batch, heads, queries, _ = q.shape
     cell_bytes = batch * heads * q.element_size()
-    return [range(queries)] if whole else mask.row_blocks(_BLOCK_BYTES // max(1, cell_bytes))
+    return [range(queries)] if whole else mask.row_blocks(_BLOCK_BYTES // max(1, cell_bytes), gathered=gathered)
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,9 @@ def encoder_of(
     bos: bool | None,
     device: torch.device,
     *,
-    decoder: bool,
+    decoder: Architecture | None,
 ) -> Encoder:
-    """What makes batches for this model, with the ranges of its tables; `decoder` says that it takes a target, too.
+    """What makes batches for this model, with the ranges of its tables; with a `decoder`, it takes a target, too.
 
     Raises `InputError` for a tokenizer with more tokens than the model has.
     """
@@ -91,9 +91,10 @@ def encoder_of(
             "they do not belong together. Give the tokenizer that this model was trained with."
         )
     further = _further_inputs(model, plan.position_limit)
-    start = _decoder_start(model.config) if decoder else None
+    start = None if decoder is None else _decoder_start(model.config)
+    target = None if decoder is None else decoder.position_limit
     chosen = globals_by_default(model) if GLOBAL_MASK in further else None
-    return Encoder(tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen)
+    return Encoder(tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target)
 
 
 def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[str, int | None]:

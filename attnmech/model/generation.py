@@ -149,7 +149,7 @@ class Continuing:
             return self.encode({"input_ids": ids, "attention_mask": mask})
         given = dict(batch.extra)
         if batch.texts_of is not None:
-            given = {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
+            given |= {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
         return self.encode({**given, "decoder_input_ids": ids, "decoder_attention_mask": mask})
 
 

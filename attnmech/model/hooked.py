@@ -37,6 +37,7 @@ from .images import ImageEncoder, PatchGrid
 from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
 from .ledger import ledger_split_at
+from .local_global import GLOBAL_MASK
 from .loss import next_token_losses
 from .observed import LayerObserver, RowObserver
 from .own_inputs import OwnEncoder, OwnInputs
@@ -144,9 +145,9 @@ class HookedModel:
         )
         self.further_embeddings = wire_further(self._model, plans, self._in_force, d_model=self.d_model)
         self.n_vocab = len(self.embedding)
-        crossed = "decoder" in self.stacks
+        decoder = self.output_stack.architecture if "decoder" in self.stacks else None
         plan = self.architecture if self.reads_tokens else self.output_stack.architecture
-        return encoder_of(self._model, plan, self.tokenizer, bos, self.device, decoder=crossed)
+        return encoder_of(self._model, plan, self.tokenizer, bos, self.device, decoder=decoder)
 
     @property
     def is_own(self) -> bool:
@@ -374,8 +375,9 @@ class HookedModel:
                 f"this model has {limit} positions; a prompt of {length} tokens and {count} new ones do not fit. Give "
                 "a smaller `max_new_tokens`."
             )
-        if batch.extra and not isinstance(self.encoder, TranscriptEncoder):
-            raise InputError(f"generate takes tokens alone; got also {', '.join(sorted(batch.extra))}.")
+        others = sorted(batch.extra.keys() - {GLOBAL_MASK})
+        if others and not isinstance(self.encoder, TranscriptEncoder):
+            raise InputError(f"generate takes tokens alone; got also {', '.join(others)}.")
         proceed = Continuing(lambda now, asked: self.run(now, asked), self.encode, ends_of(self.tokenizer, self.config))
         return proceed(batch, count, sampling, points)
 

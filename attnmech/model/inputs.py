@@ -51,6 +51,7 @@ class Encoder:
         device: torch.device,
         decoder_start: int | None = None,
         global_tokens: Callable[[Batch], Tensor] | None = None,
+        target_limit: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -62,6 +63,8 @@ class Encoder:
         """The token that the decoder starts with, in an encoder-decoder model; else None."""
         self.global_tokens = global_tokens
         """Which tokens of a text are global if the input does not say; None if the model has no global tokens."""
+        self.target_limit = target_limit
+        """The number of positions of the decoder's texts."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_pieces: dict[int, str | bytes] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
@@ -119,12 +122,14 @@ class Encoder:
 
     def check_length(self, batch: Batch) -> None:
         """Raises `InputError` for texts with more tokens than the model has positions."""
-        for part in (batch, batch.target):
+        for part, limit, what in (
+            (batch, self.position_limit, "model"),
+            (batch.target, self.target_limit, "model's decoder"),
+        ):
             length = 0 if part is None else part.ids.shape[1]
-            if self.position_limit is not None and length > self.position_limit:
+            if limit is not None and length > limit:
                 raise InputError(
-                    f"this model has {self.position_limit} positions; the text has {length} tokens. "
-                    "Shorten or split it."
+                    f"this {what} has {limit} positions; the text has {length} tokens. Shorten or split it."
                 )
 
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:

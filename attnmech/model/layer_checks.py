@@ -220,7 +220,8 @@ class LayerChecks(Probe):
             return Check("attentions", statement, (), None, detail=handed)
         # A hybrid returns only the patterns of its layers with attention.
         if self.plan.windows:
-            handed = patterns_of(self.passes.eager, self.batch, self.plan.windows)
+            rows = getattr(self.passes.eager, f"{self.stack.label}_global_attentions".lstrip("_"), None)
+            handed = patterns_of(handed, rows, self.batch, self.plan.windows)
         whole = len(handed) == len(self.layers)
         patterns = dict(zip(self.layers, handed, strict=True)) if whole else handed
 

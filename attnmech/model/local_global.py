@@ -1,4 +1,4 @@
-"""Attention within a window, and of a few global tokens with projections of their own (Longformer).
+"""Attention within a window, and of a few global tokens with projections of their own (Longformer, LED's encoder).
 
 A global token attends to every token through W_Q, W_K and W_V of its own, and every token attends to it. The heads of
 such a layer have two halves: d_head is twice as long, first what the local projections make and then what the global
@@ -49,6 +49,12 @@ class WindowRule(MaskRule):
         chosen = None if chosen is None or not bool(chosen.any()) else chosen
         return cls(texts, length, length, 0, 0, _everything, real, real.device, is_global=chosen)
 
+    @classmethod
+    def of_masks(cls, ids: Tensor, attention_mask: Tensor | None, global_attention_mask: Tensor | None) -> "WindowRule":
+        """The rule of a batch, from the masks that transformers' models are given."""
+        real = torch.ones_like(ids) if attention_mask is None else attention_mask
+        return cls.of(real.bool(), None if global_attention_mask is None else global_attention_mask.bool())
+
     def reaching(self, reach: int) -> "WindowRule":
         """The rule of a layer, the same for all layers that reach as far."""
 
@@ -60,8 +66,11 @@ class WindowRule(MaskRule):
 
         return self.once(("reaching", reach), lambda: replace(self, allows=allows, reach=reach, _known={}))
 
-    def row_blocks(self, cells: int) -> Iterator[range]:
+    def row_blocks(self, cells: int, *, gathered: bool) -> Iterator[range]:
         """Blocks of local rows, as large as the keys that they reach allow, and blocks of rows global in some text."""
+        if not gathered:
+            yield from super().row_blocks(cells, gathered=False)
+            return
         for run in self._runs():
             if run.start in self._global_rows:
                 step = cells // self.keys
@@ -170,7 +179,7 @@ def local_half(value: Float[Tensor, "*places d_head"], mask: MaskRule) -> Float[
 
 
 class LongformerAttention(StandIn):
-    """Longformer: a window, and global tokens."""
+    """Longformer, and LED's encoder: a window, and global tokens."""
 
     layout = Separate("both_query", "both_key", "both_value")
 
@@ -237,12 +246,16 @@ def with_halves(base: nn.Module) -> None:
     """
     layers: Any = base.encoder.layer  # type: ignore[union-attr]
     for layer in layers:
-        attention, output = layer.attention.self, layer.attention.output
-        for name in ("query", "key", "value"):
-            pair = attention.get_submodule(name), attention.get_submodule(f"{name}_global")
-            attention.add_module(f"both_{name}", Halves(*pair, attention.num_heads))
-        read_both_halves(output.dense, attention.num_heads)
+        halve(layer.attention.self, layer.attention.output.dense)
     base.forward = partial(_run, base)
+
+
+def halve(attention: Any, out: nn.Module) -> None:
+    """Gives one attention its projections of both halves, and its W_O their sum."""
+    for name in ("query", "key", "value"):
+        pair = attention.get_submodule(name), attention.get_submodule(f"{name}_global")
+        attention.add_module(f"both_{name}", Halves(*pair, attention.num_heads))
+    read_both_halves(out, attention.num_heads)
 
 
 def _run(
@@ -255,9 +268,7 @@ def _run(
     **_: Any,
 ) -> LongformerBaseModelOutputWithPooling:
     """transformers' `LongformerModel.forward`."""
-    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    chosen = None if global_attention_mask is None else global_attention_mask.bool()
-    rule = WindowRule.of(real.bool(), chosen)
+    rule = WindowRule.of_masks(input_ids, attention_mask, global_attention_mask)
     x = base.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
     for layer in base.encoder.layer:
         x = layer(x, attention_mask=rule)[0]
@@ -265,7 +276,9 @@ def _run(
     return LongformerBaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)
 
 
-def patterns_of(output: Any, batch: Batch, windows: Sequence[int]) -> list[Float[Tensor, "batch head query key"]]:
+def patterns_of(
+    bands: Sequence[Tensor], global_rows: Sequence[Tensor] | None, batch: Batch, windows: Sequence[int]
+) -> list[Float[Tensor, "batch head query key"]]:
     """transformers' patterns over all keys, from its bands, its columns of global keys and its rows of global tokens.
 
     A local row has first the global tokens of its text, then the window from the leftmost key to the rightmost.
@@ -273,7 +286,7 @@ def patterns_of(output: Any, batch: Batch, windows: Sequence[int]) -> list[Float
     chosen = global_tokens(batch)
     most = int(chosen.sum(dim=1).max())
     found = []
-    for layer, (band, window) in enumerate(zip(output.attentions, windows, strict=True)):
+    for layer, (band, window) in enumerate(zip(bands, windows, strict=True)):
         rows = band.shape[2]
         whole = band.new_zeros(*band.shape[:2], rows, rows + window)
         at = torch.arange(rows, device=band.device)
@@ -284,7 +297,7 @@ def patterns_of(output: Any, batch: Batch, windows: Sequence[int]) -> list[Float
             keys = places.nonzero()[:, 0]
             # A global key in the window is counted among the global ones alone.
             whole[text][..., keys] = band[text, :, :, : len(keys)]
-            if len(keys):
-                whole[text][:, keys] = output.global_attentions[layer][text][:, :rows, : len(keys)].transpose(1, 2)
+            if len(keys) and global_rows is not None:
+                whole[text][:, keys] = global_rows[layer][text][:, :rows, : len(keys)].transpose(1, 2)
         found.append(whole)
     return found

@@ -76,8 +76,8 @@ class MaskRule:
         """`span` and `gathered`, from one evaluation of the mask."""
         return self.once(("looked at", rows), lambda: _looked_at(self.visible(rows)))
 
-    def row_blocks(self, cells: int) -> Iterator[range]:
-        """The rows in blocks of roughly as many cells (row, key)."""
+    def row_blocks(self, cells: int, *, gathered: bool) -> Iterator[range]:
+        """The rows in blocks of roughly as many cells (row, key), of the keys `gathered` or of all keys."""
         step = max(16, cells // self.keys)
         for start in range(0, self.queries, step):
             yield range(start, min(self.queries, start + step))

@@ -134,6 +134,12 @@ class RowBlock(Points):
         """The attention probabilities."""
         return self.attention.pattern
 
+    @property
+    def top_key(self) -> Int[Tensor, "batch head row"]:
+        """The position of the key that each row attends to most."""
+        found = self.attention.top.key
+        return found if self.keys is None else self.keys[found]
+
     @cached_property
     def visible(self) -> Bool[Tensor, "batch 1 row key"]:
         """True where the row can see the key."""

@@ -315,7 +315,9 @@ def probe_batch(model: HookedModel) -> Batch:
         mask[1, -1] = 0
     given = {"input_ids": ids, "attention_mask": mask, **_global_tokens(model, ids)}
     if "decoder" in model.stacks:
-        given["decoder_input_ids"] = torch.randint(0, model.n_vocab, (2, length - 2), generator=generator)
+        given["decoder_input_ids"] = torch.randint(
+            0, model.n_vocab, (2, _of_target(model, length)), generator=generator
+        )
     return model.encode(given)
 
 
@@ -333,7 +335,7 @@ def long_batch(model: HookedModel) -> Batch | None:
     given = dict(zip(("input_ids", "attention_mask"), _padded(model, length, generator), strict=True))
     given |= _global_tokens(model, given["input_ids"])
     if "decoder" in model.stacks:
-        target = _padded(model, length - 2, generator)
+        target = _padded(model, _of_target(model, length), generator)
         given |= dict(zip(("decoder_input_ids", "decoder_attention_mask"), target, strict=True))
     return model.encode(given)
 
@@ -356,6 +358,12 @@ def _global_tokens(model: HookedModel, ids: Tensor, *same: int) -> dict[str, Ten
         chosen[0, [length // 3, length // 2]] = 1
         chosen[1:, length // 4] = 1
     return {GLOBAL_MASK: chosen}
+
+
+def _of_target(model: HookedModel, length: int) -> int:
+    """The length of the decoder's text beside one of the encoder's: another, and no longer than the decoder allows."""
+    limit = model.output_stack.architecture.position_limit
+    return length - 2 if limit is None else min(length - 2, limit)
 
 
 def _limit(model: HookedModel) -> int | None:

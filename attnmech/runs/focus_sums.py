@@ -105,8 +105,7 @@ class FocusSums(Reducer):
             state["sums"][:, :, layer], state["counts"][:, :, layer] = sums
         if "top_key" in state:
             choice = defined.valid[STATISTICS.index("tied_top")]
-            key = block.attention.top.key if keys is None else keys[block.attention.top.key]
-            key = key.masked_fill(~choice[:, None], -1)
+            key = block.top_key.masked_fill(~choice[:, None], -1)
             state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
 
     def _of_layer(

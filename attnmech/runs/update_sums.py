@@ -1,7 +1,7 @@
 """What is summed of what heads write into the residual stream: statistics of rows by text."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from einops import einsum, repeat
@@ -43,6 +43,7 @@ class Towards:
 class UpdateSums(Reducer):
     """Measures what every head writes, layer by layer."""
 
+    gathered: ClassVar[bool] = True
     towards: Towards | None = None
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
     optional_points = ("resid_mid", "mlp_out", "resid_post")
@@ -79,7 +80,7 @@ class UpdateSums(Reducer):
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Notes which key each row attends to most; −1 where it has no choice."""
         choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
-        key = block.attention.top.key.masked_fill(~choice[:, None], -1)
+        key = block.top_key.masked_fill(~choice[:, None], -1)
         state["top_key"][block.index, :, :, block.rows.start : block.rows.stop] = key.transpose(0, 1).int()
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:

@@ -678,7 +678,7 @@ def test_blocks_of_rows_that_do_not_divide_the_text(monkeypatch: pytest.MonkeyPa
     inputs = given_to("gemma2")
     whole = am.residual_updates(hooked("gemma2", F32), inputs)
     steps = [range(start, min(start + 4, 11)) for start in range(0, 11, 4)]
-    monkeypatch.setattr(attention, "_row_blocks", lambda q, keys, whole: steps)
+    monkeypatch.setattr(attention, "_row_blocks", lambda q, keys, whole, gathered: steps)
     parts = am.residual_updates(hooked("gemma2", F32), inputs)
     assert torch.equal(whole.top_key, parts.top_key)
     for statistic in STATISTICS:

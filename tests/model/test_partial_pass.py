@@ -16,7 +16,7 @@ from attnmech.model.architectures import submodule
 from attnmech.model.partial_pass import Blocks
 
 # XLNet's blocks take positions first: tests/families/test_xlnet.py.
-ELSEWHERE = {"t5", "mt5", "t5_encoder_alone", "mvp", "xlnet"}
+ELSEWHERE = {"t5", "mt5", "t5_encoder_alone", "mvp", "xlnet", "led"}
 ONE_STACK = sorted((models.MAKERS | models.NEW | models.OTHERS).keys() - ELSEWHERE)
 HEADED = [name for name in ONE_STACK if "headless" not in name]
 TEXTS = [name for name in HEADED if name != "vit"]
