@@ -99,7 +99,7 @@ def test_figures_show_the_layers_that_were_measured() -> None:
     np.testing.assert_array_equal(maps.shown(importance.plot()), importance.score[[2, 1]].numpy())
     assert list(importance.to_frame()["layer"]) == [2] * 5 + [1] * 5
     assert list(importance.to_frame()["score"]) == importance.score[[2, 1]].flatten().tolist()
-    (trace,) = am.null_attention(model, ids, heads=[(2, 1)]).plot().data
+    trace, *_ = am.null_attention(model, ids, heads=[(2, 1)]).plot().data
     assert [label.split(" ")[0] for label in trace.y] == ["2"]
     focus = am.attention_focus(model, ids, layers=[2, 0])
     assert focus.numbers().layers == (2, 0)
