@@ -1,7 +1,7 @@
 """What statistics of long texts take in a model with windows and global tokens, by window and length.
 
     pip install -c constraints.txt .
-    python benchmarks/windows.py
+    python benchmarks/windows.py --json windows.json
 
 Peak memory over what the process held before, and CPU seconds, each pass in a process of its own. glibc is told to give
 freed blocks back at once (`MALLOC_MMAP_THRESHOLD_`): else it keeps as much again, whatever the window.
@@ -12,10 +12,11 @@ import argparse
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from time import process_time
 from typing import Final
 
-from measure import in_own_process, memory_growth
+from measure import in_own_process, machine, memory_growth, write
 from rich.console import Console
 from rich.table import Table
 
@@ -57,17 +58,18 @@ def cost(*case: object) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the table, and writes it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
+    parser.add_argument("--json", type=Path)
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "131072"
     table = Table(title=f"4 layers × 8 heads of Longformer, {GLOBAL} global tokens")
     for column in ("method", "window", "rows hold", "tokens", "MB", "kB per token", "CPU seconds"):
         table.add_column(column)
-    lengths = parser.parse_args().lengths
+    given = parser.parse_args()
     for method in METHODS:
         for window, gathered in [*((window, True) for window in WINDOWS), (WINDOWS[0], False)]:
-            for length in lengths:
+            for length in given.lengths:
                 growth, seconds = in_own_process(cost, method, length, window, gathered)
                 held = "visible keys" if gathered else "all keys"
                 table.add_row(
@@ -75,6 +77,7 @@ def main() -> None:
                     f"{seconds:.1f}",
                 )  # fmt: skip
     Console().print(table)
+    write(given.json, machine(("attnmech", "torch", "numba", "transformers")), given, [table])
 
 
 if __name__ == "__main__":
