@@ -778,7 +778,7 @@ _WINDOWS: Final = (
 
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), _RECURRENT),
-    **dict.fromkeys(("big_bird", "bigbird_pegasus", "reformer", "longt5"), _SPARSE),
+    **dict.fromkeys(("bigbird_pegasus", "reformer", "longt5"), _SPARSE),
     **dict.fromkeys(("swin", "swinv2", "donut-swin", "maskformer-swin"), _WINDOWS),
     "wavlm": "its position bias is gated by the query, in attention code of its own; take wav2vec2 or HuBERT",
     "vit_mae": (

@@ -1,6 +1,7 @@
 """Which architecture does a model have: the table's, or the one read from it?"""
 
 from dataclasses import replace
+from typing import Final
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -11,6 +12,8 @@ from .block_structure import UnreadableError
 from .encoder_decoder import read_stacks
 from .signals import KINDS, encodes_alone
 from .structure import read_structure
+
+_SPARSE: Final = "BigBirdBlockSparseAttention"
 
 
 def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
@@ -26,8 +29,9 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
             there = [replace(there[0], stack="")]
         return tuple(_with_heads(plan, model.config) for plan in there)
     what = f"{type(model).__name__} (model_type {kind!r})"
-    if kind in REFUSED:
-        raise UnsupportedModelError(f"{what} is not supported: {REFUSED[kind]}.")
+    reason = REFUSED.get(kind) or _sparse_blocks(model)
+    if reason:
+        raise UnsupportedModelError(f"{what} is not supported: {reason}.")
     crossed = model.config.is_encoder_decoder and not encodes_alone(model)
     if not crossed and (towers := _towers(model)):
         named = " or ".join(f"am.load(model.{tower})" for tower in towers)
@@ -78,6 +82,20 @@ def require_transformers(model: nn.Module) -> PreTrainedModel:
         )
         raise UnsupportedModelError(f"expected a transformers model; got {type(model).__name__}, {what}.")
     return model
+
+
+def _sparse_blocks(model: PreTrainedModel) -> str:
+    """Why a BigBird is refused whose attention is sparse; empty for any other model.
+
+    By its modules: transformers exchanges them for full attention, for good, once such a model is given a short text.
+    """
+    if not any(type(part).__name__ == _SPARSE for part in model.modules()):
+        return ""
+    return (
+        "its attention is sparse (attention_type='block_sparse'), by blocks of tokens, some of them random. The same "
+        f"weights run with full attention: am.load(transformers.{type(model).__name__}.from_pretrained(folder, "
+        "attention_type='original_full'))"
+    )
 
 
 def _with_heads(plan: Architecture, config: Config) -> Architecture:
