@@ -307,6 +307,19 @@ def score_parts(
     return ScoreParts(query, key, query_bias, key_bias, scale, position, visible, softcap, sink)
 
 
+def of_part(
+    x: Float[Tensor, "*batch position d_in"],
+    W: Float[Tensor, "head d_in d_head"],
+    *,
+    rotate: Rotate | None = None,
+    norm: FrozenNorm | None = None,
+    norm_last: bool = False,
+) -> Float[Tensor, "*batch head position d_head"]:
+    """What a part of the input adds to the queries or keys that enter the score; linear in x, as `norm` is frozen."""
+    made = einsum(x, W, "... position d_in, head d_in d_head -> ... head position d_head")
+    return _as_scored(made, None, rotate, norm, norm_last)[0]
+
+
 def _as_scored(
     from_input: Tensor, from_bias: Tensor | None, rotate: Rotate | None, norm: FrozenNorm | None, norm_last: bool
 ) -> tuple[Tensor, Tensor | None]:

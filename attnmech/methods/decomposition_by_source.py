@@ -263,7 +263,7 @@ class SourceDecomposition(Result):
         pairs = part.pairs(place, here, contrast=True)
         total, count = float(pairs.sum()), len(part.sources)
         named, rest = [], total
-        for number in pairs.flatten().abs().argsort(descending=True, stable=True)[:_NAMED].tolist():
+        for number in _largest(pairs.flatten().abs(), _NAMED):
             source_q, source_k = divmod(number, count)
             value = float(pairs[source_q, source_k])
             share = with_minus_signs(f" ({percent(value / total, 0)})") if total > 0 else ""
@@ -347,3 +347,14 @@ class SourceDecomposition(Result):
 
 _NAMED: Final = 3
 """How many pairs of writers `explain` names."""
+
+
+def _largest(values: Float[Tensor, " pair"], count: int) -> list[int]:
+    """Where the largest values are, from the largest down; of equal ones the first comes first.
+
+    >>> _largest(torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0]), 3)
+    [1, 3, 2]
+    """
+    least = values.topk(min(count, len(values))).values[-1]
+    places = (~(values < least)).nonzero()[:, 0]
+    return places[values[places].argsort(descending=True, stable=True)[:count]].tolist()

@@ -17,6 +17,7 @@ from ..maths.scores import (
     Rounded,
     ScoreParts,
     by_position,
+    of_part,
     product_error,
     relative_rounding,
     score_parts,
@@ -24,7 +25,7 @@ from ..maths.scores import (
 )
 from ..results.mean_qk import MeanQK
 from .centring import Centre, centred
-from .observed import LayerAttention, RowBlock
+from .observed import LayerAttention, Notes, RowBlock
 from .position import Rotation
 from .stack import Stack
 
@@ -77,6 +78,26 @@ def ledger_of_block(
     if block.notes.further_keys is not None:
         parts = parts.followed_by(block.notes.further_keys.to(wide), position, visible)
     return parts if rotation is None else replace(parts, wavelengths=rotation.wavelengths(stack.d_head))
+
+
+def made_of_parts(
+    stack: Stack, layer: int, notes: Notes, parts: Float[Tensor, "source batch position d_model"]
+) -> tuple[Float[Tensor, "source batch head position d_head"], Float[Tensor, "source batch head position d_head"]]:
+    """What each part of a layer's `attn_in` adds to its queries and to its keys, as they enter the score."""
+    weights, rotation = stack.weights(layer), stack.rotation(layer, notes)
+    wide = torch.promote_types(parts.dtype, torch.float32)
+    query, key = (
+        of_part(
+            parts.to(wide),
+            W.detach().to(wide),
+            rotate=rotation,
+            norm=_by_head(norm, wide),
+            norm_last=stack.architecture.norm_after_rotary,
+        )
+        for W, norm in ((weights.W_Q, notes.query_norm), (weights.W_K, notes.key_norm))
+    )
+    group = stack.n_heads // stack.n_kv_heads
+    return query, repeat(key, "source batch kv ... -> source batch (kv group) ...", group=group)
 
 
 def ledger_split_at(

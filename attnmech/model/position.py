@@ -219,7 +219,7 @@ class Rotation:
     cos: Float[Tensor, "#batch 1 position d_table"]
     sin: Float[Tensor, "#batch 1 position d_table"]
 
-    def __call__(self, x: Float[Tensor, "batch head position d_head"]) -> Float[Tensor, "batch head position d_head"]:
+    def __call__(self, x: Float[Tensor, "*batch head position d_head"]) -> Float[Tensor, "*batch head position d_head"]:
         """R_i x_i."""
         return self.form(x, self.cos, self.sin)
 

@@ -5,8 +5,11 @@ The equations are in `attnmech.maths.sources`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -14,9 +17,12 @@ from ..batch import Batch
 from ..maths.scores import ScoreParts
 from ..maths.sources import pair_terms
 from ..model.hooked import HookedModel
-from ..model.ledger import Cells, ScoreAudit, ledger_of_block
+from ..model.ledger import Cells, ScoreAudit, made_of_parts
 from ..model.observed import RowBlock
 from ..model.writers import Writers
+
+_TOGETHER_BYTES: Final = 2**24
+"""Queries, and keys, of so many writers are made together: enough for large matrix products, few enough for a cache."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +133,17 @@ class SourceWalk:
         seen = (ledger.visible & self._batch.mask[:, None, :, None])[:, :, cells.query_at]
         keys_seen = seen.sum(dim=-1)
         average = seen.to(ledger.query_from_input.dtype) / keys_seen.clamp_min(1)[..., None]
-        labels, found = [], []
+        labels: list[str] = []
+        found = []
         written = torch.zeros_like(block.values["attn_in", block.layer][..., 0], dtype=average.dtype)
-        for label, part in self._writers.parts_of(block.layer, block.values):
-            labels.append(label)
-            written += torch.linalg.vector_norm(part, dim=-1)
-            made = ledger_of_block(self._model.stacks, block, part, ledger.visible)
-            mean_key = average @ made.key_from_input[:, list(cells.heads)]
-            found.append((cells.of_queries(made.query_from_input), cells.of_keys(made.key_from_input), mean_key))
-        query, key, mean_key = (torch.stack(parts, dim=3) for parts in zip(*found, strict=True))
+        writers = self._writers.parts_of(block.layer, block.values)
+        together = max(1, _TOGETHER_BYTES // ledger.query_from_input.nbytes)
+        while some := list(islice(writers, together)):
+            labels += [label for label, _ in some]
+            parts = torch.stack([part for _, part in some])
+            written += torch.linalg.vector_norm(parts, dim=-1).sum(dim=0)
+            found.append(self._at_cells(block, parts, cells, average))
+        query, key, mean_key = (torch.cat(each, dim=3) for each in zip(*found, strict=True))
         self.residual[block.layer] = audit.require_writers(query.sum(dim=3), key.sum(dim=3), cells, written)
         self.parts[block.layer] = SourceParts(
             layer=block.layer,
@@ -150,3 +158,19 @@ class SourceWalk:
             keys_seen=keys_seen[:, 0],
             preference=torch.cat([rows.preference for rows in self._rows], dim=-1),
         )
+
+    def _at_cells(
+        self,
+        block: RowBlock,
+        parts: Float[Tensor, "source batch position d_model"],
+        cells: Cells,
+        average: Float[Tensor, "batch 1 cell key"],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What writers add to queries, keys and mean keys of the cells: each `[batch head cell source d_head]`."""
+        query, key = (
+            rearrange(made, "source batch head position d_head -> batch head position source d_head")
+            for made in made_of_parts(self._model.stack(), block.layer, block.notes, parts)
+        )
+        by_key = rearrange(key[:, list(cells.heads)], "batch head key source d_head -> batch head key (source d_head)")
+        mean_key = rearrange(average @ by_key, "... (source d_head) -> ... source d_head", source=len(parts))
+        return cells.of_queries(query), cells.of_keys(key), mean_key

@@ -14,6 +14,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.draw.text import signed
 from attnmech.methods import decomposition_by_source
+from attnmech.runs import sources
 
 F32, F64 = torch.float32, torch.float64
 NAIVE = (
@@ -227,6 +228,20 @@ def test_the_pairs_add_up_to_query_key_of_the_ledger(name: str, dtype: torch.dty
                 part = why.parts[layer]
                 assert abs(float(part.preference[text, head, query]) - preference) <= limit
                 assert int(part.keys_seen[text, query]) == len(seen)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "llama", "qwen3"])
+def test_writers_give_the_same_one_at_a_time_and_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked, inputs = models.hooked(name, F64), models.padded(name, length=6)
+    together = am.decompose_by_source(hooked, inputs)
+    monkeypatch.setattr(sources, "_TOGETHER_BYTES", 1)
+    alone = am.decompose_by_source(hooked, inputs)
+    for one, other in zip(alone.parts, together.parts, strict=True):
+        assert one.sources == other.sources
+        for field in ("query", "key", "mean_key"):
+            # Cells that a text does not have hold anything.
+            there = (one.key_at >= 0)[..., None, None]
+            close(getattr(other, field) * there, getattr(one, field) * there, 1e-12)
 
 
 # -- models whose answer is known ----------------------------------------------------------------------------
