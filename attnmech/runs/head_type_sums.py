@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
-from einops import einsum, repeat
+from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
@@ -104,8 +104,7 @@ class HeadTypeSums(Reducer):
         on_target = found.by_kind.to(block.pattern)
         mass = _by_row(block.pattern, on_target)
         state["mass"][:, layer] += _over_rows(mass)
-        top = block.attention.top
-        state["top"][:, layer] += _over_rows(_by_row(_one_hot(top, block.pattern.shape[-1], block.pattern), on_target))
+        state["top"][:, layer] += _top_on_target(block.attention.top, found.by_kind)
         self._add_resting(state, block, rows, found)
         state["count"][:, layer] += found.count
         state["uniform"][:, layer] += found.uniform[: len(POSITIONAL)].sum(dim=-1)
@@ -311,10 +310,11 @@ def _at_first(of_keys: Shaped[Tensor, "batch head row key"], batch: Batch) -> Fl
     return of_keys.gather(-1, place)[..., 0].double()
 
 
-def _one_hot(top: Top, keys: int, like: Tensor) -> Float[Tensor, "batch head row key"]:
-    """1 at the highest key of each row; none where two are equal."""
-    found = like.new_zeros(*top.key.shape, keys)
-    return found.scatter_(-1, top.key[..., None], (top.first > top.second).to(like)[..., None])
+def _top_on_target(top: Top, on_target: Bool[Tensor, "kind batch row key"]) -> Float[Tensor, "kind head batch"]:
+    """In how many rows the highest key is a target of each kind; rows with two equal ones do not count."""
+    key, clear = (rearrange(each, "batch head row -> batch row head") for each in (top.key, top.first > top.second))
+    hit = on_target.gather(-1, key.expand(len(on_target), -1, -1, -1)) & clear
+    return rearrange(hit.sum(dim=2).double(), "kind batch head -> kind head batch")
 
 
 def _add_matching(state: State, block: RowBlock, found: _Targets) -> None:
