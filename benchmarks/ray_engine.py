@@ -10,17 +10,16 @@ measured apart.
 """
 
 import argparse
-import json
 import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from measure import machine
+from measure import machine, write
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load, save
@@ -117,41 +116,68 @@ def merging(model: am.HookedModel) -> dict[str, float]:
     return {"bytes": float(len(sent[0])), "one_merge": one, "thousand": one * (PARTS - 1)}
 
 
-def main() -> None:
-    """Prints the tables and writes the figures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--documents", default="1000,5000,20000", help="sizes of the corpora, between commas")
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    sizes = [int(each) for each in given.documents.split(",")]
-    model, costs = am.load(), []
+def costs_of(model: am.HookedModel, sizes: Sequence[int]) -> list[Cost]:
+    """One process beside one worker with as many threads; then two workers on each corpus."""
+    costs = []
     for threads in range(1, CORES + 1):
         torch.set_num_threads(threads)
-        costs.append(measured(f"here, {threads} threads", model, sizes[0], None))
+        costs.append(measured(f"one process, {threads} threads", model, sizes[0], None))
         with am.Ray(workers=1, cpus_per_worker=threads) as engine:
-            costs.append(measured(f"1 worker × {threads}", model, sizes[0], engine))
+            costs.append(measured(f"one worker, {threads} threads", model, sizes[0], engine))
     torch.set_num_threads(1)
     with am.Ray(workers=CORES) as engine:
-        costs += [measured(f"{CORES} workers × 1", model, count, engine) for count in sizes]
+        costs += [measured(f"{CORES} workers, 1 thread each", model, count, engine) for count in sizes]
+    return costs
+
+
+def table_of(costs: Sequence[Cost]) -> Table:
+    """What each run took; the ratios are beyond the start."""
     table = Table(title="Attention focus over a corpus, demo model")
-    for column in ("engine", "documents", "tokens", "start s", "wall s", "CPU s", "CPU ms/document", "driver MB"):
+    for column in (
+        "",
+        "documents",
+        "tokens",
+        "start, s",
+        "wall, s",
+        "CPU, s",
+        "CPU per document, ms",
+        "driver grows by, MB",
+    ):
         table.add_column(column, justify="right")
     for each in costs:
         figures = f"{each.start:.1f}", f"{each.wall:.1f}", f"{each.cpu:.1f}", f"{1e3 * each.cpu / each.documents:.2f}"
-        table.add_row(each.engine, str(each.documents), str(each.tokens), *figures, f"{each.driver_growth_mb:.0f}")
-    merges = merging(model)
-    console = Console()
-    console.print(machine(("attnmech", "torch", "ray")), table)
+        counts = f"{each.documents:,}", f"{each.tokens:,}"
+        table.add_row(each.engine, *counts, *figures, f"{each.driver_growth_mb:.0f}")
+    return table
+
+
+def targets_of(costs: Sequence[Cost], merges: Mapping[str, float]) -> Table:
+    """One worker beside one process, the cost of a document in the longest corpus, and merging."""
+    table = Table("", "at most", "measured", title="Targets")
     for here, there in zip(costs[: 2 * CORES : 2], costs[1 : 2 * CORES : 2], strict=True):
-        ratios = f"CPU {there.cpu / here.cpu:.2f}, wall {there.wall / here.wall:.2f} (at most 1.15)"
-        console.print(f"{there.engine} / {here.engine}, beyond the start: {ratios}")
-    console.print(
-        f"a merge of two results of {merges['bytes'] / 1e6:.1f} MB: {1e3 * merges['one_merge']:.1f} ms of CPU; "
-        f"{PARTS} results: {merges['thousand']:.1f} s, shared by the workers"
-    )
-    if given.json:
-        written = {"machine": machine(("attnmech", "torch", "ray")), "costs": list(map(asdict, costs)), "merge": merges}
-        given.json.write_text(json.dumps(written, indent=1))
+        ratios = f"{there.wall / here.wall:.2f} (CPU {there.cpu / here.cpu:.2f})"
+        table.add_row(f"{there.engine} / {here.engine}, time beyond the start", "1.15", ratios)
+    first, last = costs[2 * CORES], costs[-1]
+    growth = (last.cpu / last.documents) / (first.cpu / first.documents)
+    table.add_row(f"CPU per document, {last.documents:,} / {first.documents:,} documents", "constant", f"{growth:.2f}")
+    size = f"{merges['bytes'] / 1e6:.1f} MB"
+    table.add_row(f"merging two results of {size}, CPU", "", f"{1e3 * merges['one_merge']:.1f} ms")
+    table.add_row(f"merging {PARTS:,}, CPU, shared by the workers", "", f"{merges['thousand']:.1f} s")
+    return table
+
+
+def main() -> None:
+    """Prints the tables and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, nargs="+", default=[2000, 5000, 20_000], help="sizes of the corpora")
+    parser.add_argument("--json", type=Path, help="file for every figure")
+    given = parser.parse_args()
+    about, model = machine(("attnmech", "torch", "ray")), am.load()
+    costs, merges = costs_of(model, given.documents), merging(model)
+    tables = [table_of(costs), targets_of(costs, merges)]
+    console = Console(width=None if Console().is_terminal else 140)
+    console.print(", ".join(f"{name} {value}" for name, value in about.items()), *tables, sep="\n")
+    write(given.json, about, given, tables, costs=list(map(asdict, costs)), merge=merges)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def measured_softmax(
     loop: Callable[..., None] = softmax
     batch, heads, count, keys = scores.shape
     scores = scores.contiguous()
-    pattern = torch.empty_like(scores)
+    # In as much room as the scores have (`attend`).
+    room = scores.untyped_storage().nbytes() // scores.element_size()
+    pattern = scores.new_empty(room)[: scores.numel()].view(scores.shape)
     key = torch.empty(batch, heads, count, dtype=torch.int64)
     measured = torch.empty(5, batch, heads, count, dtype=scores.dtype)
     sinks = scores.new_zeros(heads) if sink is None else sink.to(scores)

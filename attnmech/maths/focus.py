@@ -113,10 +113,12 @@ def row_statistics(
     place = torch.arange(rows.start, rows.stop, device=pattern.device)
     row = torch.arange(len(rows), device=pattern.device)
 
-    def mass_at(key: Tensor) -> Tensor:
+    def mass_at(key: Int[Tensor, "back row"]) -> Float[Tensor, "batch head back row"]:
         at, inside = _find(key, keys, pattern.shape[-1])
         return pattern[:, :, row, at].masked_fill(~inside, 0.0)
 
+    # Itself, the one before, and as many more as the last keys are.
+    recent = mass_at(place - torch.arange(max(2, min(last, rows.stop)), device=place.device)[:, None])
     begin = defined.first[:, None, None]
     at_first, has_first = _find(begin, keys, pattern.shape[-1])
     first_mass = pattern.gather(-1, at_first[..., None].expand(*pattern.shape[:3], 1))[..., 0]
@@ -131,10 +133,10 @@ def row_statistics(
         **{name: hit & ~tied for name, hit in tops.items()},
         "elsewhere_top": elsewhere & ~tied,
         "tied_top": tied,
-        "self_mass": mass_at(place),
+        "self_mass": recent[:, :, 0],
         "first_mass": first_mass.masked_fill(~has_first, 0.0),
-        "previous_mass": mass_at(place - 1),
-        "last_mass": torch.stack([mass_at(place - back) for back in range(min(last, rows.stop))]).sum(dim=0),
+        "previous_mass": recent[:, :, 1],
+        "last_mass": recent[:, :, :last].sum(dim=2),
         "concentration": top.first - top.second,
         "entropy": attention.entropy,
         "normalised_entropy": attention.entropy / defined.count.clamp_min(2).to(pattern.dtype).log()[:, None],

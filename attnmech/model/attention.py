@@ -87,7 +87,8 @@ def attend(
         at = mask.gathered(rows) if free else None
         keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
         queries = q[:, :, rows.start : rows.stop]
-        scores = _scores(queries, k[:, :, keys], scale, position, added, rows)
+        room = None if at is not None else queries.shape[:3].numel() * k.shape[2]
+        scores = _scores(queries, k[:, :, keys], scale, position, added, rows, room)
         if changes is not None and ledgers is not None:
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
@@ -96,7 +97,7 @@ def attend(
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
-        attention = _softmax(scores, sink, site, rows, _places(at, mask) if watch.rows else None)
+        attention = _softmax(scores, sink, site, rows, _places(at, mask))
         if changes is not None and changes.edits_pattern:
             attention = Attention(
                 changes.on_pattern(attention.pattern, removed, queries_batch, keys_batch, mask, rows), None
@@ -150,14 +151,15 @@ def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
     return z
 
 
-def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, places: Tensor | None) -> Attention:
-    """The softmax of a block of rows, shown to the running certificate.
+def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, places: Tensor) -> Attention:
+    """The softmax of a block of rows with keys at some places, shown to the running certificate.
 
-    Measured with the `places` of its keys in passes that somebody observes; in layers that nobody does, too: which
-    layers are chosen does not change a bit of the others.
+    Measured whether somebody observes it or not, so that no observer changes a bit; and the compiled loops are faster,
+    since what is below e^-87 of the highest is 0: products with torch's subnormal numbers there take up to three times
+    as long.
     """
     found = None
-    if places is not None and compiles(scores):
+    if compiles(scores):
         pattern, at_sink, found = measured_softmax(scores, sink, rows, places)
     else:
         pattern, at_sink = softmax_with_sink(scores, sink)
@@ -197,11 +199,16 @@ def _scores(
     position: Float[Tensor, "#batch #head #query all_keys"] | None,
     added: Callable[[Tensor, slice], Tensor] | None,
     rows: range,
+    room: int | None,
 ) -> Float[Tensor, "batch head row key"]:
-    """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions."""
+    """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions.
+
+    They are put where there is `room` for those of all keys: of blocks that differ in size, the allocator would keep
+    what was freed, twice as much as is in use.
+    """
     keys = k.shape[2]
     place = None if position is None else _rows_of(position, rows)[..., :keys]
-    scores = _scaled_products(q, k, scale, place)
+    scores = _scaled_products(q, k, scale, place, room)
     return scores if added is None else scores + scale * added(q, slice(rows.start, rows.stop))[..., :keys]
 
 
@@ -210,17 +217,22 @@ def _scaled_products(
     k: Float[Tensor, "batch kv_head key d_head"],
     scale: float,
     position: Float[Tensor, "#batch #head #row key"] | None,
+    room: int | None,
 ) -> Float[Tensor, "batch head row key"]:
     """scale · q·k + position, with scale and a position that is the same in all rows inside the matrix product."""
     batch, heads, rows, _ = q.shape
+    into = None
+    if room is not None and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
+        cells = batch * heads * rows * k.shape[2]
+        into = q.new_empty(room)[:cells].view(batch * k.shape[1], -1, k.shape[2])
     shared = heads // k.shape[1]
     products = rearrange(q, "batch (kv shared) row d_head -> (batch kv) (shared row) d_head", shared=shared)
     keys = rearrange(k, "batch kv key d_head -> (batch kv) d_head key")
     if position is not None and position.shape[2] == 1 and shared == 1 and position.dtype == q.dtype:
         start, position = position.expand(batch, heads, 1, -1).flatten(0, 1), None
-        scores = torch.baddbmm(start, products, keys, alpha=scale)
+        scores = torch.baddbmm(start, products, keys, alpha=scale, out=into)
     else:
-        scores = torch.baddbmm(q.new_zeros(1, 1, 1), products, keys, beta=0, alpha=scale)
+        scores = torch.baddbmm(q.new_zeros(1, 1, 1), products, keys, beta=0, alpha=scale, out=into)
     scores = scores.view(batch, heads, rows, -1)
     return scores if position is None else scores + position
 

@@ -191,28 +191,26 @@ def _whole_blocks(
         from_heads = out - scale.by_token[..., None] * scale.by_dimension * b_O.detach().to(precision)
     total = torch.linalg.vector_norm(from_heads, dim=-1)
     parts = norm.sum(dim=1)
-    found = {
-        "attn_magnitude": _magnitude(out, x, end.real),
-        "attn_orientation": _orientation(out, x, end.real),
+    found = _against("attn", out, x, end.real) | {
         "cancellation": (total / parts.clamp_min(torch.finfo(parts.dtype).tiny), end.real & (parts > 0)),
     }
     none = torch.zeros_like(total), torch.zeros_like(end.real)
     found |= {"mlp_magnitude": none, "mlp_orientation": none}
     if "mlp_out" in end:
         mlp, before = end["mlp_out"].to(precision), before_mlp(stack, end).to(precision)
-        found["mlp_magnitude"] = _magnitude(mlp, before, end.real)
-        found["mlp_orientation"] = _orientation(mlp, before, end.real)
+        found |= _against("mlp", mlp, before, end.real)
     return {name: (value[:, None], valid[:, None]) for name, (value, valid) in found.items()}
 
 
-def _magnitude(update: Tensor, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+def _against(name: str, update: Tensor, x: Tensor, real: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Magnitude and orientation of a block's update, by their names."""
     norm, stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, x))
-    return norm / stream.clamp_min(torch.finfo(norm.dtype).tiny), real & (stream > 0)
-
-
-def _orientation(update: Tensor, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    norm, stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, x))
-    return cosine((update * x).sum(dim=-1), norm, stream), real & (norm * stream > 0)
+    magnitude = norm / stream.clamp_min(torch.finfo(norm.dtype).tiny)
+    orientation = cosine((update * x).sum(dim=-1), norm, stream)
+    return {
+        f"{name}_magnitude": (magnitude, real & (stream > 0)),
+        f"{name}_orientation": (orientation, real & (norm * stream > 0)),
+    }
 
 
 def _keep(values: Tensor, valid: Tensor, layer: int, found: list[tuple[Tensor, Tensor]]) -> None:
