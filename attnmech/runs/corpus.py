@@ -33,6 +33,9 @@ from ..model.weights import tensors_hash
 ROWS_AT_ONCE: Final = 256
 """How many rows of a Parquet file are in memory at once."""
 
+WORTH_A_BATCH: Final = 512
+"""So many tokens are run apart from longer documents, to which they would be padded."""
+
 READ_AT_ONCE: Final = 2**16
 """How many bytes of a Parquet file are read at once."""
 
@@ -235,8 +238,9 @@ def batches(
     """Splits a corpus into batches, reading no further ahead than one window of documents.
 
     The documents of a window are sorted by length, and a new batch begins where one more would exceed
-    `tokens_per_batch` tokens, padding included; a longer document is a batch on its own. So the batches depend only on
-    the documents and these settings. Inputs that cannot be split and padded again without changing numbers stay the
+    `tokens_per_batch` tokens, padding included, or where padding would take more than a quarter of a batch that is not
+    small; a longer document is a batch on its own. So the batches depend only on the documents and these settings.
+    Inputs that cannot be split and padded again without changing numbers stay the
     batch they were given as: images, texts with extra inputs or decoder tokens, and texts with padding on the left or
     inside; the window ends before them.
 
@@ -424,13 +428,17 @@ def _one_by_one(inputs: Iterable[Any], *, splits: bool) -> Iterator[Any]:
 
 
 def _groups(window: Sequence[_Document], tokens_per_batch: int) -> Iterator[list[_Document]]:
-    """The documents of a window by length, in groups as large as `tokens_per_batch` allows, at least one each."""
+    """The documents of a window by length, in groups as large as `tokens_per_batch` and padding allow."""
     group: list[_Document] = []
+    tokens = 0
     for document in sorted(window, key=lambda document: len(document.ids)):
-        if group and (len(group) + 1) * len(document.ids) > tokens_per_batch:
+        length = len(document.ids)
+        padded = (len(group) + 1) * length
+        if group and (padded > tokens_per_batch or (tokens >= WORTH_A_BATCH and padded - tokens - length > padded / 4)):
             yield group
-            group = []
+            group, tokens = [], 0
         group.append(document)
+        tokens += length
     if group:
         yield group
 

@@ -25,11 +25,19 @@ from .metrics import Metric
 Change: TypeAlias = tuple[Intervention, ...]
 """The interventions applied together in one measurement."""
 
-STEP_TOKENS: Final = 512
-"""Roughly how many tokens go through the model at once on a CPU: an MLP's output for more does not fit its cache."""
+STEP_BYTES: Final = 6 * 2**20
+"""On a CPU, an MLP's output for the tokens that go through a model at once takes about this, to stay in a cache, …"""
+
+LEAST_TOKENS: Final = 512
+"""… but at least so many go: of fewer, reading the weights takes longer than the products."""
 
 TEXT_TOKENS: Final = 512
 """Roughly how many tokens of text are measured together, so that several changes fit into a step."""
+
+
+def step_tokens(widest: int) -> int:
+    """How many tokens go through a model at once, of which an activation takes at most so many bytes per token."""
+    return max(LEAST_TOKENS, STEP_BYTES // widest)
 
 
 Receivers: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
@@ -73,6 +81,7 @@ class Engine:
         # Stream, its norm, q k v z, the MLP's activations, and at least 16 rows of scores and pattern.
         self._per_token = size * (12 * model.d_model + 3 * widest) + 200 * model.n_heads
         self._per_stream = size * model.d_model
+        self._at_once = step_tokens(size * widest)
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
     def on(self, model: HookedModel | None) -> "Engine":
@@ -114,7 +123,7 @@ class Engine:
         tokens = batch.ids.numel()
         fit = int(self.memory / 2 / self._per_token)
         if self.model.device.type == "cpu":
-            fit = min(fit, STEP_TOKENS)
+            fit = min(fit, self._at_once)
         count = max(1, fit // tokens - (1 if self.shifts or self.frozen else 0))
         starts: dict[int, list[int]] = {}
         for number in todo:

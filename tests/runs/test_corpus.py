@@ -180,10 +180,14 @@ def signature(each: CorpusBatch) -> tuple[Any, ...]:
 LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=30)
 
 
-@given(LENGTHS, st.integers(1, 40), st.integers(1, 12))
-def test_every_document_once_in_batches_as_full_as_they_may_be(lengths: list[int], tokens: int, window: int) -> None:
+@given(LENGTHS, st.integers(1, 40), st.integers(1, 12), st.integers(1, 40))
+def test_every_document_once_in_batches_as_full_as_they_may_be(
+    lengths: list[int], tokens: int, window: int, worth: int
+) -> None:
     documents = documents_of(lengths)
-    found = list(batches(iter(documents), models.hooked("bloom"), tokens_per_batch=tokens, window=window))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("attnmech.runs.corpus.WORTH_A_BATCH", worth)
+        found = list(batches(iter(documents), models.hooked("bloom"), tokens_per_batch=tokens, window=window))
     assert rows_of(found) == {number: ids.tolist() for number, ids in enumerate(documents)}
     windows: list[list[CorpusBatch]] = [[] for _ in range(-(-len(lengths) // window))]
     for each in found:
@@ -197,7 +201,13 @@ def test_every_document_once_in_batches_as_full_as_they_may_be(lengths: list[int
         order = [(lengths[number], number) for each in parts for number in each.documents.tolist()]
         assert order == sorted(order)
         for here, after in pairwise(parts):
-            assert (len(here.documents) + 1) * lengths[int(after.documents[0])] > tokens
+            real = [lengths[number] for number in (*here.documents.tolist(), int(after.documents[0]))]
+            mostly_padding = sum(real) < 0.75 * len(real) * real[-1] and sum(real[:-1]) >= worth
+            assert len(real) * real[-1] > tokens or mostly_padding
+        for each in parts:
+            for stop in range(2, len(each.documents) + 1):
+                real = [lengths[number] for number in each.documents.tolist()[:stop]]
+                assert sum(real[:-1]) < worth or sum(real) >= 0.75 * len(real) * real[-1]
         assert len({each.digest for each in parts}) == 1
 
 

@@ -52,7 +52,7 @@ def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
 
     with monkeypatch.context() as patched:
         patched.setattr(attention, "_softmax", counted)
-        patched.setattr(engine, "STEP_TOKENS", 1)  # a pass for each change
+        patched.setattr(engine, "step_tokens", lambda widest: 1)  # a pass for each change
         yield found
 
 
@@ -232,3 +232,10 @@ def test_a_step_of_pruning_takes_half_of_the_block_passes(monkeypatch: pytest.Mo
     assert texts() == 3 * (6 + 6 + 4 * 6 + 5 * (5 + 4 + 3 + 2 + 1)) + 2 * 6
     in_old_way(monkeypatch)
     assert texts() == 3 * (6 + 29 * 6)
+
+
+def test_steps_are_as_large_as_an_activation_that_fits_the_cache() -> None:
+    widest = 4 * 3072  # of GPT-2 small, in bytes
+    assert engine.step_tokens(widest) == 512
+    assert engine.step_tokens(widest // 4) == 2048
+    assert engine.step_tokens(4 * widest) == 512
