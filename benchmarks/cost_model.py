@@ -94,9 +94,9 @@ class Work:
     attention: float = 0
     """Multiplications of q·k and of pattern · v, in products as small as a head."""
     cells: float = 0
-    """Scores that go through the softmax of a pass that nobody observes, in blocks that fit the cache."""
+    """Scores that go through the softmax of a pass that nobody observes: the row kernel's, or else torch's."""
     measured: float = 0
-    """Scores that go through the row kernel, with what is summed of them by key and distance."""
+    """Scores that go through the row kernel, and then are summed by key and distance."""
     uncompiled: float = 0
     """The same without numba, in torch's operations on blocks of rows."""
     bytes: float = 0
@@ -184,9 +184,9 @@ def bare(model: Model, tokens: int) -> Work:
 def focus_and_updates(model: Model, tokens: int, *, numba: bool = True) -> Work:
     """`am.stream` with both reducers.
 
-    Scores go through the row kernel instead of the softmax. Updates: W_O x of each head, R z and R v with the triangle
-    R of W_O W_Oᵀ (once in float64), and a dozen readings of arrays [token, d_model]. The weights are read once for
-    their fingerprint; without numba they are hashed only if they changed in a way torch counts.
+    What the row kernel has measured is summed by key and distance. Updates: W_O x of each head, R z and R v with the
+    triangle R of W_O W_Oᵀ (once in float64), and a dozen readings of arrays [token, d_model]. The weights are read once
+    for their fingerprint; without numba they are hashed only if they changed in a way torch counts.
     """
     found = bare(model, tokens)
     heads = model.heads * model.d_head**2
@@ -381,17 +381,21 @@ def measured_constants() -> Constants:
     cells, of_products = scores.numel(), heads * rows * tokens * d_head
     classes = torch.ones(1, 1, rows, dtype=torch.bool)
 
-    def kernel() -> None:
-        found, _, _ = measured_softmax(scores, None, range(tokens - rows, tokens), torch.arange(tokens))
+    def softmax() -> torch.Tensor:
+        if not AVAILABLE:
+            return scores.softmax(dim=-1)
+        return measured_softmax(scores, None, range(tokens - rows, tokens), torch.arange(tokens))[0]
+
+    def focus() -> None:
+        found = softmax()
         summed_by_key(found, classes)
         summed_by_diagonal(found, classes)
 
-    measured = rate(kernel, cells) if AVAILABLE else float("nan")
     return Constants(
         multiplications=rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight)),
         attention=rate(lambda: (torch.bmm(q, k), torch.bmm(pattern[0], k.mT)), 2 * of_products),
-        cells=rate(lambda: scores.softmax(dim=-1), cells),
-        measured=measured,
+        cells=rate(softmax, cells),
+        measured=rate(focus, cells) if AVAILABLE else float("nan"),
         uncompiled=rate(lambda: _uncompiled(scores), cells),
         # A new array each time, as models make them: the system hands out its pages anew.
         bytes=rate(lambda: large + 1.0, 8 * large.numel()),

@@ -154,9 +154,8 @@ def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
 def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, places: Tensor) -> Attention:
     """The softmax of a block of rows with keys at some places, shown to the running certificate.
 
-    Measured whether somebody observes it or not, so that no observer changes a bit; and the compiled loops are faster,
-    since what is below e^-87 of the highest is 0: products with torch's subnormal numbers there take up to three times
-    as long.
+    Measured whether somebody observes it or not, so that no observer changes a bit; and the compiled loops are faster:
+    what is below e^-87 of the highest is 0 there, where torch's subnormal numbers would slow products down.
     """
     found = None
     if compiles(scores):
