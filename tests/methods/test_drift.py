@@ -275,7 +275,7 @@ def test_a_positive_scale_of_the_stream_changes_only_the_dot_product() -> None:
 
 
 def test_baselines_are_those_of_loops() -> None:
-    model, given = hooked("gpt2"), texts(3)
+    model, given = hooked("gpt2", torch.float64), texts(3)
     drift = am.residual_drift(model, given, k=K)
     runs = [model.run(ids, points=["resid_mid"]) for ids in given]
     rows = torch.nn.functional.normalize(model.embedding.detach().double(), dim=-1)
