@@ -4,7 +4,6 @@ Several files are read at once, ahead of the workers, by as many bytes as Ray Da
 with the documents, and a file that changes between counting and reading is an error.
 """
 
-import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,31 +17,25 @@ from ray.data import DataContext, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from ..errors import InputError
-from ..runs.corpus import Documents
-from ..runs.corpus_files import CorpusFiles, StoredFile
+from ..runs.corpus_files import CorpusFiles, CountedFiles, StoredFile
 from .pool import got
 
 ROWS: Final = 256
 """How many documents are in a block."""
 
 
-class RayDocuments(Documents):
+class RayDocuments(CountedFiles):
     """The documents of files that a cluster reads."""
 
     def __init__(self, corpus: CorpusFiles) -> None:
         self.files = corpus.files
         count = ray.remote(num_cpus=1)(StoredFile.counted)
-        self.counts: Sequence[tuple[int, str]] = [got(each) for each in [count.remote(file) for file in self.files]]
+        self._counts = [got(each) for each in [count.remote(file) for file in self.files]]
 
     @property
-    def count(self) -> int:
-        """How many documents there are."""
-        return sum(count for count, _ in self.counts)
-
-    @property
-    def fingerprint(self) -> str:
-        """That of the same files as `CorpusFiles`."""
-        return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
+    def counts(self) -> Sequence[tuple[int, str]]:
+        """As `CountedFiles.counts`: the workers counted, several files at once."""
+        return self._counts
 
     def __iter__(self) -> Iterator[str]:
         numbers = [count for count, _ in self.counts]

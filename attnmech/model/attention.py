@@ -202,8 +202,7 @@ def _scores(
 ) -> Float[Tensor, "batch head row key"]:
     """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions.
 
-    They are put where there is `room` for those of all keys: of blocks that differ in size, the allocator would keep
-    what was freed, twice as much as is in use.
+    They are put where there is `room` for those of all keys: an allocator keeps what was freed of blocks that grow.
     """
     keys = k.shape[2]
     place = None if position is None else _rows_of(position, rows)[..., :keys]

@@ -20,8 +20,8 @@ from .stack import Stack
 def _set_up_vector_functions() -> None:
     """Has one thread make the first call of each of torch's vector functions.
 
-    Intel's library behind them is set up by that call. Where two threads make it at once, one of them now and then gets
-    results with relative errors up to 1e-4: once in some hundred processes, in the first GELU of their first pass.
+    That call sets up Intel's MKL behind them. Where two threads make it at once, now and then one of them gets less
+    exact results, and the certificate refuses the model for it.
     """
     for dtype in (torch.float32, torch.float64):
         one = torch.ones(1, dtype=dtype)

@@ -33,9 +33,6 @@ from ..model.weights import tensors_hash
 ROWS_AT_ONCE: Final = 256
 """How many rows of a Parquet file are in memory at once."""
 
-WORTH_A_BATCH: Final = 512
-"""So many tokens are run apart from longer documents, to which they would be padded."""
-
 READ_AT_ONCE: Final = 2**16
 """How many bytes of a Parquet file are read at once."""
 
@@ -209,6 +206,9 @@ def _text(value: Any, where: str) -> str:
 
 # -- batches -----------------------------------------------------------------------------------------------------
 
+WORTH_A_BATCH: Final = 512
+"""From so many tokens on, a batch ends where the next document would leave more than a quarter of it to padding."""
+
 
 @dataclass(frozen=True)
 class CorpusBatch:
@@ -238,11 +238,11 @@ def batches(
     """Splits a corpus into batches, reading no further ahead than one window of documents.
 
     The documents of a window are sorted by length, and a new batch begins where one more would exceed
-    `tokens_per_batch` tokens, padding included, or where padding would take more than a quarter of a batch that is not
-    small; a longer document is a batch on its own. So the batches depend only on the documents and these settings.
-    Inputs that cannot be split and padded again without changing numbers stay the
-    batch they were given as: images, texts with extra inputs or decoder tokens, and texts with padding on the left or
-    inside; the window ends before them.
+    `tokens_per_batch` tokens, padding included, or where padding would take more than a quarter of a batch of
+    `WORTH_A_BATCH` tokens; a longer document is a batch on its own. So the batches depend only on the documents and
+    these settings. Inputs that cannot be split and padded again without changing numbers stay the batch they were given
+    as: images, texts with extra inputs or decoder tokens, and texts with padding on the left or inside; the window ends
+    before them.
 
     `truncate` cuts documents to the model's number of positions. `shard` (k, n) takes only the documents k, k + n, ...
     `bos` is that of `HookedModel.encode`. `whole` hashes every document, those of other shards too.

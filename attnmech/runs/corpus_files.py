@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,7 +48,26 @@ class StoredFile:
         return count, digest.hexdigest()
 
 
-class CorpusFiles(Documents):
+class CountedFiles(Documents):
+    """Documents whose files were counted before the first is read."""
+
+    @property
+    @abstractmethod
+    def counts(self) -> Sequence[tuple[int, str]]:
+        """How many documents each file has, and their SHA-256 (`StoredFile.counted`)."""
+
+    @property
+    def count(self) -> int:
+        """How many documents there are."""
+        return sum(count for count, _ in self.counts)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over those of the files."""
+        return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
+
+
+class CorpusFiles(CountedFiles):
     """The documents of many files, one file after the other.
 
     >>> corpus = CorpusFiles(["part-0.jsonl", "part-1.jsonl", "s3://bucket/more/"])      # doctest: +SKIP
@@ -78,18 +98,8 @@ class CorpusFiles(Documents):
 
     @cached_property
     def counts(self) -> Sequence[tuple[int, str]]:
-        """How many documents each file has, and their SHA-256; reads all files once."""
+        """As `CountedFiles.counts`; reads all files once."""
         return [file.counted() for file in self.files]
-
-    @property
-    def count(self) -> int:
-        """How many documents there are."""
-        return sum(count for count, _ in self.counts)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 over those of the files."""
-        return hashlib.sha256("".join(digest for _, digest in self.counts).encode()).hexdigest()
 
 
 def _system_of(uri: str) -> tuple[Any, str]:

@@ -26,17 +26,17 @@ Change: TypeAlias = tuple[Intervention, ...]
 """The interventions applied together in one measurement."""
 
 STEP_BYTES: Final = 6 * 2**20
-"""On a CPU, an MLP's output for the tokens that go through a model at once takes about this, to stay in a cache, …"""
+"""The widest activation of the tokens that go through a model at once takes about this, to stay in a CPU's cache, …"""
 
 LEAST_TOKENS: Final = 512
-"""… but at least so many go: of fewer, reading the weights takes longer than the products."""
+"""… but at least so many tokens go: with fewer, reading the weights takes longer than multiplying."""
 
 TEXT_TOKENS: Final = 512
 """Roughly how many tokens of text are measured together, so that several changes fit into a step."""
 
 
 def step_tokens(widest: int) -> int:
-    """How many tokens go through a model at once, of which an activation takes at most so many bytes per token."""
+    """How many tokens go through a model at once whose widest activation takes `widest` bytes per token."""
     return max(LEAST_TOKENS, STEP_BYTES // widest)
 
 
