@@ -62,6 +62,7 @@ interface Shared {
 /** The functions that draw a view, by `View.kind`. */
 interface Views {
   plotly(stage: Stage, figure: PlotlyFigure & { title?: string }): Promise<unknown>;
+  head_picker(stage: Stage, data: HeadPickerData): Promise<unknown>;
   circuitsvis(stage: Stage, data: { element: string; props: object }): void;
   sentence(stage: Stage, data: SentenceData): Promise<SentenceControl>;
   token_graph(stage: Stage, data: GraphData): Promise<Control & { weights(): number[][]; edges(): Line[] }>;
@@ -129,13 +130,24 @@ interface Patterns {
   of(layer: number, head: number): Float32Array;
 }
 
-/** What every view of several layers has; a report gives it probabilities that it has unpacked, and its own selectors. */
-interface LayersData {
+/** The heads that a reader can choose, and the first choice as indices. */
+interface HeadsData {
   layers: number[];
   heads: number;
+  chosen: { layer: number; head: number };
+}
+
+/** The figure of the first choice, and by layer and head what differs from it (head_picker.py). */
+interface HeadPickerData extends HeadsData, PlotlyFigure {
+  title: string;
+  /** Of each head a list of paths with what stands there, as packed JSON. */
+  changes: string;
+}
+
+/** What every view of several layers has; a report gives it probabilities that it has unpacked, and its own selectors. */
+interface LayersData extends HeadsData {
   queries: string[];
   keys: string[];
-  chosen: { layer: number; head: number };
   pattern: Packed | Patterns;
   words: Words;
   embedded?: boolean;

@@ -109,7 +109,7 @@ class View:
 
         """
         named = self._full_title if title is None else title
-        if self.kind == "plotly":
+        if "layout" in self.data:
             drawn = {name: self.data[name] for name in ("data", "layout")}
             return save_figure(go.Figure(drawn), path, size=size, title=named)
         return save_view(self.element("view"), self.start("view"), self.scripts, path, size=size, title=named)

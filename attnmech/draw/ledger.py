@@ -32,6 +32,13 @@ REFERENCES: Final = {
 """What a row's terms may be drawn against; the same number for every key of a row changes no probability."""
 
 
+ROW_READING: Final = (
+    "The keys that the chosen query attends to most. Left: the terms of each score, stacked from 0, and their sum, the "
+    "score, as a ring. Right: the attention that the key gets."
+)
+"""How to read a row's ledger."""
+
+
 def row_ledger(
     terms: Mapping[str, Float[np.ndarray, " key"]],
     score: Float[np.ndarray, " key"],

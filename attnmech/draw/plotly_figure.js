@@ -1,19 +1,46 @@
-// A plotly figure as wide as its place and in its colours.
+// A plotly figure as wide as its place and in its colours; of one head, with selectors of another.
 
-views.plotly = (stage, figure) => {
+/** Draws what `figureNow` gives, now and whenever the colours or the width change; returns the function that draws. */
+function plotlyIn(stage, figureNow, titleNow) {
   suitBackground(stage);
-  const { title = "" } = figure;
-  const name = title.replace(/[^\p{L}\p{N}]+/gu, "_").replace(/^_|_$/g, "") || "figure";
-  const place = Object.assign(make("div", { className: "attnmech-figure" }), { picture: () => ({ name, title }) });
+  function picture() {
+    const title = titleNow();
+    return { name: title.replace(/[^\p{L}\p{N}]+/gu, "_").replace(/^_|_$/g, "") || "figure", title };
+  }
+  const place = Object.assign(make("div", { className: "attnmech-figure" }), { picture });
   stage.append(place);
 
   function draw() {
-    const { data, layout } = structuredClone(figure);
+    const { data, layout } = figureNow();
     const width = place.clientWidth;
     const height = Math.min(layout.height ?? 450, Math.max(260, Math.round(width * MOST_ASPECT)));
     Object.assign(layout, { width, height, font: { ...layout.font, color: getComputedStyle(stage).color } });
     return drawPlotly(place, { data, layout });
   }
   onChange(stage, draw);
+  return draw;
+}
+
+views.plotly = (stage, { title = "", ...figure }) => plotlyIn(stage, () => structuredClone(figure), () => title)();
+
+views.head_picker = async (stage, { title, layers, heads, chosen, changes, data, layout }) => {
+  const differing = await unpackTexts(changes);
+  const state = { ...chosen };
+  const selectors = headSelectors({ layers, heads, chosen }, (choice) => {
+    Object.assign(state, choice);
+    draw();
+  });
+  stage.append(make("div", { className: "attnmech-controls" }, selectors.layer, selectors.head));
+
+  /** The figure of the head that was shown first, with what differs in the chosen one. */
+  function figureNow() {
+    const figure = structuredClone({ data, layout });
+    for (const [path, value] of JSON.parse(differing[state.layer * heads + state.head])) {
+      const [last, ...way] = [...path].reverse();
+      way.reduceRight((place, step) => place[step], figure)[last] = value;
+    }
+    return figure;
+  }
+  const draw = plotlyIn(stage, figureNow, () => `${title}, layer ${layers[state.layer]}, head ${state.head}`);
   return draw();
 };

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from attnmech.draw.carried import error_of
 from attnmech.draw.chart import ByChoice, Chart
-from attnmech.draw.ledger import REFERENCES, along_keys, ledger_chart, likeliest, of_every_cell
+from attnmech.draw.ledger import REFERENCES, ROW_READING, along_keys, ledger_chart, likeliest, of_every_cell
 from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.patterns import VALUE_WEIGHTED, value_weighted
 from attnmech.draw.scores import (
@@ -228,8 +228,7 @@ def _ledger(splits: _Splits, call: str) -> Section:
         contents="One row as a sum",
         heading="One row as a sum",
         finding=_about_leads(splits),
-        reading="The keys that the chosen query attends to most. Left: the terms of each score, stacked from 0, and "
-        "their sum, the score, as a ring. Right: the attention that the key gets.",
+        reading=ROW_READING,
         caveat="A term that is the same at every key of the row changes no probability, however long its bar: drawn "
         "minus the row's mean or minus the runner-up's, it vanishes. The hover box has the terms as the model computes "
         "them.",

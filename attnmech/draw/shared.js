@@ -321,7 +321,7 @@ function selector(label, options, chosen, choose) {
   return { element: make("label", { className: "attnmech-control", text: `${label} ` }, select), select };
 }
 
-/** The selectors of a layer and a head; `choose` is called with what changed, `show` sets them. @param {LayersData} data */
+/** The selectors of a layer and a head; `choose` is called with what changed, `show` sets them. @param {HeadsData} data */
 function headSelectors({ layers, heads, chosen }, choose) {
   const layer = selector("Layer", layers, chosen.layer, (index) => choose({ layer: index }));
   const head = selector("Head", range(heads), chosen.head, (index) => choose({ head: index }));

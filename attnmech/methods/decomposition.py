@@ -17,8 +17,10 @@ from torch import Tensor
 from ..arguments import flag, listed, member, option, whole_number
 from ..draw import scores as draw
 from ..draw.all_heads import model_view
+from ..draw.embed import View
 from ..draw.figure_page import in_notebook_output
-from ..draw.ledger import row_ledger
+from ..draw.head_picker import head_picker
+from ..draw.ledger import ROW_READING, row_ledger
 from ..draw.numbers import ScoreNumbers, TableRow
 from ..draw.page import Page, render_page
 from ..draw.score_sections import score_sections
@@ -491,6 +493,24 @@ class ScoreDecomposition(Result):
         index_of("rank", rank, view.ranked_key.shape[-1], "of this text")
         shares = {name: share[0, head, :, rank] for name, share in view.ranked_share.items()}
         return draw.score_shares(shares, view.ranked_key[0, head, :, rank], view.tokens, rank=rank, key_tokens=others)
+
+    def show(self, figure: str = "row_ledger", *, layer: int | None = None, head: int = 0, **options: Any) -> View:
+        """A figure of `plot`, with a layer and a head to choose; `options` are those of `plot`.
+
+        >>> split.show(layer=2, head=6, query=5)      # doctest: +SKIP
+
+        A page takes the figures of all heads; of many layers and a long text, `split.select([0, 1]).show()` takes some.
+        """
+        first = self.layers[0 if layer is None else self._index(layer)]
+        return head_picker(
+            lambda at, of: self.plot(figure, layer=at, head=of, **options),
+            self.layers,
+            self.residual.shape[1],
+            layer=first,
+            head=index_of("head", head, self.residual.shape[1]),
+            title=figure.replace("_", " ").capitalize(),
+            reading=ROW_READING if figure == "row_ledger" else "",
+        ).of_model(self.provenance.model)
 
     def _dimension_bars(
         self, layer: int, head: int, query: int, key: int, sequence: int, view: "ScoreNumbers"

@@ -1,6 +1,7 @@
 """The score ledger against the same terms computed from raw transformers weights, and what is made of it."""
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -379,6 +380,14 @@ def test_the_ledger_of_a_row_is_that_row_of_the_terms(name: str, sequence: int, 
     assert figure.layout.title.text.startswith(f"query {number} “{split.tokens[sequence][row]}”")
 
 
+def test_a_view_with_heads_to_choose_opens_on_the_figure_of_one() -> None:
+    split = am.decompose_scores(models.hooked("gpt2"), models.padded("gpt2", "right"), layers=[0, 2])
+    view = split.show(layer=2, head=3, query=3, sequence=1)
+    drawn = json.loads(split.plot("row_ledger", layer=2, head=3, query=3, sequence=1).to_json())
+    assert (view.data["data"], view.data["layout"]) == (drawn["data"], drawn["layout"])
+    assert (view.data["layers"], view.data["heads"], view.data["chosen"]) == ([0, 2], 5, {"layer": 1, "head": 3})
+
+
 # -- select, save, provenance --------------------------------------------------------------------------------
 
 
@@ -593,6 +602,9 @@ def test_what_is_out_of_range_is_named_with_its_range() -> None:
         (lambda: split.plot(rank=7), "`rank` must be from 0 to 6"),
         (lambda: split.plot("row_ledger", query=7), r"`query` must be from 0 to 6 \(the text has 7 tokens\); got 7"),
         (lambda: split.plot("nothing"), "`figure` must be one of attention_map, "),
+        (lambda: split.show("nothing"), "`figure` must be one of attention_map, "),
+        (lambda: split.show(layer=1), "`layer` must be one of the layers"),
+        (lambda: split.show(head=5), "`head` must be from 0 to 4; got 5"),
     ]
     for call, message in bad:
         with pytest.raises(am.InputError, match=message):

@@ -1,0 +1,64 @@
+"""Which head's figure is shown? The reader's choice, from a figure for each."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from attnmech.draw import scripts
+from attnmech.draw.embed import View
+from attnmech.draw.packing import pack_texts
+
+
+def head_picker(
+    figure_of: Callable[[int, int], go.Figure],
+    layers: Sequence[int],
+    heads: int,
+    *,
+    layer: int,
+    head: int,
+    title: str,
+    reading: str,
+) -> View:
+    """A view of one head's figure, with a layer and a head to choose.
+
+    Args:
+        figure_of: makes the figure of a layer and a head.
+        layers: the layers that can be chosen.
+        heads: how many heads each has.
+        layer: the layer that is shown first, one of `layers`.
+        head: the head that is shown first.
+        title: what the view is called.
+        reading: how to read it.
+
+    """
+    first = json.loads(figure_of(layer, head).to_json())
+    # Figures have most in common: their layout, and often their tokens.
+    changes = tuple(
+        json.dumps(list(_changes(first, json.loads(figure_of(at, of).to_json()))))
+        for at in layers
+        for of in range(heads)
+    )
+    chosen = {"layer": list(layers).index(layer), "head": head}
+    data = first | {
+        "changes": pack_texts(changes),
+        "layers": list(layers),
+        "heads": heads,
+        "chosen": chosen,
+        "title": title,
+    }
+    types = {trace["type"] for trace in first["data"]}
+    return View("head_picker", title, reading, data, (scripts.plotly_for(types),))
+
+
+def _changes(one: Any, other: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Where `other` differs from `one`, and what stands there."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        for name in one:
+            yield from _changes(one[name], other[name], (*path, name))
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from _changes(left, right, (*path, index))
+    elif one != other:
+        yield path, other
