@@ -377,14 +377,14 @@ def measured_constants() -> Constants:
     x, weight = torch.randn(tokens, d_model), torch.randn(4 * d_model, d_model)
     q, k = torch.randn(heads, rows, d_head), torch.randn(heads, d_head, tokens)
     scores = torch.randn(1, heads, rows, tokens)
-    pattern, large = scores.softmax(dim=-1), torch.randn(2**26)
+    pattern, into, large = scores.softmax(dim=-1), torch.empty_like(scores), torch.randn(2**26)
     cells, of_products = scores.numel(), heads * rows * tokens * d_head
     classes = torch.ones(1, 1, rows, dtype=torch.bool)
 
     def softmax() -> torch.Tensor:
         if not AVAILABLE:
             return scores.softmax(dim=-1)
-        return measured_softmax(scores, None, range(tokens - rows, tokens), torch.arange(tokens))[0]
+        return measured_softmax(scores, None, range(tokens - rows, tokens), torch.arange(tokens), into)[0]
 
     def focus() -> None:
         found = softmax()
@@ -415,7 +415,7 @@ def _uncompiled(scores: Any) -> None:
 def _rows_in_torch(scores: Any) -> None:
     import torch
 
-    from attnmech.maths.focus import defined_rows, received_by_distance, received_by_key, row_statistics
+    from attnmech.maths.focus import RowMeasures, defined_rows, received_by_distance, received_by_key, row_statistics
     from attnmech.maths.softmax import Attention, softmax_with_sink
 
     rows, tokens = scores.shape[-2:]
@@ -424,7 +424,7 @@ def _rows_in_torch(scores: Any) -> None:
     attention = Attention(pattern, scores)
     real, visible = torch.ones(1, rows, dtype=torch.bool), torch.ones(1, 1, rows, tokens, dtype=torch.bool)
     defined = defined_rows(visible, here, real, torch.zeros(1, dtype=torch.long), 8, True, None)
-    row_statistics(attention, here, defined, 8, tokens, None)
+    row_statistics(RowMeasures.of(attention, here, defined.first, 8, tokens), defined)
     classes = torch.ones(1, 3, rows, dtype=torch.bool)
     received_by_key(attention, classes)
     received_by_distance(pattern, classes, here, begin=0)

@@ -38,8 +38,9 @@ def measured_softmax(
     sink: Float[Tensor, " head"] | None,
     rows: range,
     places: Int[Tensor, " token"],
+    into: Float[Tensor, "batch head row key"],
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None, MeasuredRows]:
-    """The softmax of the rows at some positions; the mass of the sink; what is measured.
+    """The softmax of the rows at some positions, in the memory of `into`; the mass of the sink; what is measured.
 
     `places` are the positions of its first keys, and of more that it does not have; later keys are no tokens.
     """
@@ -48,9 +49,6 @@ def measured_softmax(
     loop: Callable[..., None] = softmax
     batch, heads, count, keys = scores.shape
     scores = scores.contiguous()
-    # In as much room as the scores have (`attend`).
-    room = scores.untyped_storage().nbytes() // scores.element_size()
-    pattern = scores.new_empty(room)[: scores.numel()].view(scores.shape)
     key = torch.empty(batch, heads, count, dtype=torch.int64)
     measured = torch.empty(5, batch, heads, count, dtype=scores.dtype)
     sinks = scores.new_zeros(heads) if sink is None else sink.to(scores)
@@ -61,11 +59,11 @@ def measured_softmax(
         PRECISIONS[_TYPES[scores.dtype]],
         sinks.repeat(batch).numpy(),
     )
-    flat = [each.flatten(0, 1).numpy() for each in (scores, pattern, key)]
-    into = measured.flatten(1, 2).numpy()
-    in_threads(batch * heads, count * keys, lambda start, stop: loop(start, stop, *fixed, *flat, into))
+    flat = [each.flatten(0, 1).numpy() for each in (scores, into, key)]
+    numbers = measured.flatten(1, 2).numpy()
+    in_threads(batch * heads, count * keys, lambda start, stop: loop(start, stop, *fixed, *flat, numbers))
     first, second, entropy, distance, at_sink = measured
-    return pattern, None if sink is None else at_sink, MeasuredRows(key, first, second, entropy, distance)
+    return into, None if sink is None else at_sink, MeasuredRows(key, first, second, entropy, distance)
 
 
 def summed_by_key(

@@ -4,6 +4,7 @@ All functions take a block of rows after its softmax (`Attention`); row r of the
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +34,12 @@ class DefinedRows:
     """How many keys a row can see."""
     valid: Bool[Tensor, "statistic batch row"]
     """Which rows each statistic is defined on; none at padding."""
+
+    @classmethod
+    def joined(cls, blocks: Sequence["DefinedRows"]) -> "DefinedRows":
+        """Those of neighbouring blocks of rows."""
+        count, valid = (torch.cat([getattr(each, name) for each in blocks], dim=-1) for name in ("count", "valid"))
+        return cls(blocks[0].first, count, valid)
 
 
 def defined_rows(
@@ -88,15 +95,55 @@ def defined_rows(
     return DefinedRows(first, count, torch.stack([valid[name] for name in STATISTICS]))
 
 
-def row_statistics(
-    attention: Attention,
-    rows: range,
-    defined: DefinedRows,
-    last: int,
-    tokens: int | None = None,
-    keys: Int[Tensor, " key"] | None = None,
-) -> Float[Tensor, "statistic batch head row"]:
-    """Every statistic of every row, 0 where it is undefined.
+@dataclass(frozen=True)
+class RowMeasures:
+    """What is read of each row's attention; `row_statistics` follows from it for all rows of a layer at once."""
+
+    key: Int[Tensor, "batch head row"]
+    """The position of the highest key."""
+    numbers: Float[Tensor, "measure batch head row"]
+    """The highest and the second highest probability, the entropy, the mean distance; the masses on the first key of
+    the text, the row's own token, the one before and the last k keys."""
+
+    @classmethod
+    def of(
+        cls,
+        attention: Attention,
+        rows: range,
+        first: Int[Tensor, " batch"],
+        last: int,
+        tokens: int | None = None,
+        keys: Int[Tensor, " key"] | None = None,
+    ) -> "RowMeasures":
+        """The measures of a block of rows.
+
+        Keys after the first `tokens` are no tokens, and have no distance. `keys` are the positions of the keys, in
+        order, if those are not all from 0 on.
+        """
+        pattern, top = attention.pattern, attention.top
+        place = torch.arange(rows.start, rows.stop, device=pattern.device)
+        back = torch.arange(max(2, min(last, rows.stop)), device=pattern.device)
+        # Itself, the one before, and as many more as the last keys are.
+        at, inside = _find(place - back[:, None], keys, pattern.shape[-1])
+        recent = pattern[:, :, place - rows.start, at].masked_fill(~inside, 0.0)
+        at_first, has_first = _find(first[:, None, None], keys, pattern.shape[-1])
+        first_mass = pattern.gather(-1, at_first[..., None].expand(*pattern.shape[:3], 1))[..., 0]
+        numbers = [
+            *(top.first, top.second, attention.entropy, mean_distance(attention, rows, tokens, keys)),
+            first_mass.masked_fill(~has_first, 0.0),
+            *(recent[:, :, 0], recent[:, :, 1], recent[:, :, :last].sum(dim=2)),
+        ]
+        return cls(top.key if keys is None else keys[top.key], torch.stack(numbers))
+
+    @classmethod
+    def joined(cls, blocks: Sequence["RowMeasures"]) -> "RowMeasures":
+        """Those of neighbouring blocks of rows."""
+        key = torch.cat([each.key for each in blocks], dim=-1)
+        return cls(key, torch.cat([each.numbers for each in blocks], dim=-1))
+
+
+def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor, "statistic batch head row"]:
+    """Every statistic of every row from the first on, 0 where it is undefined.
 
     The highest key is the row's own token, the first, the one before, or elsewhere; if the two highest keys are equal,
     it counts only as tied.
@@ -104,45 +151,30 @@ def row_statistics(
         mass on a place   p_ij                      concentration        p(1) − p(2), the two highest
         entropy           −Σ_j p_ij ln p_ij, nats    normalised entropy   entropy / ln(number of keys seen)
         distance          Σ_j p_ij |i − j|, tokens
-
-    Keys after the first `tokens` are no tokens, and have no distance. `keys` are the positions of the keys, in order,
-    if those are not all from 0 on.
     """
-    pattern, top = attention.pattern, attention.top
-    top_key = top.key if keys is None else keys[top.key]
-    place = torch.arange(rows.start, rows.stop, device=pattern.device)
-    row = torch.arange(len(rows), device=pattern.device)
-
-    def mass_at(key: Int[Tensor, "back row"]) -> Float[Tensor, "batch head back row"]:
-        at, inside = _find(key, keys, pattern.shape[-1])
-        return pattern[:, :, row, at].masked_fill(~inside, 0.0)
-
-    # Itself, the one before, and as many more as the last keys are.
-    recent = mass_at(place - torch.arange(max(2, min(last, rows.stop)), device=place.device)[:, None])
-    begin = defined.first[:, None, None]
-    at_first, has_first = _find(begin, keys, pattern.shape[-1])
-    first_mass = pattern.gather(-1, at_first[..., None].expand(*pattern.shape[:3], 1))[..., 0]
-    tied = top.first == top.second
+    first, second, entropy, distance, first_mass, self_mass, previous_mass, last_mass = measures.numbers
+    place = torch.arange(first.shape[-1], device=first.device)
+    tied = first == second
     tops = {
-        "self_top": top_key == place,
-        "first_top": top_key == begin,
-        "previous_top": top_key == place - 1,
+        "self_top": measures.key == place,
+        "first_top": measures.key == defined.first[:, None, None],
+        "previous_top": measures.key == place - 1,
     }
     elsewhere = ~(tops["self_top"] | tops["first_top"] | tops["previous_top"])
     found = {
         **{name: hit & ~tied for name, hit in tops.items()},
         "elsewhere_top": elsewhere & ~tied,
         "tied_top": tied,
-        "self_mass": recent[:, :, 0],
-        "first_mass": first_mass.masked_fill(~has_first, 0.0),
-        "previous_mass": recent[:, :, 1],
-        "last_mass": recent[:, :, :last].sum(dim=2),
-        "concentration": top.first - top.second,
-        "entropy": attention.entropy,
-        "normalised_entropy": attention.entropy / defined.count.clamp_min(2).to(pattern.dtype).log()[:, None],
-        "distance": mean_distance(attention, rows, tokens, keys),
+        "self_mass": self_mass,
+        "first_mass": first_mass,
+        "previous_mass": previous_mass,
+        "last_mass": last_mass,
+        "concentration": first - second,
+        "entropy": entropy,
+        "normalised_entropy": entropy / defined.count.clamp_min(2).to(entropy.dtype).log()[:, None],
+        "distance": distance,
     }
-    values = torch.stack([found[name].to(pattern.dtype) for name in STATISTICS])
+    values = torch.stack([found[name].to(entropy.dtype) for name in STATISTICS])
     return values.masked_fill(~defined.valid[:, :, None], 0.0)
 
 

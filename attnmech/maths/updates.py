@@ -33,8 +33,7 @@ class Writer:
 
     def product(self, z: Float[Tensor, "batch position head d_head"]) -> Float[Tensor, "batch head position"]:
         """(z W_O)·x."""
-        products: Tensor = z.transpose(1, 2) * self._seen
-        return products.sum(dim=-1)
+        return einsum(z, self._seen, "batch position head d_head, batch head position d_head -> batch head position")
 
 
 def _triangle(W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head row d_head"]:

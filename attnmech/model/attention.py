@@ -20,6 +20,7 @@ from ..errors import InputError, UnsupportedModelError
 from ..maths.compiled import compiles
 from ..maths.compiled_rows import measured_softmax
 from ..maths.relative import Relative
+from ..maths.rooms import Rooms
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
@@ -83,12 +84,13 @@ def attend(
     index, blocks = watch.layers.get((site.stack, layer)) if watch.rows else None, []
     free = changes is None and position is None and added is None and weights is None and not whole
     free = free and (index is None or watch.gathered)
+    rooms = None
     for rows in _row_blocks(q, mask, whole, free):
         at = mask.gathered(rows) if free else None
         keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
         queries = q[:, :, rows.start : rows.stop]
-        room = None if at is not None else queries.shape[:3].numel() * k.shape[2]
-        scores = _scores(queries, k[:, :, keys], scale, position, added, rows, room)
+        rooms = rooms or Rooms(queries.shape[:3].numel() * k.shape[2], q)
+        scores = _scores(queries, k[:, :, keys], scale, position, added, rows, rooms)
         if changes is not None and ledgers is not None:
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
@@ -97,7 +99,7 @@ def attend(
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
-        attention = _softmax(scores, sink, site, rows, _places(at, mask))
+        attention = _softmax(scores, sink, site, rows, _places(at, mask), rooms)
         if changes is not None and changes.edits_pattern:
             attention = Attention(
                 changes.on_pattern(attention.pattern, removed, queries_batch, keys_batch, mask, rows), None
@@ -151,7 +153,7 @@ def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
     return z
 
 
-def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, places: Tensor) -> Attention:
+def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, places: Tensor, rooms: Rooms) -> Attention:
     """The softmax of a block of rows with keys at some places, shown to the running certificate.
 
     Measured whether somebody observes it or not, so that no observer changes a bit; and the compiled loops are faster:
@@ -159,7 +161,7 @@ def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, pla
     """
     found = None
     if compiles(scores):
-        pattern, at_sink, found = measured_softmax(scores, sink, rows, places)
+        pattern, at_sink, found = measured_softmax(scores, sink, rows, places, rooms.take(*scores.shape))
     else:
         pattern, at_sink = softmax_with_sink(scores, sink)
     site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
@@ -198,15 +200,12 @@ def _scores(
     position: Float[Tensor, "#batch #head #query all_keys"] | None,
     added: Callable[[Tensor, slice], Tensor] | None,
     rows: range,
-    room: int | None,
+    rooms: Rooms,
 ) -> Float[Tensor, "batch head row key"]:
-    """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions.
-
-    They are put where there is `room` for those of all keys: an allocator keeps what was freed of blocks that grow.
-    """
+    """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions."""
     keys = k.shape[2]
     place = None if position is None else _rows_of(position, rows)[..., :keys]
-    scores = _scaled_products(q, k, scale, place, room)
+    scores = _scaled_products(q, k, scale, place, rooms)
     return scores if added is None else scores + scale * added(q, slice(rows.start, rows.stop))[..., :keys]
 
 
@@ -215,15 +214,13 @@ def _scaled_products(
     k: Float[Tensor, "batch kv_head key d_head"],
     scale: float,
     position: Float[Tensor, "#batch #head #row key"] | None,
-    room: int | None,
+    rooms: Rooms,
 ) -> Float[Tensor, "batch head row key"]:
     """scale · q·k + position, with scale and a position that is the same in all rows inside the matrix product."""
     batch, heads, rows, _ = q.shape
-    into = None
-    if room is not None and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
-        cells = batch * heads * rows * k.shape[2]
-        into = q.new_empty(room)[:cells].view(batch * k.shape[1], -1, k.shape[2])
-    shared = heads // k.shape[1]
+    shared, groups = heads // k.shape[1], batch * k.shape[1]
+    with_gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    into = None if with_gradients else rooms.take(groups, shared * rows, k.shape[2])
     products = rearrange(q, "batch (kv shared) row d_head -> (batch kv) (shared row) d_head", shared=shared)
     keys = rearrange(k, "batch kv key d_head -> (batch kv) d_head key")
     if position is not None and position.shape[2] == 1 and shared == 1 and position.dtype == q.dtype:

@@ -1,16 +1,18 @@
 """What is summed of where heads look: statistics of rows by text, and what each key and distance receives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import whole_number
 from ..maths.focus import (
     STATISTICS,
+    DefinedRows,
+    RowMeasures,
     defined_rows,
     received_by_distance,
     received_by_key,
@@ -67,26 +69,11 @@ class FocusSums(Reducer):
         return {name: value.to(device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds each statistic of the block's rows, and what its keys receive."""
+        """Adds what the block's keys receive; with a layer's last block, the statistics of all its rows."""
         layer, rows, keys = block.index, slice(block.rows.start, block.rows.stop), block.keys
         classes = state["classes"][:, :, rows]
         aligned = block.stack != "cross"
         tokens = block.mask.queries if aligned else None
-        defined = block.mask.once(
-            ("focus", self.last, block.rows),
-            lambda: defined_rows(
-                block.visible,
-                block.rows,
-                block.real,
-                block.batch.keys(block.stack).begins,
-                self.last,
-                aligned,
-                keys,
-            ),
-        )
-        values, valid = self._of_layer(state, layer, run)
-        found = row_statistics(block.attention, block.rows, defined, self.last, tokens, keys)
-        values[..., rows], valid[..., rows] = found.transpose(1, 2), defined.valid[:, None]
         received = received_by_key(block.attention, classes)
         if keys is None:
             state["received"][layer][..., : received.shape[-1]] += received
@@ -96,32 +83,40 @@ class FocusSums(Reducer):
             for begin, part in _side_by_side(block.pattern[..., :tokens], keys):
                 far = received_by_distance(part, classes, block.rows, begin=begin).double().sum(dim=0)
                 state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
-        uniform = block.mask.once(("uniform", block.rows), lambda: uniform_attention(block.visible, classes))
-        at = torch.arange(block.scores.shape[-1], device=classes.device) if keys is None else keys
-        for name, value in zip(("uniform", "seen"), uniform, strict=True):
-            state[name][layer].index_add_(-1, at, value)
+        so_far = run.between.setdefault((self, layer), [])
+        first = block.batch.keys(block.stack).begins
+        measures = RowMeasures.of(block.attention, block.rows, first, self.last, tokens, keys)
+        so_far.append((measures, self._of_mask(block, classes, aligned)))
         if block.rows.stop == block.mask.queries:
-            sums = sums_by_text(values, valid, state["classes"])
-            state["sums"][:, :, layer], state["counts"][:, :, layer] = sums
-        if "top_key" in state:
-            choice = defined.valid[STATISTICS.index("tied_top")]
-            key = block.top_key.masked_fill(~choice[:, None], -1)
-            state["top_key"][layer, :, :, rows] = key.transpose(0, 1).int()
+            self._add_rows(state, block, *zip(*run.between.pop((self, layer)), strict=True))
 
-    def _of_layer(
-        self, state: State, layer: int, run: Run
-    ) -> tuple[Float[Tensor, "statistic head batch row"], Bool[Tensor, "statistic _ batch row"]]:
-        """Where the statistics of a layer's rows are put until its last block: they are summed at once."""
+    def _of_mask(self, block: RowBlock, classes: Tensor, aligned: bool) -> "_OfMask":
+        """What follows from the mask of a block's rows."""
+
+        def make() -> _OfMask:
+            first = block.batch.keys(block.stack).begins
+            defined = defined_rows(block.visible, block.rows, block.real, first, self.last, aligned, block.keys)
+            at = torch.arange(block.scores.shape[-1], device=classes.device) if block.keys is None else block.keys
+            return _OfMask(defined, at, *uniform_attention(block.visible, classes))
+
+        return block.mask.once(("focus", self.last, block.rows), make)
+
+    def _add_rows(
+        self, state: State, block: RowBlock, measures: tuple[RowMeasures, ...], masks: "tuple[_OfMask, ...]"
+    ) -> None:
+        """Adds the statistics of a layer's rows, block by block in order."""
+        layer, width = block.index, state["uniform"].shape[-1]
+        defined, uniform, seen = block.mask.once(
+            ("focus", self.last), lambda: (DefinedRows.joined([each.defined for each in masks]), *_summed(masks, width))
+        )
+        found = RowMeasures.joined(measures)
+        values, valid = row_statistics(found, defined).transpose(1, 2), defined.valid[:, None]
+        state["sums"][:, :, layer], state["counts"][:, :, layer] = sums_by_text(values, valid, state["classes"])
+        state["uniform"][layer], state["seen"][layer] = uniform, seen
         if "values" in state:
-            return state["values"][:, layer], state["valid"][:, layer]
-        key = self, "of layer"
-        if key not in run.between:
-            texts, _, rows = state["classes"].shape
-            precision = torch.promote_types(run.model.dtype, torch.float32)
-            values = torch.zeros(len(STATISTICS), run.n_heads, texts, rows, dtype=precision)
-            valid = torch.zeros(len(STATISTICS), 1, texts, rows, dtype=torch.bool)
-            run.between[key] = values.to(run.model.device), valid.to(run.model.device)
-        return cast(tuple[Tensor, Tensor], run.between[key])
+            state["values"][:, layer], state["valid"][:, layer] = values, valid
+            choice = defined.valid[STATISTICS.index("tied_top")]
+            state["top_key"][layer] = found.key.masked_fill(~choice[:, None], -1).transpose(0, 1).int()
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the batch's texts; the statistics stay separate per text."""
@@ -148,6 +143,25 @@ class FocusSums(Reducer):
     def merge(self, one: State, other: State) -> State:
         """The sum of both; positions and distances extend to the longer text."""
         return added(one, other)
+
+
+@dataclass(frozen=True)
+class _OfMask:
+    """What follows from the mask of a block's rows: the same for all layers with that mask."""
+
+    defined: DefinedRows
+    keys: Int[Tensor, " key"]
+    uniform: Float[Tensor, "batch class key"]
+    seen: Float[Tensor, "batch class key"]
+
+
+def _summed(masks: "Sequence[_OfMask]", width: int) -> tuple[Tensor, Tensor]:
+    """What each key would receive of uniform attention, and how many rows see it, over all blocks."""
+    sums = masks[0].uniform.new_zeros(2, *masks[0].uniform.shape[:2], width)
+    for each in masks:
+        sums.index_add_(-1, each.keys, torch.stack([each.uniform, each.seen]))
+    uniform, seen = sums
+    return uniform, seen
 
 
 def _side_by_side(

@@ -39,7 +39,7 @@ def test_softmax_and_what_follows_from_it(dtype: torch.dtype, keys: int, with_si
     scores, rows = scores_of(dtype, keys), range(40, 45)
     sink = torch.tensor([-2.0, 0.3, 9.0], dtype=dtype) if with_sink else None
     tokens = max(1, keys - 2)
-    pattern, at_sink, found = measured_softmax(scores, sink, rows, torch.arange(tokens))
+    pattern, at_sink, found = measured_softmax(scores, sink, rows, torch.arange(tokens), torch.empty_like(scores))
 
     wide = None if sink is None else sink.double()
     wanted, mass = softmax_with_sink(scores.double(), wide)
@@ -64,7 +64,7 @@ def test_softmax_and_what_follows_from_it(dtype: torch.dtype, keys: int, with_si
 @BOTH
 def test_hidden_keys_weigh_exactly_nothing(dtype: torch.dtype) -> None:
     scores = scores_of(dtype)
-    pattern, _, _ = measured_softmax(scores, None, range(5), torch.arange(301))
+    pattern, _, _ = measured_softmax(scores, None, range(5), torch.arange(301), torch.empty_like(scores))
     hidden = (scores == torch.finfo(dtype).min) | (scores == -torch.inf)
     hidden[0, 2, 2] = False  # sees nothing: uniform, as in torch
     assert bool((pattern[hidden] == 0).all())
@@ -76,7 +76,7 @@ def test_the_highest_key_of_equal_ones_is_tied(dtype: torch.dtype) -> None:
     scores = torch.zeros(1, 1, 2, 700, dtype=dtype)
     scores[0, 0, 0, [300, 650]] = 5.0
     scores[0, 0, 1, 699] = 5.0
-    pattern, _, found = measured_softmax(scores, None, range(2), torch.arange(700))
+    pattern, _, found = measured_softmax(scores, None, range(2), torch.arange(700), torch.empty_like(scores))
     assert found.key.tolist() == [[[300, 699]]]
     top = Attention(pattern, scores, found).top
     assert (top.first == top.second).tolist() == [[[True, False]]]
@@ -87,7 +87,7 @@ def test_the_highest_key_of_equal_ones_is_tied(dtype: torch.dtype) -> None:
 def test_nan_stays_nan(dtype: torch.dtype, bad: float) -> None:
     scores = scores_of(dtype)
     scores[1, 2, 1, 17] = bad
-    pattern, _, found = measured_softmax(scores, None, range(5), torch.arange(301))
+    pattern, _, found = measured_softmax(scores, None, range(5), torch.arange(301), torch.empty_like(scores))
     assert bool(pattern[1, 2, 1].isnan().all())
     assert bool(found.entropy[1, 2, 1].isnan())
     assert bool(pattern[1, 2, 0].isfinite().all())
@@ -114,12 +114,12 @@ def test_sums_by_class(dtype: torch.dtype) -> None:
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = torch.randn(2, 7, 64, 300)
     everyone, at = torch.ones(2, 1, 64).bool(), torch.arange(300)
-    wanted, _, measured = measured_softmax(scores, None, range(64), at)
+    wanted, _, measured = measured_softmax(scores, None, range(64), at, torch.empty_like(scores))
     sums = summed_by_key(scores, everyone)
     monkeypatch.setattr(compiled.torch, "get_num_threads", lambda: 3)
 
     def again(_: int) -> bool:
-        pattern, _, found = measured_softmax(scores, None, range(64), at)
+        pattern, _, found = measured_softmax(scores, None, range(64), at, torch.empty_like(scores))
         same = torch.equal(pattern, wanted) and torch.equal(found.entropy, measured.entropy)
         return same and torch.equal(summed_by_key(scores, everyone), sums)
 
@@ -147,6 +147,6 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
 
 def test_distances_to_keys_that_were_gathered() -> None:
     scores, at = torch.randn(2, 3, 4, 6), torch.tensor([0, 3, 7, 8, 9, 20])
-    pattern, _, found = measured_softmax(scores, None, range(8, 12), at)
+    pattern, _, found = measured_softmax(scores, None, range(8, 12), at, torch.empty_like(scores))
     far = (torch.arange(8, 12)[:, None] - at).abs()
     torch.testing.assert_close(found.distance, (pattern * far).sum(dim=-1))
