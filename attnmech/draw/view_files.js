@@ -16,6 +16,20 @@
     Object.assign(main.style, { width: `${clientWidth + beyond}px`, zoom });
   }
 
+  /** Pictures in the places of canvases: Chromium prints what was drawn on a zoomed canvas at another scale. */
+  async function drawOff(main) {
+    for (const canvas of main.querySelectorAll("canvas")) {
+      if (!canvas.width || !canvas.height) continue;
+      const picture = document.createElement("img");
+      picture.src = canvas.toDataURL();
+      const { position, left, top, width, height, display, margin, outline, gridArea, verticalAlign } = getComputedStyle(canvas);
+      const style = { position, left, top, width, height, display, margin, outline, gridArea, verticalAlign };
+      Object.assign(picture.style, style);
+      canvas.replaceWith(picture);
+      await picture.decode();
+    }
+  }
+
   /** Resolves to the view's height; `most`, if it is not null, is the greatest that it may have. */
   window.attnmechFit = async (most) => {
     const main = /** @type {HTMLElement} */ (document.querySelector("main"));
@@ -25,6 +39,7 @@
       if (each.textContent.includes("hover")) each.remove();
     }
     widen(main);
+    await drawOff(main);
     const { height } = main.getBoundingClientRect();
     if (most === null || height <= most) return height;
     Object.assign(main.style, { zoom: (zoomOf(main) * most * 0.995) / height, margin: "0 auto" });
