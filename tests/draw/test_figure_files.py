@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -81,6 +82,27 @@ def test_a_view_without_its_controls(chromium: Any, tmp_path: Path) -> None:
     pdf = view.save_figure(tmp_path / "lines.pdf", size="double").read_bytes()
     assert width_of(pdf) == pytest.approx(178, abs=0.4)
     assert b"/FontFile2" in pdf
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no poppler")
+@pytest.mark.parametrize("size", ["column", "double"])
+def test_lines_of_a_file_end_at_their_tokens(chromium: Any, tmp_path: Path, size: str) -> None:
+    tokens = [f"token{number}" for number in range(40)]
+    view = draw.sentence_view(np.eye(40)[None, None], tokens, layers=[0])
+    pdf = view.save_figure(tmp_path / "lines.pdf", size=size)
+    boxes = subprocess.run(["pdftotext", "-bbox", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
+    labels: dict[str, float] = {}
+    for top, bottom, word in re.findall(r'yMin="([\d.]+)" xMax="[\d.]+" yMax="([\d.]+)">(token\d+)<', boxes):
+        labels[word] = (float(top) + float(bottom)) / 2
+    subprocess.run(["pdftoppm", "-r", "288", "-png", "-singlefile", str(pdf), str(tmp_path / "page")], check=True)
+    with Image.open(tmp_path / "page.png") as picture:
+        grey = np.asarray(picture.convert("L"), float)
+    middle = grey[:, int(0.35 * grey.shape[1])]
+    dark = np.flatnonzero(middle < 128)
+    runs = np.split(dark, np.flatnonzero(np.diff(dark) > 1) + 1)
+    lines = [float(run.mean()) / 4 for run in runs if len(run) < 20][-40:]
+    assert lines == pytest.approx([labels[token] for token in tokens], abs=2.0)
 
 
 def test_no_text_is_too_small_and_all_is_ink_on_white() -> None:
