@@ -15,6 +15,7 @@ from .errors import UnsupportedModelError as UnsupportedModelError
 from .errors import WeightsError as WeightsError
 from .interventions import Intervention as Intervention
 from .interventions import Values as Values
+from .maths.intervals import TextMeans as TextMeans
 from .methods.ablate_set import ablate_set as ablate_set
 from .methods.ablation import ablate_heads as ablate_heads
 from .methods.compare import Comparison as Comparison

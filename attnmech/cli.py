@@ -70,7 +70,9 @@ TableOption = Annotated[
     Path, typer.Option("--out", "-o", help="Where the table goes, .csv or .parquet; the page goes beside it.")
 ]
 OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing table and page.")]
-RowsOption = Annotated[int, typer.Option("--rows", min=0, help="How many rows of the table are printed; 0 for none.")]
+RowsOption = Annotated[
+    int, typer.Option("--rows", min=0, help="How many rows of the table are printed; 0 for none. JSON has them all.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 EngineOption = Annotated[
     Literal["local", "ray"], typer.Option("--engine", help="Where it runs: in this process, or by Ray's workers.")

@@ -99,7 +99,7 @@ OF_PACKAGE: Final[Mapping[str, str]] = {
     "HookedEncoder": _LOAD,
     "ActivationCache": "what `model.run(text, points=[...])` returns",
     "patching": "`am.patch(model, clean, corrupted, answers=..., against=...)`",
-    "head_detector": "`am.head_types(model, texts)`",
+    "head_detector": "`am.head_types(model)`, on repeated random tokens",
     "FactoredMatrix": "`am.composition(model)`, of any two heads",
     "utils": "not here; `attnmech.demo.text` has texts of the demo model's language",
 }

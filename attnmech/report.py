@@ -106,7 +106,7 @@ class Measured:
 R = TypeVar("R", bound=HeadEffects | NullAttention)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """One text on one model: why, where and what its heads write, the model's certificate, and the page of it all."""
 
@@ -147,6 +147,9 @@ class Report:
     """In cross-attention, which of the key tokens are special ones."""
     others: Mapping[str, "Report"] = field(default_factory=dict)
     """Of a model with several stacks, the reports of the others by their names: `report.others["cross"]`."""
+
+    def __repr__(self) -> str:
+        return f"Report({self.lead})"
 
     def __sub__(self, other: object) -> "Report":
         raise InputError("two reports have no difference; subtract results that they hold: one.focus - other.focus.")
@@ -696,7 +699,11 @@ def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measu
         return (effects,)
     if not model.output_stack.architecture.streams:
         return (effects,)
-    null = Measured("First token", null_attention(model, iter(texts)), "am.null_attention(model, texts)")
+    null = Measured(
+        "First token",
+        null_attention(model, iter(texts), heads="attending"),
+        'am.null_attention(model, texts, heads="attending")',
+    )
     return effects, null
 
 

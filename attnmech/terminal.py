@@ -69,7 +69,7 @@ class Said:
 def say(said: Said, *, rows: int, as_json: bool) -> None:
     """Prints it, with up to `rows` rows of the table."""
     if as_json:
-        print(json.dumps(_json(said, rows), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(_json(said), ensure_ascii=False, allow_nan=False))
         return
     console = Console()
     for line in (said.model, said.finding, *said.lines):
@@ -111,17 +111,14 @@ def _cell(value: Any) -> str:
     return plain(str(value))
 
 
-def _json(said: Said, rows: int) -> dict[str, Any]:
+def _json(said: Said) -> dict[str, Any]:
     found: dict[str, Any] = {"model": said.model, "findings": [said.finding, *said.lines], "notes": list(said.notes)}
     if said.table is not None:
         frame = said.table.frame[[each.name for each in said.table.known]]
         found["table"] = {
             "title": said.table.title,
             "units": {each.name: each.unit for each in said.table.known if each.unit},
-            "rows": [
-                dict(zip(frame, map(_value, row), strict=True)) for row in frame.head(rows).itertuples(index=False)
-            ],
-            "left_out": max(0, len(frame) - rows),
+            "rows": [dict(zip(frame, map(_value, row), strict=True)) for row in frame.itertuples(index=False)],
         }
     return found | {"files": list(said.files)} | said.more
 

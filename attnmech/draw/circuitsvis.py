@@ -5,7 +5,7 @@ the page as HTML. Here its components get rounded numbers, its bundle is carried
 `&` of a token is followed by a word joiner, which shows nothing and keeps HTML from reading a tag.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -70,7 +70,8 @@ def attention_heads(
         "attentionHeadNames": [_text(name) for name in names] or [f"Head {head}" for head in range(len(found))],
         **_map_props(found, hidden, tokens),
     }
-    return _view("AttentionHeads", props, title, f"Point at a head to see it in full size, click to keep it. {_MAP}")
+    reading = f"Point at a head to see it in full size, click to keep it. {_MAP}"
+    return _view("AttentionHeads", props, title, reading, _deepest(props))
 
 
 def attention_pattern(
@@ -87,7 +88,7 @@ def attention_pattern(
     _require_hidden(hidden, found.shape)
     mask = None if hidden is None else hidden[None]
     props = {"attention": _cells(found[None], mask)[0], **_map_props(found[None], mask, tokens)}
-    return _view("AttentionPattern", props, title, _MAP)
+    return _view("AttentionPattern", props, title, _MAP, _deepest(props))
 
 
 def colored_tokens(values: Array, tokens: Sequence[str], *, title: str = "Tokens by value") -> View:
@@ -237,6 +238,11 @@ _MAP: Final = (
     "Rows are queries (“destination”), columns keys (“source”). Blue above zero, brown below, the deepest at the "
     "largest number shown; grey or white where the model cannot look."
 )
+
+
+def _deepest(props: Mapping[str, Any]) -> str:
+    """What the deepest colour stands for: every map has a scale of its own."""
+    return f"The deepest colour is {props['maxValue']:.3g}, white 0."
 
 
 def _map_props(

@@ -3,6 +3,7 @@
 The equations are in `attnmech.maths.scores`; the figures are 1 to 3 of "Attention Focus Plots" (R. Claus).
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -511,6 +512,42 @@ class ScoreDecomposition(Result):
             title=figure.replace("_", " ").capitalize(),
             reading=ROW_READING if figure == "row_ledger" else "",
         ).of_model(self.provenance.model)
+
+    def explain(self, layer: int, head: int, query: int, key: int | None = None, *, sequence: int = 0) -> str:
+        """One line: the score of a pair as the sum of its terms, and its probability.
+
+        >>> print(split.explain(2, 6, query=15, key=4))      # doctest: +SKIP
+        L2H6: ' song' (15) looks at ' blue' (4) with 0.9999, score 29.28: query_key +28.45, key_bias +0.89, ...
+
+        Args:
+            layer: the layer.
+            head: the head.
+            query: the position of the token that looks.
+            key: the position of the token that is looked at; by default the likeliest.
+            sequence: which text.
+
+        Raises:
+            InputError: for what is not there, and a key that the query cannot see.
+
+        """
+        index = self._index(layer)
+        view = self.select([self.layers[index]]).numbers(sequence)
+        head = index_of("head", head, view.scores.shape[1])
+        query = index_of("query", query, len(view.tokens))
+        row = (0, head, query)
+        key = int(view.pattern[row].argmax()) if key is None else index_of("key", key, len(view.key_tokens))
+        score = float(view.scores[row][key])
+        if math.isnan(score):
+            raise InputError(f"token {query} cannot see key {key} in this text.")
+        terms = {name: float(term[key]) for name, term in view.terms_of_row(*row).items()}
+        because = ", ".join(
+            f"{name} {value:+.2f}" for name, value in sorted(terms.items(), key=lambda item: -abs(item[1]))
+        )
+        probability = f"{float(view.pattern[row][key]):.4f}"
+        return (
+            f"L{layer}H{head}: {view.tokens[query]!r} ({query}) looks at {view.key_tokens[key]!r} ({key}) with "
+            f"{probability}, score {score:.2f}: {because}"
+        )
 
     def _dimension_bars(
         self, layer: int, head: int, query: int, key: int, sequence: int, view: "ScoreNumbers"

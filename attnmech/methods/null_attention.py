@@ -87,8 +87,9 @@ def null_attention(
         inputs: texts, or token ids.
         target: the sink: the first token of each text ("first"), the key that receives most from the other rows of the
             text, head by head ("most_attended"), or all special tokens of the tokenizer together ("special").
-        heads: a list of (layer, head), or "all".
-        layers: the layers of the heads, where `heads` is "all"; by default all.
+        heads: a list of (layer, head); "all"; or "attending", which changes only heads whose sink mass is at least
+            `least_mass`, as the verdict on all others follows from their sink mass alone.
+        layers: the layers of the heads, where `heads` is no list; by default all.
         delta: the largest effect that does not matter, in the metric's unit (nats, for the loss).
         least_mass: the least sink mass of a head that attends to the sink (ε = 0.3 of Gu et al. 2024).
         least_ratio: the least value ratio of a head that writes.
@@ -111,7 +112,8 @@ def null_attention(
     delta = finite_number("delta", delta, above=0.0)
     least_mass = finite_number("least_mass", least_mass, above=0.0)
     least_ratio = finite_number("least_ratio", least_ratio, above=0.0)
-    inputs, chosen = reread(inputs), model.check_heads(heads, layers)
+    attending = isinstance(heads, str) and heads == "attending"
+    inputs, chosen = reread(inputs), model.check_heads("all" if attending else heads, layers)
     touched = sorted({layer for layer, _ in chosen})
     label = model.output_stack.label
     sinks = sinks_of(model, inputs, target, layers=touched, stack=label or None, bos=bos, engine=engine)
@@ -124,26 +126,39 @@ def null_attention(
         layer: Values({layer: mean[None, None].to(model.dtype)}, "the head's mean over other tokens")
         for layer, mean in zip(touched, others.mean_value, strict=True)
     }
+    changed = _attending(sinks, touched, chosen, least_mass) if attending else chosen
     swept = sweep(
         model,
         inputs,
-        [change for head in chosen for change in _changes(head, _sink_of(sinks, touched, head), means[head[0]], label)],
+        [
+            change
+            for head in changed
+            for change in _changes(head, _sink_of(sinks, touched, head), means[head[0]], label)
+        ],
         metric,
         noted={
             "target": target,
-            "heads": "all" if isinstance(heads, str) else [list(head) for head in chosen],
+            "heads": heads if isinstance(heads, str) else [list(head) for head in chosen],
             "mean value over": "inputs" if reference is None else "reference",
         },
         **options,
     )
     count = len(INTERVENTIONS)
     effects = {
-        name: effects_of(model, chosen, replace(swept, after=swept.after[place::count]), name)
+        name: effects_of(model, changed, replace(swept, after=swept.after[place::count]), name)
         for place, name in enumerate(INTERVENTIONS)
     }
-    asked = effects["remove"].swept.bool()[..., None]
-    facts = by_layer(sinks.facts, touched, len(asked), axis=1).masked_fill(~asked, torch.nan)
+    asked = torch.zeros_like(effects["remove"].swept, dtype=torch.bool)
+    asked[tuple(zip(*chosen, strict=True))] = True
+    facts = by_layer(sinks.facts, touched, len(asked), axis=1).masked_fill(~asked[..., None], torch.nan)
     return NullAttention(target, delta, least_mass, least_ratio, effects, facts, sinks.keys, swept.provenance)
+
+
+def _attending(sinks: Sinks, layers: Sequence[int], heads: Sequence[Head], least_mass: float) -> list[Head]:
+    """The heads that attend to the sink; the one that does most, if none does enough."""
+    mass = sinks.facts[FACTS.index("sink_mass")].nanmean(dim=-1).nan_to_num(0.0)
+    of_head = {(layer, head): float(mass[layers.index(layer), head]) for layer, head in heads}
+    return [head for head in heads if of_head[head] >= least_mass] or [max(of_head, key=lambda head: of_head[head])]
 
 
 def _sink_of(sinks: Sinks, layers: Sequence[int], head: Head) -> Bool[Tensor, "text key"]:
@@ -191,7 +206,7 @@ class NullAttention(TextResult):
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers with measured heads; NaN in the others along the axis `layer`."""
-        return self._first.layers
+        return tuple(self._asked.any(dim=-1).nonzero()[:, 0].tolist())
 
     @property
     def axis_lengths(self) -> Mapping[str, int]:
@@ -256,7 +271,7 @@ class NullAttention(TextResult):
             now, before = (part.verdict for part in self.parts)
             return tuple(tuple(map(_changed, *rows)) for rows in zip(before, now, strict=True))
         low, high = self.effects["zero_value"].simultaneous()
-        asked = self._first.swept
+        asked = self._asked
         bounds = {"delta": self.delta, "least_mass": self.least_mass, "least_ratio": self.least_ratio}
         return tuple(
             tuple(verdict_of(*numbers, **bounds) if measured else "" for measured, *numbers in zip(*rows, strict=True))
@@ -276,12 +291,17 @@ class NullAttention(TextResult):
             return self.parts[0].null_share - self.parts[1].null_share
         resting = torch.tensor([[name == "resting" for name in row] for row in self.verdict])
         share = self.sink_mass.masked_fill(~resting, 0.0).mean(dim=-1)
-        return share.masked_fill(~self._first.swept.bool().all(dim=-1), torch.nan)
+        return share.masked_fill(~self._asked.all(dim=-1), torch.nan)
 
     @property
     def complete(self) -> bool:
         """Whether every intervention was measured on every text; False if the sweep was interrupted."""
         return all(each.complete for each in self.effects.values())
+
+    @property
+    def _asked(self) -> Bool[Tensor, "layer head"]:
+        """The heads that were looked at, whether they were changed or not."""
+        return ~self.facts.isnan().all(dim=-1).all(dim=0)
 
     @property
     def _first(self) -> HeadEffects:
@@ -297,7 +317,7 @@ class NullAttention(TextResult):
     # -- how it is shown and kept -----------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per measured head: its numbers, every effect with its interval, and the verdict."""
+        """One row per head: its numbers, every effect with its interval, NaN if it was not changed, and the verdict."""
         columns: dict[str, Tensor] = {name: self._mean(name) for name in FACTS}
         columns["update_difference"] = self.update_difference
         columns["update_difference_low"], columns["update_difference_high"] = self.update_interval()
@@ -305,7 +325,7 @@ class NullAttention(TextResult):
             columns[name] = effects.effect
             columns[f"{name}_low"], columns[f"{name}_high"] = effects.interval()
             columns[f"{name}_clear"], columns[f"{name}_one_text"] = effects.clear, effects.one_text
-        places = self._first.swept.nonzero()
+        places = self._asked.nonzero()
         layer, head = places.unbind(dim=1)
         frame = pd.DataFrame(
             {

@@ -252,7 +252,9 @@ class Relations(PagedResult):
 
     @cached_property
     def claims(self) -> pd.DataFrame:
-        """One row per claim, the highest accuracy first: baseline, best offset, the excess's interval, and pairs."""
+        """One row per claim, the highest accuracy first: baseline, best offset, the interval of accuracy − baseline
+        (`excess_low`, `excess_high`) for all heads and relations together, and pairs.
+        """
         low, high = self._excess.simultaneous()
         count = self.pairs.sum(dim=-1)
         accuracy = self.correct.sum(dim=-1) / count[:, None, None]
@@ -265,8 +267,8 @@ class Relations(PagedResult):
                 "accuracy": float(accuracy[place, layer, head]),
                 "baseline": self.baseline(self.names[place]),
                 "offset": int(self.offsets[place]),
-                "low": float(low[place, layer, head]),
-                "high": float(high[place, layer, head]),
+                "excess_low": float(low[place, layer, head]),
+                "excess_high": float(high[place, layer, head]),
                 "pairs": int(count[place]),
             }
             for place, layer, head in claimed.nonzero().tolist()
@@ -356,4 +358,4 @@ def _direction(offset: int) -> str:
     return f"{abs(offset)} {'back' if offset > 0 else 'ahead'}"
 
 
-_COLUMNS: Final = ["layer", "head", "relation", "accuracy", "baseline", "offset", "low", "high", "pairs"]
+_COLUMNS: Final = ["layer", "head", "relation", "accuracy", "baseline", "offset", "excess_low", "excess_high", "pairs"]

@@ -19,12 +19,16 @@ OPTIONS: Final = ("do_sample", "temperature", "top_k", "top_p", "stop_at_eos")
 """The sampling options of a pass of our own, besides its generator."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generated(Batch):
     """A prompt and its continuation, a batch that `model.run` takes as it is, with what was captured on the way."""
 
     steps: tuple[Activations, ...] = ()
     """What each step's pass captured, in order: step n chose new token n from its last position."""
+
+    def __repr__(self) -> str:
+        count, length = self.ids.shape
+        return f"Generated({count} × {length} tokens, {len(self.steps)} steps; .tokens has their texts)"
 
     @classmethod
     def of(cls, batch: Batch, steps: Sequence[Activations] = ()) -> Self:

@@ -44,7 +44,8 @@ def about_largest(
     top, count, sign = places[0], len(places), "+" if signed else ""
     name, texts = named(top), int(means.texts[top])
     value = f"{float(means.mean[top]):{sign}.3g}{f' {unit}' if unit else ''}"
-    low, high = (float(end[top]) for end in means.simultaneous())
+    # One alone was not picked out of many: its interval is the one of the table.
+    low, high = (float(end[top]) for end in (means.simultaneous() if count > 1 else means.interval()))
     known = not math.isnan(low)
     at_once = f" with all {count} at once" if count > 1 else ""
     span = f" ({low:{sign}.3g} to {high:{sign}.3g}{at_once})" if known else ""
@@ -60,7 +61,9 @@ def about_largest(
         told = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{span}"
     else:
         needed = means.texts_needed(top)
-        enough = f"; about {round(needed * group)} texts would show one of that size" if needed else ""
+        # Half of all cases are clear on so many: these may be the other half.
+        more = needed is not None and needed > texts
+        enough = f"; about {round(needed * group)} texts would show one of that size" if needed and more else ""
         told = (
             f"none of {count} {things} has a clear {what} on {round(texts * group)} texts "
             f"(the largest, that of {name}, is {value}{enough})"

@@ -179,7 +179,9 @@ class Effects(OverTexts, TextResult):
     def _about(self) -> str:
         by_intervention = " each head" in self.method
         done = f"changed ({self.method})" if by_intervention else _DONE.get(self.method, self.method.replace("_", " "))
-        return f"{self._opening}{int(self.swept.sum())} {self.PLACE}s {done}, one at a time, on {self._texts}"
+        count = int(self.swept.sum())
+        places = f"{count} {self.PLACE}{'' if count == 1 else 's'}"
+        return f"{self._opening}{places} {done}{'' if count == 1 else ', one at a time'}, on {self._texts}"
 
     @property
     def _n_texts(self) -> int:

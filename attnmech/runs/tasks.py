@@ -36,7 +36,7 @@ class Case:
     """Its template, name, or source: what it shares with cases that are no independent evidence."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """Cases with the metric that says how well a model does on them.
 
@@ -53,6 +53,9 @@ class Task:
     else "loss". "log_probability" takes answers of several tokens: ln p of all of them after the prompt."""
     higher_is_better: bool | None = None
     """Only for a metric of your own: whether it falls when a model does worse."""
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, {len(self.cases)} cases in {len(self.groups)} groups, metric={self.metric!r})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

@@ -64,7 +64,7 @@ PAGES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Report, corpora, own statistics": {
         "report": ("report", "Report"),
         "Corpus": ("Corpus", "CorpusFiles"),
-        "stream": ("stream", "Reducer", "Run", "Source", "RowBlock", "LayerEnd"),
+        "stream": ("stream", "Reducer", "Run", "Source", "RowBlock", "LayerEnd", "TextMeans"),
         "Ray": ("Ray",),
     },
     "Models of your own": {
@@ -117,8 +117,8 @@ def index() -> str:
     parts = [
         "# Reference",
         "",
-        "Every public name, from its docstring. A result also has what [all results](results.md) have: `to_frame`,",
-        "`save`, `load`, `plot`, `to_html`, and a difference.",
+        "Every public name, from its docstring. Most results also have `to_frame`, `save`, `load`, `plot`, `to_html`",
+        "and a difference ([results](results.md)).",
         "",
         "```{toctree}\n:hidden:\n\nresults",
         *(page for pages in PAGES.values() for page in pages),

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,31 @@ def test_a_view_with_heads_to_choose_opens_on_the_figure_of_one() -> None:
     drawn = json.loads(split.plot("row_ledger", layer=2, head=3, query=3, sequence=1).to_json())
     assert (view.data["data"], view.data["layout"]) == (drawn["data"], drawn["layout"])
     assert (view.data["layers"], view.data["heads"], view.data["chosen"]) == ([0, 2], 5, {"layer": 1, "head": 3})
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "gpt_oss"])
+def test_one_score_in_one_line(name: str) -> None:
+    hooked, inputs, layer, head = models.hooked(name), models.padded(name, "left"), 1, 2
+    split = am.decompose_scores(hooked, inputs)
+    pattern = hooked.run(inputs, points=["pattern"])["pattern", layer][1, head]
+    here = inputs["attention_mask"][1].nonzero()[:, 0]
+    query, key = here[-1], here[int(pattern[here[-1], here].argmax())]
+    told = split.explain(layer, head, query=len(here) - 1, sequence=1)
+    found = re.fullmatch(
+        r"L1H2: .+ \((\d+)\) looks at .+ \((\d+)\) with ([\d.]+), score (-?[\d.]+): (.+)", told, flags=re.DOTALL
+    )
+    assert found is not None
+    assert (int(found[1]), int(found[2])) == (len(here) - 1, (here == key).nonzero().item())
+    assert float(found[3]) == pytest.approx(float(pattern[query, key]), abs=6e-5)
+    terms = dict(each.split(" ") for each in found[5].split(", "))
+    assert set(terms) == set(split.terms) - {"mask"}
+    shape = (3, hooked.n_layers, hooked.n_heads, 7, 7)
+    for term, value in terms.items():
+        expected = float(split.terms[term].expand(shape)[1, layer, head, query, key])
+        assert float(value) == pytest.approx(expected, abs=6e-3)
+    assert sum(map(float, terms.values())) == pytest.approx(float(found[4]), abs=0.03)
+    with pytest.raises(am.InputError, match="token 0 cannot see key 1 in this text"):
+        split.explain(layer, head, query=0, key=1, sequence=1)
 
 
 # -- select, save, provenance --------------------------------------------------------------------------------

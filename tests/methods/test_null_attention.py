@@ -416,6 +416,29 @@ def test_some_heads_only() -> None:
     torch.testing.assert_close(some.effects["remove"].after[0, 3], whole.effects["remove"].after[0, 3])
 
 
+def test_only_heads_that_attend_are_changed_where_one_asks_for_that() -> None:
+    model, texts = am.load(built()), texts_of(8)
+    whole, some = am.null_attention(model, texts), am.null_attention(model, texts, heads="attending")
+    assert some.verdict == whole.verdict
+    assert torch.equal(some.null_share, whole.null_share)
+    torch.testing.assert_close(some.facts, whole.facts, equal_nan=True, rtol=0, atol=0)
+    attending = [head != AWAY for head in range(HEADS)]
+    for name, effects in some.effects.items():
+        assert effects.swept.bool().tolist() == [attending]
+        assert effects.effect[0, AWAY].isnan()
+        assert torch.equal(effects.effect[0, attending], whole.effects[name].effect[0, attending])
+    assert len(some.to_frame()) == HEADS
+
+
+def test_where_no_head_attends_the_one_that_does_most_is_changed() -> None:
+    model, ids = models.hooked("gpt2"), models.token_ids("gpt2", batch=5)
+    found = am.null_attention(model, ids, heads="attending", least_mass=2.0)
+    assert {name for row in found.verdict for name in row} == {"not attending"}
+    assert found.layers == (0, 1, 2)
+    (place,) = found.effects["remove"].swept.nonzero().tolist()
+    assert float(found.sink_mass[tuple(place)]) == float(found.sink_mass.max())
+
+
 def test_the_frame_holds_every_number() -> None:
     null = am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
     frame = null.to_frame()
