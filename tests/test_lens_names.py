@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -104,3 +106,16 @@ def test_a_hook_of_transformer_lens_is_refused_before_it_runs(model: am.HookedMo
         pass
     with model.hooks({("z", 2): lambda value, factor=2.0: value * factor, ("z", 1): torch.relu}):
         model.run(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("HookedTransformer", 'TransformerLens\'s `HookedTransformer` is `am.load("gpt2")`'),
+        ("nonsense", "cannot import name 'nonsense' from 'attnmech'"),
+    ],
+)
+def test_an_import_says_what_to_write(name: str, message: str) -> None:
+    """In a process of its own: checked annotations put a frame between the import and the package."""
+    done = subprocess.run([sys.executable, "-c", f"from attnmech import {name}"], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: ") and message in done.stderr
