@@ -56,8 +56,8 @@ def kept(path: str | Path | None) -> Iterator[None]:
     ...     am.ablate_heads(model, texts, journal="table.csv.journal").to_html("page.html")
 
     Inside another `kept` of the same path, the outer one decides, so a caller that writes a run's result can keep the
-    journal until it is written. After an exception or Ctrl-C the journal is still there. Without a path nothing
-    happens.
+    journal until it is written. After an exception or Ctrl-C the journal is still there, and the traceback of Ctrl-C
+    ends with where it is. Without a path nothing happens.
 
     Raises `JournalError` at once if another process or thread owns the journal, and `OutputError` if none can be
     written.
@@ -70,6 +70,10 @@ def kept(path: str | Path | None) -> Iterator[None]:
         _KEPT.set({**_KEPT.get(), real: mine})
         try:
             yield
+        except KeyboardInterrupt as stop:
+            if real.exists():
+                stop.add_note(f"What was done is in {path}: the same call goes on from there.")
+            raise
         finally:
             _KEPT.set({other: held for other, held in _KEPT.get().items() if other != real})
         if not mine.stays:

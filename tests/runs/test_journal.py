@@ -327,6 +327,7 @@ def test_a_killed_owner_leaves_the_journal_and_no_lock(owner: Any, tmp_path: Pat
     owner.kill()
     owner.wait()
     assert Journal(path, {}).resume() is not None
-    with pytest.raises(KeyboardInterrupt), kept(path):
+    with pytest.raises(KeyboardInterrupt) as raised, kept(path):
         interrupted(path, KeyboardInterrupt)
     assert list(tmp_path.iterdir()) == [path]
+    assert raised.value.__notes__ == [f"What was done is in {path}: the same call goes on from there."]
