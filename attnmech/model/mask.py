@@ -13,6 +13,9 @@ from ..errors import UnsupportedModelError
 
 Found = TypeVar("Found")
 
+_LEAST_ROWS: Final = 32
+"""Fewer rows at once would read all keys and values of a long text from memory too often."""
+
 _HIDDEN: Final = -1e4
 """What is added to the score of a hidden key, or less."""
 
@@ -78,7 +81,7 @@ class MaskRule:
 
     def row_blocks(self, cells: int, *, gathered: bool) -> Iterator[range]:
         """The rows in blocks of roughly as many cells (row, key), of the keys `gathered` or of all keys."""
-        step = max(16, cells // self.keys)
+        step = max(_LEAST_ROWS, cells // self.keys)
         for start in range(0, self.queries, step):
             yield range(start, min(self.queries, start + step))
 

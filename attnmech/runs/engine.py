@@ -78,8 +78,8 @@ class Engine:
         if self.blocks is not None:
             widest = max(max(each.shape) for each in self.blocks.first.parameters())
         size = torch.empty((), dtype=model.dtype).element_size()
-        # Stream, its norm, q k v z, the MLP's activations, and at least 16 rows of scores and pattern.
-        self._per_token = size * (12 * model.d_model + 3 * widest) + 200 * model.n_heads
+        # Stream, its norm, q k v z, the MLP's activations, and at least 32 rows of scores and pattern.
+        self._per_token = size * (12 * model.d_model + 3 * widest) + 330 * model.n_heads
         self._per_stream = size * model.d_model
         self._at_once = step_tokens(size * widest)
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
