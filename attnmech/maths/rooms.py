@@ -13,8 +13,7 @@ _holders: Final[Callable[[Any], int] | None] = getattr(torch._C, "_storage_Use_C
 class Rooms:
     """Memory for tensors of up to so many numbers.
 
-    Fresh memory costs a page fault for every 4 kB, and an allocator keeps what was freed of blocks that grow: together
-    as much time as the softmax takes, and as much memory again.
+    Fresh memory costs a page fault for every 4 kB, and an allocator keeps what was freed of blocks that grow.
     """
 
     def __init__(self, cells: int, like: Tensor) -> None:
