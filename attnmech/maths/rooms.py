@@ -11,7 +11,7 @@ _holders: Final[Callable[[Any], int] | None] = getattr(torch._C, "_storage_Use_C
 
 
 class Rooms:
-    """Memory for tensors of up to so many numbers.
+    """Memory for tensors of up to so many numbers, or of as many as the largest so far.
 
     Fresh memory costs a page fault for every 4 kB, and an allocator keeps what was freed of blocks that grow.
     """
@@ -24,7 +24,7 @@ class Rooms:
         """An uninitialised tensor that nobody else holds."""
         size = torch.Size(shape)
         if size.numel() > self._cells:
-            return self._like.new_empty(size)
+            self._cells, self._rooms = size.numel(), []
         room = next((room for room, alone in self._rooms if _held(room) == alone), None)
         if room is None:
             room = self._like.new_empty(self._cells)

@@ -89,7 +89,7 @@ def attend(
         at = mask.gathered(rows) if free else None
         keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
         queries = q[:, :, rows.start : rows.stop]
-        rooms = rooms or Rooms(queries.shape[:3].numel() * k.shape[2], q)
+        rooms = rooms or Rooms(queries.shape[:3].numel() * (k.shape[2] if at is None else len(at)), q)
         scores = _scores(queries, k[:, :, keys], scale, position, added, rows, rooms)
         if changes is not None and ledgers is not None:
             changes.on_scores(scores, ledgers, rows)

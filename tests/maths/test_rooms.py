@@ -45,9 +45,15 @@ def test_a_room_that_somebody_holds_is_left(holds: Callable[[Tensor], Any]) -> N
     assert here.take(24).data_ptr() not in (first.data_ptr(), other.data_ptr())
 
 
-def test_what_needs_more_room_has_its_own() -> None:
+def test_what_needs_more_room_is_given_it_from_then_on() -> None:
     here = Rooms(5, LIKE)
-    assert here.take(2, 3).untyped_storage().nbytes() == 6 * 8
+    small = here.take(5)
+    place = here.take(2, 3).data_ptr()
+    assert place != small.data_ptr()
+    for size in (6, 5):
+        found = here.take(size).data_ptr()
+        assert found == place
+    assert here.take(1).untyped_storage().nbytes() == 6 * 8
 
 
 def test_where_torch_does_not_say_who_holds_a_room_it_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
