@@ -242,7 +242,7 @@ _MAP: Final = (
 
 def _deepest(props: Mapping[str, Any]) -> str:
     """What the deepest colour stands for: every map has a scale of its own."""
-    return f"The deepest colour is {props['maxValue']:.3g}, white 0."
+    return f"The deepest colour stands for an absolute value of {props['maxValue']:.3g}, white for 0."
 
 
 def _map_props(

@@ -112,7 +112,12 @@ class View:
         if "layout" in self.data:
             drawn = {name: self.data[name] for name in ("data", "layout")}
             return save_figure(go.Figure(drawn), path, size=size, title=named)
-        return save_view(self.element("view"), self.start("view"), self.scripts, path, size=size, title=named)
+        element = f"{self._finding_html}{self.element('view')}"
+        return save_view(element, self.start("view"), self.scripts, path, size=size, title=named)
+
+    @property
+    def _finding_html(self) -> str:
+        return f'<p class="attnmech-finding">{html_text(self.finding)}</p>' if self.finding else ""
 
     @property
     def _full_title(self) -> str:
@@ -136,9 +141,8 @@ class View:
         return replace(self, model=model)
 
     def _repr_html_(self) -> str:
-        finding = f'<p class="attnmech-finding">{html_text(self.finding)}</p>' if self.finding else ""
         return (
-            f'<div class="attnmech"><p class="attnmech-title">{html_text(self.title)}</p>{finding}'
+            f'<div class="attnmech"><p class="attnmech-title">{html_text(self.title)}</p>{self._finding_html}'
             f'<p class="attnmech-reading">{html_text(self.reading)}</p>{in_notebook([self])}</div>'
         )
 

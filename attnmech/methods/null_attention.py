@@ -78,9 +78,9 @@ def null_attention(
     (`least_ratio` or more), and the effect of zero_value whether that matters: it does not if the whole interval of the
     effect lies within ±`delta`, and does if it lies outside. "resting" writes little and it does not matter, "active"
     writes and it matters, "unused" writes and it does not matter, "subtle" writes little and it matters; "undecided" is
-    a head whose interval crosses a bound. The intervals hold for all heads together (95 %, `HeadEffects.simultaneous`),
-    so that verdicts are not chance finds among many heads; there are none under five texts, and useful ones take some
-    tens.
+    a head whose interval crosses a bound. The intervals hold for all heads that are changed, together (95 %,
+    `HeadEffects.simultaneous`), so that verdicts are not chance finds among many heads; there are none under five
+    texts, and useful ones take some tens.
 
     Args:
         model: the model.
@@ -397,9 +397,10 @@ class NullAttention(TextResult):
             f"{self.least_mass:g} or more, and writes if what that value writes is {self.least_ratio:g} or more of "
             "the other tokens' median. What it writes matters if zeroing the value changes the metric by more than "
             f"{self.delta:g} over the whole interval, and does not matter if the interval lies within that; intervals "
-            "are over texts and hold for all heads together. Resting: writes little, and it does not matter. Active: "
-            "writes, and it matters. Unused: writes, and it does not matter. Subtle: writes little, and it matters. "
-            "Beside each layer is the share of its attention that is null: that of resting heads. "
+            "are over texts and hold for all heads that were changed, together. Resting: writes little, and it does "
+            "not matter. Active: writes, and it matters. Unused: writes, and it does not matter. Subtle: writes "
+            "little, and it matters. Beside each layer is the share of its attention that is null: that of resting "
+            "heads. "
             f"What was done: {done}."
         )
 

@@ -70,6 +70,17 @@ def test_raw_scores_reach_as_far_as_the_largest_and_hidden_ones_are_no_numbers()
     assert props(attention_pattern(np.ones((3, 3)), ["a", "b", "c"], hidden=window))["attention"][2] == [None, 1, 1]
 
 
+@pytest.mark.parametrize("kind", ["one head", "all heads"])
+def test_a_map_says_what_its_deepest_colour_stands_for(kind: str) -> None:
+    scores = np.array([[[0.5, 9.0], [-2.25, 1.0]]])
+    hidden = np.array([[[False, True], [False, False]]])
+    if kind == "one head":
+        view = attention_pattern(scores[0], ["a", "b"], hidden=hidden[0])
+    else:
+        view = attention_heads(scores, ["a", "b"], hidden=hidden)
+    assert view.finding == "The deepest colour stands for an absolute value of 2.25, white for 0."
+
+
 def test_numbers_are_rounded_to_four_digits() -> None:
     values = np.array([0.123456789, 1.23456789e-7, 0, -98765.4321])
     assert props(colored_tokens(values, list("abcd")))["values"] == [0.1235, 1.235e-7, 0, -98770]

@@ -86,6 +86,16 @@ def test_a_view_without_its_controls(chromium: Any, tmp_path: Path) -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no poppler")
+def test_a_saved_map_says_what_its_deepest_colour_stands_for(chromium: Any, tmp_path: Path) -> None:
+    view = draw.attention_pattern(np.array([[0.5, 0.0], [0.25, 0.125]]), ["<b>", "c"])
+    pdf = view.save_figure(tmp_path / "map.pdf")
+    text = subprocess.run(["pdftotext", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
+    assert view.finding == "The deepest colour stands for an absolute value of 0.5, white for 0."
+    assert view.finding in " ".join(text.split())
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no poppler")
 @pytest.mark.parametrize("size", ["column", "double"])
 def test_lines_of_a_file_end_at_their_tokens(chromium: Any, tmp_path: Path, size: str) -> None:
     tokens = [f"token{number}" for number in range(40)]
