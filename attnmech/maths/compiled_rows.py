@@ -33,16 +33,39 @@ class MeasuredRows:
     """Σ_j p_ij |i − j| over the keys that are tokens."""
 
 
+@dataclass(frozen=True)
+class Receivers:
+    """Where a block of rows adds what its keys and their diagonals receive (`Received`)."""
+
+    classes: Bool[Tensor, "batch class row"]
+    """Which of its rows belong to each class."""
+    runs: Int[Tensor, "run 3"]
+    """Its keys' `neighbours`."""
+    tokens: int
+    """How many of its keys have diagonals."""
+    by_key: Float[Tensor, "batch head class all_keys"]
+    by_diagonal: Float[Tensor, "batch head class all_diagonals"]
+
+    @classmethod
+    def none(cls, batch: int, heads: int, rows: int) -> "Receivers":
+        """Where nobody wants to know."""
+        nothing = torch.empty(batch, heads, 0, 0, dtype=torch.float64)
+        no_class, no_run = torch.empty(batch, 0, rows, dtype=torch.bool), torch.empty(0, 3, dtype=torch.int64)
+        return cls(no_class, no_run, 0, nothing, nothing)
+
+
 def measured_softmax(
     scores: Float[Tensor, "batch head row key"],
     sink: Float[Tensor, " head"] | None,
     rows: range,
     places: Int[Tensor, " token"],
     into: Float[Tensor, "batch head row key"],
+    receivers: Receivers | None = None,
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None, MeasuredRows]:
     """The softmax of the rows at some positions, in the memory of `into`; the mass of the sink; what is measured.
 
-    `places` are the positions of its first keys, and of more that it does not have; later keys are no tokens.
+    `places` are the positions of its first keys, and of more that it does not have; later keys are no tokens. What
+    keys and diagonals receive is added to the sums of `receivers`.
     """
     from .row_loops import PRECISIONS, softmax
 
@@ -52,16 +75,20 @@ def measured_softmax(
     key = torch.empty(batch, heads, count, dtype=torch.int64)
     measured = torch.empty(5, batch, heads, count, dtype=scores.dtype)
     sinks = scores.new_zeros(heads) if sink is None else sink.to(scores)
+    receivers = receivers or Receivers.none(batch, heads, count)
     fixed = (
         rows.start,
         places[:keys].to(scores.dtype).numpy(),
         sink is not None,
         PRECISIONS[_TYPES[scores.dtype]],
         sinks.repeat(batch).numpy(),
+        receivers.runs.numpy(),
+        receivers.tokens,
+        receivers.classes.contiguous().numpy(),
     )
-    flat = [each.flatten(0, 1).numpy() for each in (scores, into, key)]
-    numbers = measured.flatten(1, 2).numpy()
-    in_threads(batch * heads, count * keys, lambda start, stop: loop(start, stop, *fixed, *flat, numbers))
+    by_head = (scores, into, key, receivers.by_key, receivers.by_diagonal)
+    flat = (*(each.flatten(0, 1).numpy() for each in by_head), measured.flatten(1, 2).numpy())
+    in_threads(batch * heads, count * keys, lambda start, stop: loop(start, stop, *fixed, *flat))
     first, second, entropy, distance, at_sink = measured
     return into, None if sink is None else at_sink, MeasuredRows(key, first, second, entropy, distance)
 

@@ -1,4 +1,4 @@
-"""Where do the rows of a block look? Indicators, masses, distances, and what each key receives (formulas §1 and §3).
+"""Where do the rows of a block look? Indicators, masses, entropies and distances (formulas §1 and §3).
 
 All functions take a block of rows after its softmax (`Attention`); row r of the block is token `rows[r]` of its text.
 """
@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled import compiles
-from .compiled_rows import summed_by_diagonal, summed_by_key
 from .softmax import Attention
 
 STATISTICS: Final = (
@@ -96,21 +94,48 @@ def defined_rows(
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where a block's rows find their own token and others among its keys: the same for all heads and layers."""
+
+    at: Int[Tensor, "batch row place"]
+    """The first key of the text, the row's own token, the one before, and as many more as the last keys are."""
+    missing: Bool[Tensor, "batch 1 row place"]
+    """Whether it is none of the keys."""
+
+    @classmethod
+    def of(
+        cls, rows: range, first: Int[Tensor, " batch"], last: int, keys: Int[Tensor, " key"] | None, count: int
+    ) -> "Places":
+        """Those of a block of rows with so many keys: at the positions `keys`, or from 0 on."""
+        place = torch.arange(rows.start, rows.stop, device=first.device)
+        back = torch.arange(max(2, min(last, rows.stop)), device=first.device)
+        wanted = (place[:, None] - back).expand(len(first), -1, -1)
+        begins = first[:, None, None].expand(-1, len(rows), 1)
+        at, there = _find(torch.cat([begins, wanted], dim=-1), keys, count)
+        return cls(at, ~there[:, None])
+
+
+@dataclass(frozen=True)
 class RowMeasures:
     """What is read of each row's attention; `row_statistics` follows from it for all rows of a layer at once."""
 
     key: Int[Tensor, "batch head row"]
     """The position of the highest key."""
-    numbers: Float[Tensor, "measure batch head row"]
-    """The highest and the second highest probability, the entropy, the mean distance; the masses on the first key of
-    the text, the row's own token, the one before and the last k keys."""
+    first: Float[Tensor, "batch head row"]
+    """Its probability."""
+    second: Float[Tensor, "batch head row"]
+    """The second highest; the same if the highest is tied."""
+    entropy: Float[Tensor, "batch head row"]
+    distance: Float[Tensor, "batch head row"]
+    masses: Float[Tensor, "batch head row mass"]
+    """On the first key of the text, the row's own token, the one before and the last k keys."""
 
     @classmethod
     def of(
         cls,
         attention: Attention,
         rows: range,
-        first: Int[Tensor, " batch"],
+        places: Places,
         last: int,
         tokens: int | None = None,
         keys: Int[Tensor, " key"] | None = None,
@@ -120,26 +145,18 @@ class RowMeasures:
         Keys after the first `tokens` are no tokens, and have no distance. `keys` are the positions of the keys, in
         order, if those are not all from 0 on.
         """
-        pattern, top = attention.pattern, attention.top
-        place = torch.arange(rows.start, rows.stop, device=pattern.device)
-        back = torch.arange(max(2, min(last, rows.stop)), device=pattern.device)
-        # Itself, the one before, and as many more as the last keys are.
-        at, inside = _find(place - back[:, None], keys, pattern.shape[-1])
-        recent = pattern[:, :, place - rows.start, at].masked_fill(~inside, 0.0)
-        at_first, has_first = _find(first[:, None, None], keys, pattern.shape[-1])
-        first_mass = pattern.gather(-1, at_first[..., None].expand(*pattern.shape[:3], 1))[..., 0]
-        numbers = [
-            *(top.first, top.second, attention.entropy, mean_distance(attention, rows, tokens, keys)),
-            first_mass.masked_fill(~has_first, 0.0),
-            *(recent[:, :, 0], recent[:, :, 1], recent[:, :, :last].sum(dim=2)),
-        ]
-        return cls(top.key if keys is None else keys[top.key], torch.stack(numbers))
+        top, heads = attention.top, attention.pattern.shape[1]
+        found = attention.pattern.gather(-1, places.at[:, None].expand(-1, heads, -1, -1))
+        found.masked_fill_(places.missing, 0.0)
+        masses = torch.cat([found[..., :3], found[..., 1 : 1 + last].sum(dim=-1, keepdim=True)], dim=-1)
+        distance = mean_distance(attention, rows, tokens, keys)
+        key = top.key if keys is None else keys[top.key]
+        return cls(key, top.first, top.second, attention.entropy, distance, masses)
 
     @classmethod
     def joined(cls, blocks: Sequence["RowMeasures"]) -> "RowMeasures":
         """Those of neighbouring blocks of rows."""
-        key = torch.cat([each.key for each in blocks], dim=-1)
-        return cls(key, torch.cat([each.numbers for each in blocks], dim=-1))
+        return cls(*(torch.cat([vars(each)[name] for each in blocks], dim=2) for name in vars(blocks[0])))
 
 
 def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor, "statistic batch head row"]:
@@ -152,9 +169,9 @@ def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor,
         entropy           −Σ_j p_ij ln p_ij, nats    normalised entropy   entropy / ln(number of keys seen)
         distance          Σ_j p_ij |i − j|, tokens
     """
-    first, second, entropy, distance, first_mass, self_mass, previous_mass, last_mass = measures.numbers
-    place = torch.arange(first.shape[-1], device=first.device)
-    tied = first == second
+    first_mass, self_mass, previous_mass, last_mass = measures.masses.unbind(dim=-1)
+    entropy, tied = measures.entropy, measures.first == measures.second
+    place = torch.arange(entropy.shape[-1], device=entropy.device)
     tops = {
         "self_top": measures.key == place,
         "first_top": measures.key == defined.first[:, None, None],
@@ -169,10 +186,10 @@ def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor,
         "first_mass": first_mass,
         "previous_mass": previous_mass,
         "last_mass": last_mass,
-        "concentration": first - second,
+        "concentration": measures.first - measures.second,
         "entropy": entropy,
         "normalised_entropy": entropy / defined.count.clamp_min(2).to(entropy.dtype).log()[:, None],
-        "distance": distance,
+        "distance": measures.distance,
     }
     values = torch.stack([found[name].to(entropy.dtype) for name in STATISTICS])
     return values.masked_fill(~defined.valid[:, :, None], 0.0)
@@ -210,64 +227,3 @@ def mean_distance(
     keys = torch.arange(pattern.shape[-1], device=pattern.device) if keys is None else keys
     far = (place[:, None] - keys).abs().to(pattern.dtype)
     return (pattern * far).sum(dim=-1)
-
-
-def received_by_key(
-    attention: Attention, classes: Bool[Tensor, "batch class row"]
-) -> Float[Tensor, "batch head class key"]:
-    """Σ_i p_ij over the rows of each class."""
-    if compiles(attention.pattern):
-        return summed_by_key(attention.pattern, classes)
-    return torch.matmul(classes[:, None].to(attention.pattern), attention.pattern)
-
-
-def uniform_attention(
-    visible: Bool[Tensor, "batch 1 row key"], classes: Bool[Tensor, "batch class row"]
-) -> tuple[Float[Tensor, "batch class key"], Float[Tensor, "batch class key"]]:
-    """What each key would receive if every row attended uniformly to its visible keys; and how many rows see it."""
-    seen = visible[:, 0].double()
-    weights = classes.double()
-    share = weights / seen.sum(dim=-1).clamp_min(1)[:, None]
-    return torch.matmul(share, seen), torch.matmul(weights, seen)
-
-
-def received_by_distance(
-    pattern: Float[Tensor, "batch head row key"],
-    classes: Bool[Tensor, "batch class row"],
-    rows: range,
-    length: int | None = None,
-    begin: int = 0,
-) -> Float[Tensor, "batch head class distance"]:
-    """Σ p_ij over the pairs at each distance |i − j|, by the class of the row; distances from 0 to the last row.
-
-    With the `length` of the text, distances i − j from 1 − length to length − 1. `begin` is the position of the first
-    key.
-    """
-    count, keys = pattern.shape[2:]
-    sums = (summed_by_diagonal if compiles(pattern) else _summed_by_diagonal)(pattern, classes)
-    distance = rows.start - begin - torch.arange(1 - count, keys, device=pattern.device)
-    distance = distance.abs() if length is None else distance + length - 1
-    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, begin + keys) if length is None else 2 * length - 1)
-    return folded.index_add_(-1, distance, sums)
-
-
-def _summed_by_diagonal(
-    pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
-) -> Float[Tensor, "batch head class diagonal"]:
-    """Σ p_ij over each diagonal of the block, from the first key of its last row to the last key of its first.
-
-    The rows are laid out one after another, each preceded by as many zeros as the block has rows. Read with a stride
-    one greater than their length, row r is shifted by r places, so that pairs at the same distance are in the same
-    column: the sum over a block is a matrix product, as in `received_by_key`.
-    """
-    batch, heads, count, keys = pattern.shape
-    width = count + keys
-    cells = batch * heads * count * width
-    laid = pattern.new_empty(cells + count)
-    laid[cells:] = 0
-    block = laid[:cells].view(batch, heads, count, width)
-    block[..., :count] = 0
-    block[..., count:] = pattern
-    shifted = laid.as_strided((batch * heads, count, width - 1), (count * width, width + 1, 1), 1)
-    members = classes[:, None].expand(-1, heads, -1, -1).flatten(0, 1).to(pattern)
-    return torch.bmm(members, shifted).view(batch, heads, -1, width - 1)

@@ -35,15 +35,29 @@ PRECISIONS: Final = {
 
 
 @_compiled
-def softmax(start, stop, first_row, places, with_sink, precision, sinks, scores, pattern, key, measured):
-    """The softmax of all rows of a slice of the heads, and what is measured of each, in the order of `MeasuredRows`."""
+def softmax(
+    start, stop, first_row, places, with_sink, precision, sinks, runs, tokens, classes,
+    scores, pattern, key, by_key, by_diagonal, measured,
+):  # fmt: skip
+    """The softmax of all rows of a slice of the heads, and what is measured of each, in the order of `MeasuredRows`.
+
+    What keys and diagonals receive of a class of rows is summed in the scores' precision, then added to sums of the
+    whole layer in float64.
+    """
     unit, lowest, coefficients = precision
-    keys, real = scores.shape[2], scores.dtype.type
+    (_, rows, keys), real = scores.shape, scores.dtype.type
+    heads = len(scores) // len(classes)
+    kinds = classes.shape[1]
+    at_key = np.empty((kinds, keys), scores.dtype)
+    at_diagonal = np.empty((kinds, keys + len(runs) * (rows - 1)), scores.dtype)
     powers, maxima = np.empty(keys, unit.dtype), np.empty((keys + _SEARCHED - 1) // _SEARCHED, unit.dtype)
     integer = np.empty(1, unit.dtype)
     number = integer.view(scores.dtype)
     for head in range(start, stop):
-        for row in range(scores.shape[1]):
+        members = classes[head // heads]
+        at_key[:] = 0
+        at_diagonal[:] = 0
+        for row in range(rows):
             s, p = scores[head, row], pattern[head, row]
             bits = p.view(unit.dtype)
             integer[0] = _highest(s.view(unit.dtype))
@@ -63,6 +77,45 @@ def softmax(start, stop, first_row, places, with_sink, precision, sinks, scores,
             measured[2, head, row] = max((weight * math.log(total) - weighted) / total, 0.0)
             measured[3, head, row] = far / total
             measured[4, head, row] = of_sink / total
+            for kind in range(kinds):
+                if members[kind, row]:
+                    _receive(p, at_key[kind], at_diagonal[kind], row, rows, runs, tokens)
+        for kind in range(kinds):
+            if members[kind].any():
+                _flush(at_key[kind], at_diagonal[kind], first_row, rows, runs, tokens, by_key[head, kind],
+                       by_diagonal[head, kind])  # fmt: skip
+
+
+@_compiled
+def _receive(p, at_key, at_diagonal, row, rows, runs, tokens):
+    """Adds a row to what its keys and their diagonals receive, run by run of neighbouring keys.
+
+    A run's diagonals are counted from the block's last row and the run's first key.
+    """
+    for j in range(len(p)):
+        at_key[j] += p[j]
+    for run in range(len(runs)):
+        begin, end = runs[run, 0], min(runs[run, 1], tokens)
+        weights, shifted = p[begin:end], at_diagonal[begin + (run + 1) * (rows - 1) - row :]
+        for j in range(len(weights)):
+            shifted[j] += weights[j]
+
+
+@_compiled
+def _flush(at_key, at_diagonal, first_row, rows, runs, tokens, by_key, by_diagonal):
+    """Adds what a block's rows give to the sums of the layer, whose diagonals are those of all rows and tokens."""
+    queries = len(by_diagonal) - tokens + 1
+    for run in range(len(runs)):
+        begin, end, place = runs[run]
+        received, total = at_key[begin:end], by_key[place:]
+        for j in range(len(received)):
+            total[j] += received[j]
+        count = min(end, tokens) - begin
+        if count > 0:
+            far = at_diagonal[begin + run * (rows - 1) :][: count + rows - 1]
+            total = by_diagonal[place - first_row + queries - rows :]
+            for j in range(len(far)):
+                total[j] += far[j]
 
 
 @_compiled

@@ -6,34 +6,78 @@ with x the stream as it enters the block. Norms and products come from the heads
 which W_O[h] W_O[h]ᵀ = Rᵀ R, ‖z W_O‖ = ‖z Rᵀ‖, and u·x = z · (W_O x), so that no [token, head, d_model] array is made.
 """
 
+from typing import Final
+
 import torch
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+_TOKENS: Final = 256
+"""How many tokens are measured at a time, so that what heads see of a stream stays in the cache."""
+
 
 class Writer:
-    """What the heads of a layer write: the norm of z W_O, and its product with the stream.
+    """What the heads of a layer write: the norm of z W_O, and its product with a stream.
 
     >>> z, W_O, x = torch.randn(1, 2, 3, 4), torch.randn(3, 4, 5), torch.randn(1, 2, 5)
-    >>> writer = Writer(W_O, x)
-    >>> torch.allclose(writer.norm(z)[0, 1, 0], (z[0, 0, 1] @ W_O[1]).norm())
-    True
+    >>> (norm, product), = Writer(W_O).against(x, z)
+    >>> u = z[0, 0, 1] @ W_O[1]
+    >>> torch.allclose(norm[0, 1, 0], u.norm()), torch.allclose(product[0, 1, 0], u @ x[0, 0])
+    (True, True)
+
+    z and the like are `[batch position head d_head]`, or of key-value heads that are shared by groups of heads.
     """
 
-    def __init__(self, W_O: Float[Tensor, "head d_head d_model"], x: Float[Tensor, "batch position d_model"]) -> None:
-        self._triangle = _triangle(W_O)
-        self._seen = einsum(x, W_O, "batch position d_model, head d_head d_model -> batch head position d_head")
+    def __init__(self, W_O: Float[Tensor, "head d_head d_model"]) -> None:
+        self._W_O, self._triangle = W_O, _triangle(W_O)
 
-    def norm(self, z: Float[Tensor, "batch position head d_head"]) -> Float[Tensor, "batch head position"]:
+    def norm(self, z: Float[Tensor, "batch position kv_head d_head"]) -> Float[Tensor, "batch head position"]:
         """‖z W_O‖."""
-        rotated = einsum(z, self._triangle, "batch position head d_head, head row d_head -> batch head position row")
-        norm: Tensor = torch.linalg.vector_norm(rotated, dim=-1)
+        return _by_text([self._norm(self._by_head(part)) for part in _parts(z)], len(z))
+
+    def against(
+        self, x: Float[Tensor, "batch position d_model"], *z: Float[Tensor, "batch position _ d_head"]
+    ) -> list[tuple[Float[Tensor, "batch head position"], Float[Tensor, "batch head position"]]]:
+        """‖z W_O‖ and (z W_O)·x, for each z."""
+        norms: list[list[Tensor]] = [[] for _ in z]
+        products: list[list[Tensor]] = [[] for _ in z]
+        for stream, *parts in zip(_parts(x), *map(_parts, z), strict=True):
+            seen = (stream @ self._W_O.flatten(0, 1).mT).view(len(stream), *self._W_O.shape[:2])
+            for place, part in enumerate(parts):
+                each = self._by_head(part)
+                norms[place].append(self._norm(each))
+                products[place].append(torch.linalg.vecdot(each, seen).mT)
+        both = zip(norms, products, strict=True)
+        return [(_by_text(norm, len(x)), _by_text(product, len(x))) for norm, product in both]
+
+    def _by_head(self, z: Float[Tensor, "token kv_head d_head"]) -> Float[Tensor, "token head d_head"]:
+        return z.repeat_interleave(len(self._W_O) // z.shape[1], dim=1)
+
+    def _norm(self, z: Float[Tensor, "token head d_head"]) -> Float[Tensor, "head token"]:
+        norm: Tensor = torch.linalg.vector_norm(torch.bmm(z.transpose(0, 1), self._triangle.mT), dim=-1)
         return norm
 
-    def product(self, z: Float[Tensor, "batch position head d_head"]) -> Float[Tensor, "batch head position"]:
-        """(z W_O)·x."""
-        return einsum(z, self._seen, "batch position head d_head, batch head position d_head -> batch head position")
+
+def norm_without(
+    x: Float[Tensor, "batch position d_model"],
+    constant: Float[Tensor, " d_model"],
+    by_token: Float[Tensor, "batch position"],
+) -> Float[Tensor, "batch position"]:
+    """‖x − b c‖ for a constant c and a factor b for each token."""
+    parts = zip(_parts(x), _parts(by_token[..., None]), strict=True)
+    norms = [torch.linalg.vector_norm(part - factor * constant, dim=-1) for part, factor in parts]
+    return torch.cat(norms).view(x.shape[:2])
+
+
+def _parts(values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "token ..."]]:
+    """The tokens of all texts, some at a time."""
+    flat = values.flatten(0, 1)
+    return [flat[begin : begin + _TOKENS] for begin in range(0, max(1, len(flat)), _TOKENS)]
+
+
+def _by_text(parts: list[Float[Tensor, "head token"]], texts: int) -> Float[Tensor, "batch head position"]:
+    together = torch.cat(parts, dim=1)
+    return together.view(len(together), texts, together.shape[1] // texts).transpose(0, 1)
 
 
 def _triangle(W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head row d_head"]:

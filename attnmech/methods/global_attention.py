@@ -18,7 +18,8 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.local_global import global_tokens
 from ..model.observed import RowBlock
-from ..runs.row_means import ROW_CLASSES, RowMeans, added, closed, row_classes, sums_by_text
+from ..runs.row_classes import ROW_CLASSES, row_classes
+from ..runs.row_means import RowMeans, added, closed, sums_by_text
 from ..runs.stream import Reducer, Run, Source, State, stream
 
 FIGURES: Final = {"global_mass": "attention of local tokens to global ones", "window_mass": "attention in the window"}

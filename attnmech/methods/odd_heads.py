@@ -31,7 +31,7 @@ from ..results import by_layer
 from ..runs.claims import interval_note
 from ..runs.focus_sums import FocusSums
 from ..runs.groups import by_group, joined
-from ..runs.row_means import ROW_CLASSES, row_classes
+from ..runs.row_classes import ROW_CLASSES, row_classes
 from ..runs.stream import Reducer, Run, Source, State, stream
 from ..runs.summed import Summed
 from ..runs.update_sums import STATISTICS as OF_UPDATES

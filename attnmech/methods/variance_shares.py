@@ -25,7 +25,8 @@ from ..model.inputs import Inputs
 from ..model.ledger import ScoreAudit
 from ..model.observed import RowBlock
 from ..results.mean_qk import MeanQK
-from ..runs.row_means import ROW_CLASSES, RowMeans, added, closed, row_classes
+from ..runs.row_classes import ROW_CLASSES, row_classes
+from ..runs.row_means import RowMeans, added, closed
 from ..runs.stream import Reducer, Run, Source, State, stream
 
 ALL_TERMS: Final = ("position", "key_bias", "query_key", "query_bias", "constant", "softcap", *RELATIVE_TERMS)

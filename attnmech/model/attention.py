@@ -12,13 +12,14 @@ from typing import Any, Final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..errors import InputError, UnsupportedModelError
 from ..maths.compiled import compiles
 from ..maths.compiled_rows import measured_softmax
+from ..maths.received import Received, neighbours
 from ..maths.relative import Relative
 from ..maths.rooms import Rooms
 from ..maths.scores import ScoreParts
@@ -26,7 +27,7 @@ from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
 from ..results.mean_qk import MeanQK
 from .applied import AppliedInLayer
-from .in_force import InForce
+from .in_force import InForce, Watch
 from .mask import MaskRule, mask_rule, rule_of
 from .observed import LayerAttention, RowBlock
 
@@ -84,7 +85,8 @@ def attend(
     index, blocks = watch.layers.get((site.stack, layer)) if watch.rows else None, []
     free = changes is None and position is None and added is None and weights is None and not whole
     free = free and (index is None or watch.gathered)
-    rooms = None
+    edited = in_force.wants(site.point("pattern"), layer) or (changes is not None and changes.edits_pattern)
+    received, rooms = _receiving(watch, site, q, k, mask), None
     for rows in _row_blocks(q, mask, whole, free):
         at = mask.gathered(rows) if free else None
         keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
@@ -99,15 +101,11 @@ def attend(
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
-        attention = _softmax(scores, sink, site, rows, _places(at, mask), rooms)
-        if changes is not None and changes.edits_pattern:
-            attention = Attention(
-                changes.on_pattern(attention.pattern, removed, queries_batch, keys_batch, mask, rows), None
-            )
-        if in_force.wants(site.point("pattern"), layer):
-            visited = in_force.visit(site.point("pattern"), layer, attention.pattern, owned=True)
-            if in_force.edits(site.point("pattern"), layer) and not torch.equal(visited, attention.pattern):
-                attention = Attention(visited, None)
+        attention = _softmax(scores, sink, site, rows, at, mask, rooms, None if edited else received)
+        if edited:
+            attention = _edited(attention, changes, removed, mask, rows, site)
+            if received is not None:
+                received.add(attention.pattern, rows, _runs(at, attention.pattern, rows, mask))
         read = _weighted_values(attention.pattern, v[:, :, keys])
         read = read if other_values is None else read + attention.pattern @ other_values[:, :, keys]
         blocks.append(read.to(dtype).transpose(1, 2))
@@ -116,7 +114,7 @@ def attend(
         if index is not None:
             block = RowBlock(
                 site.stack, layer, index, rows, in_force.under_way.batch, queries, k, v, scale, position, mask, softcap,
-                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values, relative, at,
+                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values, relative, at, received,
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
@@ -141,6 +139,27 @@ def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: ran
     return scores
 
 
+def _edited(
+    attention: Attention,
+    changes: AppliedInLayer | None,
+    removed: Tensor | None,
+    mask: MaskRule,
+    rows: range,
+    site: "Site",
+) -> Attention:
+    """The attention of a block of rows, after what acts on its pattern."""
+    in_force, point = site.in_force, site.point("pattern")
+    if changes is not None and changes.edits_pattern:
+        batch = in_force.under_way.batch
+        queries, keys = batch.queries(site.stack), batch.keys(site.stack)
+        attention = Attention(changes.on_pattern(attention.pattern, removed, queries, keys, mask, rows), None)
+    if in_force.wants(point, site.layer):
+        visited = in_force.visit(point, site.layer, attention.pattern, owned=True)
+        if in_force.edits(point, site.layer) and not torch.equal(visited, attention.pattern):
+            attention = Attention(visited, None)
+    return attention
+
+
 def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
     """z, kept for passes that begin after it; with a gate, it is made only where W_O reads it."""
     if site.gated:
@@ -153,24 +172,44 @@ def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
     return z
 
 
-def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range, places: Tensor, rooms: Rooms) -> Attention:
-    """The softmax of a block of rows with keys at some places, shown to the running certificate.
+def _receiving(watch: Watch, site: "Site", q: Tensor, k: Tensor, mask: MaskRule) -> Received | None:
+    """What keys and distances receive of this layer's rows: nothing yet; None if nobody wants to know."""
+    if watch.classes is None or (site.stack, site.layer) not in watch.layers:
+        return None
+    return Received.nothing(watch.classes, q.shape[1], k.shape[2], 0 if site.stack == "cross" else mask.queries)
+
+
+def _runs(at: Tensor | None, block: Tensor, rows: range, mask: MaskRule) -> Int[Tensor, "run 3"]:
+    """The runs of neighbours among the keys of a block of rows."""
+    return mask.once(("runs", rows, block.shape[3]), lambda: neighbours(at, block.shape[3]))
+
+
+def _softmax(
+    scores: Tensor,
+    sink: Tensor | None,
+    site: "Site",
+    rows: range,
+    at: Tensor | None,
+    mask: MaskRule,
+    rooms: Rooms,
+    received: Received | None,
+) -> Attention:
+    """The softmax of a block of rows with keys at some positions, shown to the running certificate.
 
     Measured whether somebody observes it or not, so that no observer changes a bit; and the compiled loops are faster:
     what is below e^-87 of the highest is 0 there, where torch's subnormal numbers would slow products down.
     """
     found = None
     if compiles(scores):
-        pattern, at_sink, found = measured_softmax(scores, sink, rows, places, rooms.take(*scores.shape))
+        places = torch.arange(mask.queries, device=mask.device) if at is None else at
+        into = None if received is None else received.receivers(rows, _runs(at, scores, rows, mask))
+        pattern, at_sink, found = measured_softmax(scores, sink, rows, places, rooms.take(*scores.shape), into)
     else:
         pattern, at_sink = softmax_with_sink(scores, sink)
+        if received is not None:
+            received.add(pattern, rows, _runs(at, pattern, rows, mask))
     site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
     return Attention(pattern, scores, found)
-
-
-def _places(keys: Tensor | None, mask: MaskRule) -> Tensor:
-    """The positions of a block's keys that are tokens: those gathered, or all."""
-    return torch.arange(mask.queries, device=mask.device) if keys is None else keys
 
 
 def _terms_to_scale(

@@ -80,5 +80,6 @@ def attention_scale(stack: Stack, end: LayerEnd, precision: torch.dtype) -> Norm
     path = stack.architecture.attn_out
     norm = stack.module(end.layer, path) if path else None
     factor = stack.architecture.attn_scale
-    scale = norm_scale(norm, end["attn_raw"], end["attn_out"] / factor, precision)
+    out = end["attn_out"]
+    scale = norm_scale(norm, end["attn_raw"], out if factor == 1 else out / factor, precision)
     return replace(scale, by_token=factor * scale.by_token)

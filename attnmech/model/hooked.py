@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
@@ -553,18 +553,20 @@ class HookedModel:
         layers: Iterable[tuple[str, int]] | None = None,
         part: Part | None = None,
         gathered: bool = False,
+        classes: Bool[Tensor, "batch class row"] | None = None,
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients; returns the captured values and feeds the observers.
 
         `rows` see every block of rows and `ends` every finished layer, for the (stack, layer) in `layers` or for all;
         they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run;
-        with `gathered`, blocks of rows may leave out hidden keys. Besides points, `captures` may name
+        with `gathered`, blocks of rows may leave out hidden keys; with `classes` of rows, blocks carry what keys and
+        distances receive of each. Besides points, `captures` may name
         `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
         places = {layer: place for place, layer in enumerate(layers)}
-        watch = Watch(places, rows, ends, frozenset(passing), gathered) if rows or ends else Watch()
+        watch = Watch(places, rows, ends, frozenset(passing), gathered, classes) if rows or ends else Watch()
         wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
             self._passes.run(wanted)

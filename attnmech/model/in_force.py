@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..arguments import dense
@@ -42,6 +42,8 @@ class Watch:
     """The points passed to them, and freed when the layer ends."""
     gathered: bool = False
     """Whether blocks of rows may leave out keys that are hidden from all of their rows (`RowBlock.keys`)."""
+    classes: Bool[Tensor, "batch class row"] | None = None
+    """The classes of rows for which it is summed what keys and distances receive (`RowBlock.received`)."""
 
 
 @dataclass(frozen=True)

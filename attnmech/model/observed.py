@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..maths.norms import FrozenNorm
+from ..maths.received import Received
 from ..maths.relative import Relative
 from ..maths.softmax import Attention
 from ..points import PointKey, full_name
@@ -128,6 +129,8 @@ class RowBlock(Points):
     keys: Int[Tensor, " key"] | None = None
     """The positions of the keys, in order, in a block that leaves hidden ones out: only for observers that ask for such
     blocks (`Reducer.gathered`). None: all keys from 0 on."""
+    received: Received | None = None
+    """What keys and distances receive of the layer's rows up to this block's last, for `Reducer.receives`."""
 
     @property
     def pattern(self) -> Float[Tensor, "batch head row key"]:

@@ -24,7 +24,7 @@ from ..maths.divergence import among_heads, between_heads
 from ..maths.intervals import LEAST_TEXTS, TextMeans
 from ..model.observed import RowBlock
 from .groups import GROUPS, by_group, joined
-from .row_means import ROW_CLASSES, row_classes
+from .row_classes import ROW_CLASSES, row_classes
 from .stream import Reducer, Run, State
 
 KEPT_BYTES: Final = 200_000_000

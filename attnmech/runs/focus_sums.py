@@ -1,6 +1,6 @@
 """What is summed of where heads look: statistics of rows by text, and what each key and distance receives."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -9,18 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import whole_number
-from ..maths.focus import (
-    STATISTICS,
-    DefinedRows,
-    RowMeasures,
-    defined_rows,
-    received_by_distance,
-    received_by_key,
-    row_statistics,
-    uniform_attention,
-)
+from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, row_statistics
+from ..maths.received import uniform_attention
 from ..model.observed import RowBlock
-from .row_means import ROW_CLASSES, RowMeans, added, closed, row_classes, sums_by_text
+from .row_classes import ROW_CLASSES, row_classes
+from .row_means import RowMeans, added, closed, sums_by_text
 from .stream import Reducer, Run, State
 from .token_types import TOKEN_TYPES, token_types
 
@@ -36,6 +29,7 @@ class FocusSums(Reducer):
     """Sums the statistics of the rows, block by block."""
 
     gathered: ClassVar[bool] = True
+    receives: ClassVar[bool] = True
     last: int = 8
 
     def __post_init__(self) -> None:
@@ -69,37 +63,38 @@ class FocusSums(Reducer):
         return {name: value.to(device) for name, value in state.items()}
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
-        """Adds what the block's keys receive; with a layer's last block, the statistics of all its rows."""
-        layer, rows, keys = block.index, slice(block.rows.start, block.rows.stop), block.keys
-        classes = state["classes"][:, :, rows]
-        aligned = block.stack != "cross"
-        tokens = block.mask.queries if aligned else None
-        received = received_by_key(block.attention, classes)
-        if keys is None:
-            state["received"][layer][..., : received.shape[-1]] += received
-        else:
-            state["received"][layer].index_add_(-1, keys, received.to(state["received"].dtype))
-        if aligned:
-            for begin, part in _side_by_side(block.pattern[..., :tokens], keys):
-                far = received_by_distance(part, classes, block.rows, begin=begin).double().sum(dim=0)
-                state["distance"][:, layer, :, : far.shape[-1]] += far.transpose(0, 1)
-        so_far = run.between.setdefault((self, layer), [])
-        first = block.batch.keys(block.stack).begins
-        measures = RowMeasures.of(block.attention, block.rows, first, self.last, tokens, keys)
-        so_far.append((measures, self._of_mask(block, classes, aligned)))
+        """Reads a block's rows; with a layer's last block, adds what all of them say, and what keys receive of them."""
+        tokens = None if block.stack == "cross" else block.mask.queries
+        of_mask = self._of_mask(block, state["classes"])
+        so_far = run.between.setdefault((self, block.index), [])
+        measures = RowMeasures.of(block.attention, block.rows, of_mask.places, self.last, tokens, block.keys)
+        so_far.append((measures, of_mask))
         if block.rows.stop == block.mask.queries:
-            self._add_rows(state, block, *zip(*run.between.pop((self, layer)), strict=True))
+            self._add_rows(state, block, *zip(*run.between.pop((self, block.index)), strict=True))
+            self._add_received(state, block)
 
-    def _of_mask(self, block: RowBlock, classes: Tensor, aligned: bool) -> "_OfMask":
+    def _of_mask(self, block: RowBlock, classes: Tensor) -> "_OfMask":
         """What follows from the mask of a block's rows."""
 
         def make() -> _OfMask:
-            first = block.batch.keys(block.stack).begins
-            defined = defined_rows(block.visible, block.rows, block.real, first, self.last, aligned, block.keys)
-            at = torch.arange(block.scores.shape[-1], device=classes.device) if block.keys is None else block.keys
-            return _OfMask(defined, at, *uniform_attention(block.visible, classes))
+            first, rows, keys = block.batch.keys(block.stack).begins, block.rows, block.keys
+            defined = defined_rows(block.visible, rows, block.real, first, self.last, block.stack != "cross", keys)
+            count = block.scores.shape[-1]
+            at = torch.arange(count, device=classes.device) if keys is None else keys
+            places = Places.of(rows, first, self.last, keys, count)
+            uniform, seen = uniform_attention(block.visible, classes[:, :, rows.start : rows.stop])
+            return _OfMask(defined, places, at, uniform, seen)
 
         return block.mask.once(("focus", self.last, block.rows), make)
+
+    def _add_received(self, state: State, block: RowBlock) -> None:
+        """Adds what each key and distance has received of a layer's rows."""
+        assert block.received is not None
+        by_key = block.received.by_key
+        state["received"][block.index][..., : by_key.shape[-1]] += by_key
+        if block.stack != "cross":
+            far = block.received.by_distance.sum(dim=0)
+            state["distance"][:, block.index, :, : far.shape[-1]] += far.transpose(0, 1)
 
     def _add_rows(
         self, state: State, block: RowBlock, measures: tuple[RowMeasures, ...], masks: "tuple[_OfMask, ...]"
@@ -150,6 +145,7 @@ class _OfMask:
     """What follows from the mask of a block's rows: the same for all layers with that mask."""
 
     defined: DefinedRows
+    places: Places
     keys: Int[Tensor, " key"]
     uniform: Float[Tensor, "batch class key"]
     seen: Float[Tensor, "batch class key"]
@@ -162,15 +158,3 @@ def _summed(masks: "Sequence[_OfMask]", width: int) -> tuple[Tensor, Tensor]:
         sums.index_add_(-1, each.keys, torch.stack([each.uniform, each.seen]))
     uniform, seen = sums
     return uniform, seen
-
-
-def _side_by_side(
-    pattern: Float[Tensor, "batch head row key"], keys: Int[Tensor, " key"] | None
-) -> Iterator[tuple[int, Float[Tensor, "batch head row some_keys"]]]:
-    """The keys in runs of neighbours, each with the position that it begins at."""
-    if keys is None:
-        yield 0, pattern
-        return
-    ends = [*((keys[1:] - keys[:-1] > 1).nonzero()[:, 0] + 1).tolist(), len(keys)]
-    for start, end in zip([0, *ends], ends, strict=False):
-        yield int(keys[start]), pattern[..., start:end]

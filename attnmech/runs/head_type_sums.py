@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..batch import Batch
-from ..maths.focus import received_by_distance
 from ..maths.head_types import ANSWERED, CONTENT, POSITIONAL, TYPES, targets
+from ..maths.received import received_by_distance
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Top, softmax_of
 from ..maths.writing import copying, rank_above
@@ -21,7 +21,7 @@ from ..model.ledger import ledger_of_block
 from ..model.observed import LayerEnd, RowBlock
 from ..model.unembedding import Unembedding, unembedding_of, why_not_linear
 from .groups import by_group, joined
-from .row_means import ROW_CLASSES, row_classes
+from .row_classes import ROW_CLASSES, row_classes
 from .stream import Reducer, Run, State
 from .token_types import TOKEN_TYPES, token_types
 

@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import dense, flag, member, option, shown
-from ..batch import Batch
 from ..draw.chart import at_head
 from ..draw.effects import effect_map
 from ..draw.section import Section
@@ -29,20 +28,9 @@ from ..results import Provenance, TextResult, by_layer, shared_layers
 from .claims import about_largest, for_map, interval_note
 from .groups import by_group, joined
 from .layers import count_layers
+from .row_classes import ROW_CLASSES
 from .stream import Run, Source, State
 from .summed import over_shards
-
-ROW_CLASSES: Final = ("ordinary", "special", "first")
-"""The classes of row: the first token of a text, another special token, or any other token."""
-
-
-def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
-    """Which of `ROW_CLASSES` each real token belongs to; padding belongs to none."""
-    known, first = batch.is_special, batch.first
-    if batch.texts_of is None and batch.ids.shape[1] == 1:
-        # The only query of a module that pools begins no text.
-        first = torch.zeros_like(first)
-    return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]
 
 
 def sums_by_text(

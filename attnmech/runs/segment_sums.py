@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..arguments import flag, option, whole_number
 from ..errors import InputError
-from ..maths.focus import received_by_distance
+from ..maths.received import received_by_distance
 from ..maths.segments import ByDistance, by_lag, peakedness, received_by_segment, receivers
 from ..model.observed import RowBlock
 from .groups import by_group, joined

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..arguments import shown
 from ..batch import Batch
 from ..errors import InputError
-from ..maths.focus import received_by_key
 from ..maths.null_attention import most_attended, sink_mass, value_ratio
+from ..maths.received import received_by_key
 from ..maths.updates import Writer
 from ..model.block import attention_scale
 from ..model.carried import values_read
@@ -123,7 +123,7 @@ class SinkReducer(Reducer):
         """Adds what each key receives from other rows outside the sink, and notes each row's most attended key."""
         rows = slice(block.rows.start, block.rows.stop)
         counted = block.real & ~state["known"][:, rows]
-        received = received_by_key(block.attention, counted[:, None])[:, :, 0]
+        received = received_by_key(block.pattern, counted[:, None])[:, :, 0]
         own = block.attention.pattern.diagonal(offset=rows.start, dim1=-2, dim2=-1)
         there = own.shape[-1]
         received[..., rows.start : rows.start + there] -= own * counted[:, None, :there]
@@ -149,7 +149,7 @@ class SinkReducer(Reducer):
         scale = attention_scale(run.stack, end, received.dtype)
         W_O = run.stack.weights(end.layer).W_O.detach().to(received.dtype) * scale.by_dimension
         x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
-        writer = Writer(W_O, x)
+        writer = Writer(W_O)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
         gamma = run.stack.gamma_of_z(end.layer)
         read = values_read(values, run.stack)

@@ -30,6 +30,7 @@ from .corpus import CorpusBatch, CorpusHash, batches, checked_shard
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept
 from .progress import Meter, meter
+from .row_classes import row_classes
 from .workers import Workers, warn_left_out, workers_of
 
 State: TypeAlias = dict[str, Tensor]
@@ -127,6 +128,8 @@ class Reducer(ABC):
     """
     gathered: ClassVar[bool] = False
     """Whether `add` reads the positions of keys from `block.keys`, so that blocks may leave hidden keys out."""
+    receives: ClassVar[bool] = False
+    """Whether blocks carry what keys and distances receive of the layer's rows, by class (`block.received`)."""
     optional_points: tuple[str, ...] = ()
     """Likewise, if the model has them (`"resid_mid" in end`)."""
 
@@ -259,6 +262,7 @@ class Streaming:
         self.see_layers = [
             place for place, each in enumerate(reducers) if type(each).add_layer is not Reducer.add_layer
         ]
+        self.receive = any(reducers[place].receives for place in self.see_rows)
         if self.see_rows:
             self._keys(("scores", "pattern"))
         wanted = {name: None for each in reducers for name in each.points}
@@ -369,6 +373,7 @@ class Streaming:
             passing=self.passing,
             layers=[(self.stack.label, layer) for layer in self.layers],
             gathered=all(self.reducers[place].gathered for place in self.see_rows),
+            classes=row_classes(run.batch.queries(self.stack.label)) if self.receive else None,
         )
         closed = []
         for each, state, before in zip(self.reducers, states, shapes, strict=True):

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..maths.updates import Writer, cosine
+from ..maths.updates import Writer, cosine, norm_without
 from ..model.block import attention_scale, before_mlp
 from ..model.carried import values_read
 from ..model.local_global import global_tokens
@@ -18,7 +18,8 @@ from ..model.observed import LayerEnd, RowBlock
 from ..model.stack import Stack
 from ..model.unembedding import Unembedding
 from ..model.weights import tensors_hash
-from .row_means import added, closed, row_classes, sums_by_text
+from .row_classes import row_classes
+from .row_means import added, closed, sums_by_text
 from .stream import Reducer, Run, State
 
 STATISTICS: Final = (
@@ -90,23 +91,22 @@ class UpdateSums(Reducer):
         W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
         x, z, v = (end[name].to(precision) for name in ("resid_pre", "z", "v"))
         stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
-        writer = Writer(W_O, x)
-        norm, product = (each(z) * scale.by_token[:, None] for each in (writer.norm, writer.product))
+        writer, read = Writer(W_O), self._read(v, end.layer, run)
+        # By the stack's name: at the end of a decoder's layer the notes are those of its cross-attention.
+        key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
+        (norm, product), *of_keys = writer.against(x, z, *(read if key_stream is x else ()))
+        norm, product = norm * scale.by_token[:, None], product * scale.by_token[:, None]
         magnitude, orientation = norm / stream_norm, cosine(product, norm, stream_norm)
         real = end.real[:, None] & (stream_norm > 0)
 
         key = state["top_key"][end.index].transpose(0, 1)
-        # By the stack's name: at the end of a decoder's layer the notes are those of its cross-attention.
-        key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
-        reader = writer if key_stream is x else Writer(W_O, key_stream)
-        values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])
-        if (gamma := run.stack.gamma_of_z(end.layer)) is not None:
-            values = values * gamma.to(values)
-        target = _attended(reader, values_read(values, run.stack), key_stream, key, scale.by_token)
-        if run.stack.architecture.windows:
-            by_global = values_read(values, run.stack, by_global=True)
-            other = _attended(reader, by_global, key_stream, key, scale.by_token)
-            target = target.but(global_tokens(run.batch)[:, None], other)
+        key_norm = torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
+        attended = [
+            _attended(*each, key_norm, key, scale.by_token) for each in of_keys or writer.against(key_stream, *read)
+        ]
+        target = attended[0]
+        for of_global in attended[1:]:
+            target = target.but(global_tokens(run.batch)[:, None], of_global)
         seen = real & (key >= 0)
         at_first = key == run.batch.keys(end.stack).begins[:, None, None]
         at_self = key == torch.arange(key.shape[-1], device=key.device)
@@ -134,6 +134,14 @@ class UpdateSums(Reducer):
                 state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
         blocks = _whole_blocks(run.stack, end, norm, scale, precision)
         _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
+
+    def _read(self, v: Tensor, layer: int, run: Run) -> list[Float[Tensor, "batch key some_head d_value"]]:
+        """The values that rows read, and those that the rows of global tokens read where these have their own."""
+        if (gamma := run.stack.gamma_of_z(layer)) is not None:
+            group = run.n_heads // v.shape[2]
+            v = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=group) * gamma.to(v)
+        both = (False, True) if run.stack.architecture.windows else (False,)
+        return [values_read(v, run.stack, by_global=by_global) for by_global in both]
 
     def close(self, state: State, run: Run) -> State:
         """Sums over the rows of each of the batch's texts."""
@@ -165,15 +173,14 @@ class _Attended:
 
 
 def _attended(
-    writer: Writer,
-    values: Float[Tensor, "batch key head d_head"],
-    key_stream: Float[Tensor, "batch key d_model"],
+    norm: Float[Tensor, "batch head key"],
+    product: Float[Tensor, "batch head key"],
+    stream: Float[Tensor, "batch 1 key"],
     key: Int[Tensor, "batch head query"],
     by_token: Float[Tensor, "batch query"],
 ) -> _Attended:
     """v_j W_O against x_j, for the key j that each row attends to most."""
-    norm, stream = writer.norm(values), torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
-    magnitude, orientation = norm / stream, cosine(writer.product(values), norm, stream)
+    magnitude, orientation = norm / stream, cosine(product, norm, stream)
     at = key.clamp(min=0).long()
     compared = (key >= 0) & (stream > 0).expand_as(norm).gather(-1, at)
     directed = compared & (norm > 0).gather(-1, at)
@@ -186,10 +193,8 @@ def _whole_blocks(
     """Each of `BLOCK_STATISTICS` as values and where they are defined."""
     x, out = end["resid_pre"].to(precision), end["attn_out"].to(precision)
     b_O = stack.weights(end.layer).b_O
-    from_heads = out
-    if b_O is not None:
-        from_heads = out - scale.by_token[..., None] * scale.by_dimension * b_O.detach().to(precision)
-    total = torch.linalg.vector_norm(from_heads, dim=-1)
+    constant = None if b_O is None else scale.by_dimension * b_O.detach().to(precision)
+    total = torch.linalg.vector_norm(out, dim=-1) if constant is None else norm_without(out, constant, scale.by_token)
     parts = norm.sum(dim=1)
     found = _against("attn", out, x, end.real) | {
         "cancellation": (total / parts.clamp_min(torch.finfo(parts.dtype).tiny), end.real & (parts > 0)),

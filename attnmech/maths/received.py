@@ -1,0 +1,139 @@
+"""What do keys and distances receive of rows? By class of row, of one block or summed over a layer (formulas §3)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .compiled import compiles
+from .compiled_rows import Receivers, summed_by_diagonal, summed_by_key
+
+
+@dataclass(frozen=True)
+class Received:
+    """What each key and each distance receives of a layer's rows, by class of row; grows block by block.
+
+    A compiled softmax adds a block's rows to its `receivers` while they are in the first cache; others are added with
+    `add`. A block is summed in its own precision, the layer in float64.
+    """
+
+    classes: Bool[Tensor, "batch class row"]
+    """Which rows of the layer belong to each class."""
+    tokens: int
+    """How many of the keys are tokens, and have a distance to the rows; 0 in cross-attention."""
+    by_key: Float[Tensor, "batch head class key"]
+    by_diagonal: Float[Tensor, "batch head class diagonal"]
+    """That of row i and key j is j − i, counted from the last row's first key."""
+
+    @classmethod
+    def nothing(cls, classes: Bool[Tensor, "batch class row"], heads: int, keys: int, tokens: int) -> "Received":
+        """Before the first block of a layer."""
+        batch, kinds, rows = classes.shape
+        by_key, by_diagonal = (
+            torch.zeros(batch, heads, kinds, width, dtype=torch.float64, device=classes.device)
+            for width in (keys, rows + tokens - 1)
+        )
+        return cls(classes, tokens, by_key, by_diagonal)
+
+    def receivers(self, rows: range, runs: Int[Tensor, "run 3"]) -> Receivers:
+        """Where a block of rows adds to the sums; `runs` are its keys' `neighbours`."""
+        classes = self.classes[:, :, rows.start : rows.stop]
+        return Receivers(classes, runs, self.tokens, self.by_key, self.by_diagonal)
+
+    def add(self, pattern: Float[Tensor, "batch head row key"], rows: range, runs: Int[Tensor, "run 3"]) -> None:
+        """Adds a block of rows."""
+        into = self.receivers(rows, runs)
+        received = received_by_key(pattern, into.classes).double()
+        for begin, end, place in runs.tolist():
+            self.by_key[..., place : place + end - begin] += received[..., begin:end]
+            if begin < (end := min(end, self.tokens)):
+                far = _by_diagonal(pattern[..., begin:end], into.classes).double()
+                shift = place + self.classes.shape[2] - rows.stop
+                self.by_diagonal[..., shift : shift + far.shape[-1]] += far
+
+    @property
+    def by_distance(self) -> Float[Tensor, "batch head class distance"]:
+        """What each distance |i − j| receives, from 0 to that of the first token and the last."""
+        itself = self.classes.shape[2] - 1
+        before, after = self.by_diagonal[..., : itself + 1].flip(-1), self.by_diagonal[..., itself + 1 :]
+        found = before.new_zeros(*before.shape[:-1], max(before.shape[-1], self.tokens))
+        found[..., : before.shape[-1]] = before
+        found[..., 1 : 1 + after.shape[-1]] += after
+        return found
+
+
+def neighbours(keys: Int[Tensor, " key"] | None, count: int) -> Int[Tensor, "run 3"]:
+    """The runs of neighbours among a block's keys: where each begins and ends among these, and its first position.
+
+    >>> neighbours(torch.tensor([0, 1, 5, 6, 7, 9]), 6).tolist()
+    [[0, 2, 0], [2, 5, 5], [5, 6, 9]]
+    """
+    if keys is None:
+        return torch.tensor([[0, count, 0]])
+    apart = (keys[1:] - keys[:-1] > 1).nonzero()[:, 0] + 1
+    begins = torch.cat([apart.new_zeros(1), apart])
+    return torch.stack([begins, torch.cat([apart, apart.new_full((1,), len(keys))]), keys[begins]], dim=1).cpu()
+
+
+def received_by_key(
+    pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
+) -> Float[Tensor, "batch head class key"]:
+    """Σ_i p_ij over the rows of each class of a block."""
+    if compiles(pattern):
+        return summed_by_key(pattern, classes)
+    return torch.matmul(classes[:, None].to(pattern), pattern)
+
+
+def received_by_distance(
+    pattern: Float[Tensor, "batch head row key"],
+    classes: Bool[Tensor, "batch class row"],
+    rows: range,
+    length: int | None = None,
+) -> Float[Tensor, "batch head class distance"]:
+    """Σ p_ij over the pairs at each distance |i − j|, by the class of the row; distances from 0 to the last row.
+
+    With the `length` of the text, distances i − j from 1 − length to length − 1.
+    """
+    count, keys = pattern.shape[2:]
+    sums = _by_diagonal(pattern, classes)
+    distance = rows.start - torch.arange(1 - count, keys, device=pattern.device)
+    distance = distance.abs() if length is None else distance + length - 1
+    folded = sums.new_zeros(*sums.shape[:3], max(rows.stop, keys) if length is None else 2 * length - 1)
+    return folded.index_add_(-1, distance, sums)
+
+
+def uniform_attention(
+    visible: Bool[Tensor, "batch 1 row key"], classes: Bool[Tensor, "batch class row"]
+) -> tuple[Float[Tensor, "batch class key"], Float[Tensor, "batch class key"]]:
+    """What each key would receive if every row attended uniformly to its visible keys; and how many rows see it."""
+    seen = visible[:, 0].double()
+    weights = classes.double()
+    share = weights / seen.sum(dim=-1).clamp_min(1)[:, None]
+    return torch.matmul(share, seen), torch.matmul(weights, seen)
+
+
+def _by_diagonal(pattern: Tensor, classes: Tensor) -> Float[Tensor, "batch head class diagonal"]:
+    return (summed_by_diagonal if compiles(pattern) else _summed_by_diagonal)(pattern, classes)
+
+
+def _summed_by_diagonal(
+    pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
+) -> Float[Tensor, "batch head class diagonal"]:
+    """Σ p_ij over each diagonal of the block, from the first key of its last row to the last key of its first.
+
+    The rows are laid out one after another, each preceded by as many zeros as the block has rows. Read with a stride
+    one greater than their length, row r is shifted by r places, so that pairs at the same distance are in the same
+    column: the sum over a block is a matrix product, as in `received_by_key`.
+    """
+    batch, heads, count, keys = pattern.shape
+    width = count + keys
+    cells = batch * heads * count * width
+    laid = pattern.new_empty(cells + count)
+    laid[cells:] = 0
+    block = laid[:cells].view(batch, heads, count, width)
+    block[..., :count] = 0
+    block[..., count:] = pattern
+    shifted = laid.as_strided((batch * heads, count, width - 1), (count * width, width + 1, 1), 1)
+    members = classes[:, None].expand(-1, heads, -1, -1).flatten(0, 1).to(pattern)
+    return torch.bmm(members, shifted).view(batch, heads, -1, width - 1)

@@ -1,0 +1,21 @@
+"""Which rows are counted apart? The first token of each text, other special tokens, and all others."""
+
+from typing import Final
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from ..batch import Batch
+
+ROW_CLASSES: Final = ("ordinary", "special", "first")
+"""The classes of row: the first token of a text, another special token, or any other token."""
+
+
+def row_classes(batch: Batch) -> Bool[Tensor, "batch class position"]:
+    """Which of `ROW_CLASSES` each real token belongs to; padding belongs to none."""
+    known, first = batch.is_special, batch.first
+    if batch.texts_of is None and batch.ids.shape[1] == 1:
+        # The only query of a module that pools begins no text.
+        first = torch.zeros_like(first)
+    return torch.stack([~known & ~first, known & ~first, first], dim=1) & batch.mask[:, None]
