@@ -134,8 +134,9 @@ def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: ran
     lowest = torch.finfo(scores.dtype).min
     if at is not None:
         scores.masked_fill_(~mask.visible_at(rows, at), lowest)
-    elif span := mask.span(rows):
-        scores[..., span.start :].masked_fill_(~mask.visible(rows)[..., span.start : span.stop], lowest)
+    else:
+        span, hidden = mask.hidden(rows)
+        scores[..., span.start :].masked_fill_(hidden, lowest)
     return scores
 
 

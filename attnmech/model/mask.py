@@ -75,6 +75,18 @@ class MaskRule:
         """
         return self._looked_at(rows)[0]
 
+    def hidden(self, rows: range) -> tuple[range, Bool[Tensor, "batch 1 row key"]]:
+        """The keys for which the mask must be evaluated (`span`), and True where a row cannot see one of them.
+
+        A causal mask is evaluated once for all layers: a block of rows has few such keys.
+        """
+        span = self.span(rows)
+
+        def evaluate() -> Tensor:
+            return ~self.visible(rows)[..., span.start : span.stop]
+
+        return span, self.once(("hidden", rows), evaluate) if len(span) <= 2 * len(rows) else evaluate()
+
     def _looked_at(self, rows: range) -> tuple[range, Tensor | None]:
         """`span` and `gathered`, from one evaluation of the mask."""
         return self.once(("looked at", rows), lambda: _looked_at(self.visible(rows)))

@@ -44,6 +44,9 @@ _TOGETHER: Final = 8
 _SMALL_BYTES: Final = 2**16
 """Tensors up to this size are held and multiplied together, since an operation's overhead exceeds its work."""
 
+_KEPT: Final = 64
+"""How many quantities are kept in one array."""
+
 _ROUNDINGS: Final = 8.0
 """How many roundings of every term the two sides may differ by; e·r of one rounding seldom exceeds three."""
 _PRODUCT_ROUNDINGS: Final = 16.0
@@ -172,11 +175,47 @@ class _Group:
     count: int = 0
     held: list[tuple[Key, Tensor, int]] = field(default_factory=list)
     """Quantities still to be multiplied, in the order of their indices, each with its version."""
-    products: list[Float[Tensor, "direction quantity token"]] = field(default_factory=list)
-    sizes: list[Float[Tensor, "quantity token"]] = field(default_factory=list)
+    products: "_Kept" = field(default_factory=lambda: _Kept())
+    """`[direction quantity token]`, of the stream."""
+    sizes: "_Kept" = field(default_factory=lambda: _Kept())
+    """`[quantity token]`."""
     z_keys: list[tuple[str, int]] = field(default_factory=list)
-    z_products: list[Float[Tensor, "direction quantity token"]] = field(default_factory=list)
-    z_sizes: list[Float[Tensor, "quantity token"]] = field(default_factory=list)
+    z_products: "_Kept" = field(default_factory=lambda: _Kept())
+    z_sizes: "_Kept" = field(default_factory=lambda: _Kept())
+
+
+class _Kept:
+    """What is kept of the quantities of a pass, in a few arrays.
+
+    One array for each quantity would lie between the large arrays of the layers, whose memory could then not be used
+    again whole: a pass would take several times as much.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
+        self._free = 0
+
+    def add(self, found: Float[Tensor, "*directions quantity token"]) -> None:
+        """Appends some quantities."""
+        count = found.shape[-2]
+        if count > self._free:
+            self._cut()
+            self._free = max(_KEPT, count)
+            self._parts.append(found.new_empty(*found.shape[:-2], self._free, found.shape[-1]))
+        last = self._parts[-1]
+        begin = last.shape[-2] - self._free
+        last[..., begin : begin + count, :] = found
+        self._free -= count
+
+    def all(self) -> list[Tensor]:
+        """Every quantity so far, in order."""
+        self._cut()
+        return self._parts
+
+    def _cut(self) -> None:
+        if self._free:
+            self._parts[-1] = self._parts[-1][..., : -self._free, :]
+            self._free = 0
 
 
 class Balance:
@@ -286,8 +325,8 @@ class Balance:
         group.held = []
         flat = self._together(values).flatten(0, 1)
         products = self._directions.of(self._wide) @ flat.T
-        group.products.append(products.view(len(products), len(values), -1))
-        group.sizes.append(torch.linalg.vector_norm(flat, dim=-1).view(len(values), -1))
+        group.products.add(products.view(len(products), len(values), -1))
+        group.sizes.add(torch.linalg.vector_norm(flat, dim=-1).view(len(values), -1))
 
     @torch.no_grad()
     def _multiply_z(self) -> None:
@@ -299,8 +338,8 @@ class Balance:
             together = self._together([z for _, z, _ in held])
             layers = self._directions.together(tuple(written for *_, written in held))
             products = torch.baddbmm(layers.bias, layers.weight, together.transpose(1, 2))
-            group.z_products.append(products.transpose(0, 1))
-            group.z_sizes.append(torch.linalg.vector_norm(together, dim=-1) * layers.size)
+            group.z_products.add(products.transpose(0, 1))
+            group.z_sizes.add(torch.linalg.vector_norm(together, dim=-1) * layers.size)
             group.z_keys += [key for key, _, _ in held]
         self._held_z = []
 
@@ -314,7 +353,10 @@ class Balance:
             patterns, sinks = [pattern for _, pattern, _ in held], [at_sink for *_, at_sink in held]
             sums = (patterns[0][None] if len(held) == 1 else torch.stack(patterns)).sum(dim=-1)
             for (key, _, _), one, at_sink in zip(held, sums, sinks, strict=True):
-                self._rows.setdefault(shape[:3], []).append((*key, one if at_sink is None else one + at_sink))
+                whole = one if at_sink is None else one + at_sink
+                # Sums that were kept would lie between large arrays, whose memory could not be used again whole.
+                if whole.device.type != "cpu" or not _sum_to_one(whole):
+                    self._rows.setdefault(shape[:3], []).append((*key, whole))
         self._held_rows = []
 
     def _together(self, values: Sequence[Tensor]) -> Float[Tensor, "quantity token features"]:
@@ -338,18 +380,19 @@ class Balance:
         found = _equations(names, group.count, z_keys, self._columns, self._refused)
         if not found.identities:
             return None
-        products = _joined((*group.products, *group.z_products), dim=1)
+        products = _joined((*group.products.all(), *group.z_products.all()), dim=1)
         device = products.device
         each_z = _PRODUCT_ROUNDINGS * _product_eps(self._dtype, device)
         each_stream = _ROUNDINGS * torch.finfo(self._dtype).eps
         each_stream += _product_eps(self._wide, device) * self._directions.d_model**0.5 / 2
         signs, scaled = found.on(device, self._wide, (each_stream, each_z))
         difference = (signs @ products).abs().amax(dim=0)
-        allowed = scaled @ _joined((*group.sizes, *group.z_sizes))
+        sizes = _joined((*group.sizes.all(), *group.z_sizes.all()))
+        allowed = scaled @ sizes
         # NaN is not within any bound.
         if bool((difference <= allowed).all()):
             return None
-        return self._told(found, signs, scaled, products, _joined((*group.sizes, *group.z_sizes)), batch)
+        return self._told(found, signs, scaled, products, sizes, batch)
 
     def _told(
         self, found: "_Equations", signs: Tensor, scaled: Tensor, products: Tensor, sizes: Tensor, batch: Batch
@@ -370,7 +413,7 @@ class Balance:
     def _in_rows(self, batch: Batch) -> "Unbalanced | None":
         for shape, blocks in self._rows.items():
             sums = torch.stack([each for *_, each in blocks])
-            if bool(((sums - 1).abs() <= _ROW_TOLERANCE).all()):
+            if _sum_to_one(sums):
                 continue
             for stack, layer, first, one in blocks:
                 real = batch.queries(stack).mask[:, None, first : first + shape[-1]]
@@ -380,6 +423,10 @@ class Balance:
                     off = float((one[text, head, row] - 1).abs())
                     return Unbalanced("rows", stack, layer, text, first + row, off, _ROW_TOLERANCE)
         return None
+
+
+def _sum_to_one(sums: Tensor) -> bool:
+    return bool(((sums - 1).abs() <= _ROW_TOLERANCE).all())
 
 
 def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:

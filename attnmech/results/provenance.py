@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Self
 
@@ -19,6 +20,12 @@ _OF_CORPUS = ("corpus", "shard")
 
 _OF_SELECTION = ("heads", "layers", "reducers")
 """The options that say what was measured, or together with what."""
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    """Of this process."""
+    return {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,7 @@ class Provenance:
     """The points at which hooks were active, such as "pattern 3"; such results are not the model's own."""
     tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(
-        default_factory=lambda: {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
-    )
+    versions: Mapping[str, str] = field(default_factory=lambda: dict(_versions()))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -42,8 +42,8 @@ def sums_by_text(
     sums, counts = [], []
     for members in classes.unbind(dim=1):
         counted = valid & members
-        sums.append(values.masked_fill(~counted, 0.0).double().sum(dim=-1))
-        counts.append(counted.sum(dim=-1).double())
+        sums.append(values.masked_fill(~counted, 0.0).sum(dim=-1, dtype=torch.float64))
+        counts.append(counted.sum(dim=-1, dtype=torch.float64))
     return torch.stack(sums, dim=1), torch.stack(counts, dim=1)
 
 
