@@ -40,6 +40,9 @@ class Model:
     d_mlp: int
     mlp_matrices: int
     """2, or 3 with a gate."""
+    activation: int
+    """How often the activation reads or writes a number of the MLP: 5 where it is one operation and a gate's product;
+    BLOOM's GELU is nine operations, GPT-2's eight, each with arrays of its own."""
     vocabulary: int
 
     @classmethod
@@ -49,7 +52,8 @@ class Model:
         return cls(
             config.num_hidden_layers, config.hidden_size, heads, config.hidden_size // heads,
             config.num_key_value_heads if gated else heads,
-            config.intermediate_size if gated else 4 * config.hidden_size, 3 if gated else 2, config.vocab_size,
+            config.intermediate_size if gated else 4 * config.hidden_size, 3 if gated else 2,
+            _ACTIVATIONS[config.model_type], config.vocab_size,
         )  # fmt: skip
 
     @property
@@ -73,14 +77,16 @@ class Model:
         return self.d_model * self.vocabulary
 
 
+_ACTIVATIONS: Final = {"bloom": 21, "gpt2": 18, "llama": 5}
+
 KNOWN: Final = {
-    "bloom": Model(24, 1024, 16, 64, 16, 4096, 2, 8000),
-    "gpt2": Model(12, 768, 12, 64, 12, 3072, 2, 8000),
-    "llama": Model(16, 1024, 16, 64, 4, 2816, 3, 8000),
-    "smollm2-135m": Model(30, 576, 9, 64, 3, 1536, 3, 49_152),
-    "1b": Model(16, 2048, 32, 64, 8, 8192, 3, 128_256),
-    "7b": Model(32, 4096, 32, 128, 32, 11_008, 3, 32_000),
-    "8b": Model(32, 4096, 32, 128, 8, 14_336, 3, 128_256),
+    "bloom": Model(24, 1024, 16, 64, 16, 4096, 2, 21, 8000),
+    "gpt2": Model(12, 768, 12, 64, 12, 3072, 2, 18, 8000),
+    "llama": Model(16, 1024, 16, 64, 4, 2816, 3, 5, 8000),
+    "smollm2-135m": Model(30, 576, 9, 64, 3, 1536, 3, 5, 49_152),
+    "1b": Model(16, 2048, 32, 64, 8, 8192, 3, 5, 128_256),
+    "7b": Model(32, 4096, 32, 128, 32, 11_008, 3, 5, 32_000),
+    "8b": Model(32, 4096, 32, 128, 8, 14_336, 3, 5, 128_256),
 }
 """The benchmarks' models, with their small vocabulary, and the shapes of Llama 3.2 1B, Llama 2 7B and Llama 3.1 8B."""
 
@@ -96,7 +102,7 @@ class Work:
     cells: float = 0
     """Scores that go through the softmax of a pass that nobody observes: the row kernel's, or else torch's."""
     measured: float = 0
-    """Scores that go through the row kernel, and then are summed by key and distance."""
+    """Scores that go through the row kernel, which sums them by key and distance too."""
     uncompiled: float = 0
     """The same without numba, in torch's operations on blocks of rows."""
     bytes: float = 0
@@ -138,10 +144,14 @@ class Constants:
 # ---- the methods ----------------------------------------------------------------------------------------------------
 
 
+def rows_of_block(model: Model, tokens: int) -> int:
+    """Blocks are 8 MiB of scores, and at least 32 rows."""
+    return min(tokens, max(32, 2**23 // (4 * model.heads) // tokens))
+
+
 def keys_of_row(model: Model, tokens: int) -> float:
-    """Keys that a row's products go through on average: up to its block's end, blocks being 8 MiB of scores."""
-    rows = min(tokens, max(16, 2**23 // (4 * model.heads) // tokens))
-    return min(tokens, (tokens + rows) / 2)
+    """Keys that a row's products go through on average: up to its block's end."""
+    return min(tokens, (tokens + rows_of_block(model, tokens)) / 2)
 
 
 def plain(model: Model, tokens: int) -> Work:
@@ -168,23 +178,25 @@ def fused(model: Model, tokens: int) -> Work:
 
 def streams(model: Model, tokens: int) -> Work:
     """What norms, activations and residual additions read and write, and all weights, once."""
-    by_token = 14 * model.d_model + 3 * model.mlp_matrices * model.d_mlp
+    by_token = 14 * model.d_model + (model.mlp_matrices + model.activation) * model.d_mlp
     return Work(bytes=4 * model.layers * (tokens * by_token + model.block))
 
 
 def bare(model: Model, tokens: int) -> Work:
-    """attnmech's pass without reducers and without logits."""
+    """attnmech's pass without reducers and without logits. Each block of rows reads keys and values from memory."""
     scores = model.layers * model.heads * tokens * keys_of_row(model, tokens)
+    blocks = model.layers * tokens / rows_of_block(model, tokens)
     return (
         Work(tokens * model.layers * model.block, attention=2 * scores * model.d_head, cells=scores)
+        + Work(bytes=4 * blocks * keys_of_row(model, tokens) * 2 * model.kv_heads * model.d_head)
         + streams(model, tokens)
-    )  # fmt: skip
+    )
 
 
 def focus_and_updates(model: Model, tokens: int, *, numba: bool = True) -> Work:
     """`am.stream` with both reducers.
 
-    What the row kernel has measured is summed by key and distance. Updates: W_O x of each head, R z and R v with the
+    The row kernel sums by key and distance too. Updates: W_O x of each head, R z and R v with the
     triangle R of W_O W_Oᵀ (once in float64), and a dozen readings of arrays [token, d_model]. The weights are read once
     for their fingerprint; without numba they are hashed only if they changed in a way torch counts.
     """
@@ -194,7 +206,7 @@ def focus_and_updates(model: Model, tokens: int, *, numba: bool = True) -> Work:
     rows = {"measured" if numba else "uncompiled": found.cells}
     return (
         replace(found, cells=0.0, **rows)
-        + Work(model.layers * of_updates, bytes=4 * model.layers * tokens * 30 * model.d_model)
+        + Work(model.layers * of_updates, bytes=4 * model.layers * tokens * 27 * model.d_model)
         + Work(bytes=4 * (model.layers * model.block + model.head))
     )  # fmt: skip
 
@@ -371,7 +383,8 @@ def measured_constants() -> Constants:
     import torch
 
     from attnmech.maths.compiled import AVAILABLE
-    from attnmech.maths.compiled_rows import measured_softmax, summed_by_diagonal, summed_by_key
+    from attnmech.maths.compiled_rows import measured_softmax
+    from attnmech.maths.received import Received, neighbours
 
     tokens, heads, d_head, d_model, rows = 2048, 16, 64, 1024, 64
     x, weight = torch.randn(tokens, d_model), torch.randn(4 * d_model, d_model)
@@ -379,17 +392,14 @@ def measured_constants() -> Constants:
     scores = torch.randn(1, heads, rows, tokens)
     pattern, into, large = scores.softmax(dim=-1), torch.empty_like(scores), torch.randn(2**26)
     cells, of_products = scores.numel(), heads * rows * tokens * d_head
-    classes = torch.ones(1, 1, rows, dtype=torch.bool)
+    here, places, runs = range(tokens - rows, tokens), torch.arange(tokens), neighbours(None, tokens)
+    received = Received.nothing(torch.ones(1, 1, tokens, dtype=torch.bool), heads, tokens, tokens)
 
-    def softmax() -> torch.Tensor:
-        if not AVAILABLE:
-            return scores.softmax(dim=-1)
-        return measured_softmax(scores, None, range(tokens - rows, tokens), torch.arange(tokens), into)[0]
+    def softmax() -> object:
+        return measured_softmax(scores, None, here, places, into) if AVAILABLE else scores.softmax(dim=-1)
 
-    def focus() -> None:
-        found = softmax()
-        summed_by_key(found, classes)
-        summed_by_diagonal(found, classes)
+    def focus() -> object:
+        return measured_softmax(scores, None, here, places, into, received.receivers(here, runs))
 
     return Constants(
         multiplications=rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight)),
@@ -415,7 +425,8 @@ def _uncompiled(scores: Any) -> None:
 def _rows_in_torch(scores: Any) -> None:
     import torch
 
-    from attnmech.maths.focus import RowMeasures, defined_rows, received_by_distance, received_by_key, row_statistics
+    from attnmech.maths.focus import Places, RowMeasures, defined_rows, row_statistics
+    from attnmech.maths.received import Received, neighbours
     from attnmech.maths.softmax import Attention, softmax_with_sink
 
     rows, tokens = scores.shape[-2:]
@@ -424,10 +435,11 @@ def _rows_in_torch(scores: Any) -> None:
     attention = Attention(pattern, scores)
     real, visible = torch.ones(1, rows, dtype=torch.bool), torch.ones(1, 1, rows, tokens, dtype=torch.bool)
     defined = defined_rows(visible, here, real, torch.zeros(1, dtype=torch.long), 8, True, None)
-    row_statistics(RowMeasures.of(attention, here, defined.first, 8, tokens), defined)
-    classes = torch.ones(1, 3, rows, dtype=torch.bool)
-    received_by_key(attention, classes)
-    received_by_distance(pattern, classes, here, begin=0)
+    first = torch.zeros(1, dtype=torch.long)
+    measures = RowMeasures.of(attention, here, Places.of(here, first, 8, None, tokens), 8, tokens)
+    row_statistics(measures, defined)
+    received = Received.nothing(torch.ones(1, 3, tokens, dtype=torch.bool), scores.shape[1], tokens, tokens)
+    received.add(pattern, here, neighbours(None, tokens))
 
 
 def rate(step: Callable[[], object], amount: float, rounds: int = 7) -> float:
