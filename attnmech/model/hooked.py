@@ -560,8 +560,7 @@ class HookedModel:
         `rows` see every block of rows and `ends` every finished layer, for the (stack, layer) in `layers` or for all;
         they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run;
         with `gathered`, blocks of rows may leave out hidden keys; with `classes` of rows, blocks carry what keys and
-        distances receive of each. Besides points, `captures` may name
-        `further_embeddings`, without a layer.
+        distances receive of each. Besides points, `captures` may name `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]

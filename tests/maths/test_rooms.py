@@ -12,7 +12,7 @@ import attnmech as am
 from attnmech.maths import rooms
 from attnmech.maths.rooms import Rooms
 from attnmech.model import attention, running
-from attnmech.model.observed import RowBlock
+from attnmech.model.observed import LayerEnd, RowBlock
 
 LIKE = torch.zeros(1, dtype=torch.float64)
 
@@ -77,6 +77,24 @@ def test_blocks_that_an_observer_keeps_stay_as_they_were(name: str, monkeypatch:
         torch.testing.assert_close(block.pattern, expected[..., :width], atol=1e-6, rtol=0)
         assert not expected[..., width:].any()
         torch.testing.assert_close(block.scores, whole["scores", block.layer][:, :, rows, :width], atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_points_that_an_observer_keeps_stay_as_they_were(dtype: torch.dtype) -> None:
+    model, ids = am.load(models.fresh("gpt2", dtype)), models.token_ids("gpt2", 2, 11)
+    names = ["resid_pre", "z", "attn_out", "mlp_out"]
+    captured = model.run(ids, points=names)
+    kept: list[tuple[int, dict[str, Tensor]]] = []
+
+    def keep(end: LayerEnd) -> None:
+        kept.append((end.layer, {name: end[name] for name in names}))
+
+    layers = list(range(model.n_layers))
+    model.forward(model.encode(ids), ends=[keep], passing=model.points.resolve(names, layers))
+    assert [layer for layer, _ in kept] == layers
+    for layer, points in kept:
+        for name, value in points.items():
+            assert torch.equal(value, captured[name, layer])
 
 
 def test_a_pass_takes_two_rooms_for_each_of_two_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

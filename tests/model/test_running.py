@@ -36,6 +36,19 @@ def tried(model: am.HookedModel, monkeypatch: pytest.MonkeyPatch, **options: obj
     return found
 
 
+@pytest.mark.parametrize("sizes", [(64,), (40, 24), (40, 25), (1, 63, 1, 100, 3), ()])
+def test_quantities_kept_in_a_few_arrays_are_those_that_came(sizes: tuple[int, ...]) -> None:
+    kept, came = running._Kept(), [torch.randn(2, size, 5) for size in sizes]
+    for found in came:
+        kept.add(found)
+    parts = kept.all()
+    assert len(parts) <= -(-sum(sizes) // 64) + 1
+    if came:
+        assert torch.equal(torch.cat(parts, dim=1), torch.cat(came, dim=1))
+        kept.add(came[0])
+        assert torch.equal(torch.cat(kept.all(), dim=1), torch.cat([*came, came[0]], dim=1))
+
+
 @pytest.mark.parametrize("name", [*dict.fromkeys((*MAKERS, *NEW, *OTHERS, *CROSSED))])
 def test_every_layer_of_every_family_is_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = hooked(name)
