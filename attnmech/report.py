@@ -30,7 +30,7 @@ from .methods.ablation import ablate_heads
 from .methods.decomposition import ScoreDecomposition, decompose_scores
 from .methods.decomposition_by_source import SourceDecomposition, decompose_by_source
 from .methods.focus import AttentionFocus
-from .methods.head_types import RESTING, HeadTypes, head_types
+from .methods.head_types import RESTING, HeadTypes, HeadTypesReducer, head_types
 from .methods.null_attention import INTERVENTIONS, NullAttention, null_attention
 from .methods.updates import ResidualUpdates
 from .model.certificate import Certificate
@@ -574,11 +574,10 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
         centre = "mean" if shown.architecture.rotary is not None and bool(ordinary.any()) else None
     scores = decompose_scores(model, batch, layers=layers, stack=stack, centre=centre)
     native = decompose_scores(model, batch, layers=layers, stack=stack) if centre == "mean" else None
-    focus, updates, paths = _streamed(model, batch, shown, notes)
+    types = _types(model, shown, notes)
+    focus, updates, paths, on_text = _streamed(model, batch, shown, notes, with_types=types is not None)
     if model.edited:
         notes.append(f"Hooks were in force at {', '.join(model.edited)}: these numbers are not the model's own.")
-    types = _types(model, shown, notes)
-    on_text = "" if types is None else head_types(model, batch, stack=stack).on_text()
     measured = _measured(model, batch, notes)
     sources = _sources(model, batch, layers, notes)
     special, key_special = (
@@ -594,7 +593,7 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
         made.certificate,
         tuple(notes),
         types,
-        on_text,
+        "" if on_text is None else on_text.on_text(),
         measured,
         sources,
         special,
@@ -612,9 +611,11 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
 
 
 def _streamed(
-    model: HookedModel, batch: Batch, shown: Stack, notes: list[str]
-) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths]:
-    """What one pass measures: where heads look, what they write if there is a stream, what becomes of each token."""
+    model: HookedModel, batch: Batch, shown: Stack, notes: list[str], *, with_types: bool
+) -> tuple[AttentionFocus, ResidualUpdates | None, TokenPaths, HeadTypes | None]:
+    """What one pass measures: where heads look, what they write if there is a stream, what becomes of each token, and
+    what heads do with the text's delimiters.
+    """
     reducers: dict[str, Reducer] = {"focus": AttentionFocus.reducer()}
     if shown.label == "cross":
         notes.append('What heads write is left out: am.residual_updates(model, inputs, stack="cross") measures it.')
@@ -622,10 +623,13 @@ def _streamed(
         reducers["updates"] = ResidualUpdates.reducer()
     else:
         notes.append(f"What heads write is left out: {model.points[shown.point('resid_pre')].absent}.")
+    if with_types:
+        reducers["types"] = HeadTypesReducer()
     by_token = TokenPaths.reducers(model, batch, notes)
     reducers |= by_token
     found = dict(zip(reducers, stream(model, batch, list(reducers.values()), stack=shown.label or None), strict=True))
-    return found["focus"], found.get("updates"), TokenPaths(**{name: found[name] for name in by_token})
+    paths = TokenPaths(**{name: found[name] for name in by_token})
+    return found["focus"], found.get("updates"), paths, found.get("types")
 
 
 def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:

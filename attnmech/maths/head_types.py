@@ -25,7 +25,8 @@ TYPES: Final = (*POSITIONAL, *CONTENT)
 ANSWERED: Final = ("duplicate", "induction")
 """The types whose targets answer with a token: the copy itself, and what followed it."""
 
-_DISTANCE: Final = {"previous": 1, "next": -1, "self": 0} | {f"{offset} back": offset for offset in OFFSETS}
+DISTANCES: Final = {"previous": 1, "next": -1, "self": 0} | {f"{offset} back": offset for offset in OFFSETS}
+"""How far back the one target of a row is, for the types of which that is all."""
 
 
 def targets(
@@ -56,7 +57,7 @@ def targets(
     own = ids[:, rows.start : rows.stop, None]
     start = first[:, None, :keys]
     before = key < query
-    found = {name: (key == query - distance)[None] for name, distance in _DISTANCE.items()}
+    found = {name: (key == query - distance)[None] for name, distance in DISTANCES.items()}
     found["first"] = start & (key != query)
     found |= {name: mark[:, None, :keys] & ~start & (key != query) for name, mark in marks.items()}
     found["duplicate"] = (ids[:, None, :keys] == own) & (before if causal else key != query)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..batch import Batch
-from ..maths.head_types import ANSWERED, CONTENT, POSITIONAL, TYPES, targets
+from ..maths.head_types import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets
 from ..maths.received import received_by_distance
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Top, softmax_of
@@ -101,8 +101,7 @@ class HeadTypeSums(Reducer):
             ("kinds", self.generated, block.rows),
             lambda: _Targets.of(batch, block, rows, run.stack.architecture.causal, delimiters=not self.generated),
         )
-        on_target = found.by_kind.to(block.pattern)
-        mass = _by_row(block.pattern, on_target)
+        mass = torch.cat((_at_positions(block.pattern, found, block.rows, batch), _on_content(block.pattern, found)))
         state["mass"][:, layer] += _over_rows(mass)
         state["top"][:, layer] += _top_on_target(block.attention.top, found.by_kind)
         self._add_resting(state, block, rows, found)
@@ -113,7 +112,7 @@ class HeadTypeSums(Reducer):
         attended = received_by_distance(block.pattern[..., :length], rows[:, None], block.rows, length)
         state["attended"][layer] += attended[:, :, 0].double().sum(dim=0)
         alone = _by_position_alone(block, run)
-        state["alone"][:, layer] += _over_rows(_by_row(alone, on_target[: len(POSITIONAL)]))
+        state["alone"][:, layer] += _over_rows(_at_positions(alone, found, block.rows, batch))
         _add_matching(state, block, found)
         _add_breadth(state, block, rows)
         _keep_clearest(state, block, run, found, mass)
@@ -124,8 +123,8 @@ class HeadTypeSums(Reducer):
         batch, layer = block.batch.queries(block.stack), block.index
         at_first = _at_first(block.pattern, batch)
         # Behind a sliding window there is no first token to rest on.
-        reach = rows & _at_first(block.visible, batch)[:, 0].bool()
-        for name, chosen in (("with", reach & found.there), ("without", reach & ~found.there)):
+        reach, there = rows & _at_first(block.visible, batch)[:, 0].bool(), found.there[len(POSITIONAL) :]
+        for name, chosen in (("with", reach & there), ("without", reach & ~there)):
             state[f"rest_{name}"][:, layer] += einsum(
                 at_first, chosen.double(), "text head row, kind text row -> kind head text"
             )
@@ -179,8 +178,8 @@ class _Targets:
     """What the tokens and the mask say of a block's rows: the same for all heads and layers with that mask."""
 
     by_kind: Bool[Tensor, "kind batch row key"]
-    there: Bool[Tensor, "content batch row"]
-    """Whether a row has a target of each type that depends on tokens."""
+    there: Bool[Tensor, "kind batch row"]
+    """Whether a row has a target of each type."""
     last: Int[Tensor, "answered batch row"]
     """The last target of types with an answer; −1 where a row has none."""
     apart: Bool[Tensor, "kind batch row"]
@@ -219,12 +218,13 @@ class _Targets:
         begin = batch.begins[None, :, None, None].expand(*by_kind.shape[:3], 1)
         with_first = by_kind.gather(-1, begin.clamp_max(keys - 1))[..., 0]
         with_first[TYPES.index("first")] = False
+        there = by_kind.any(dim=-1)
         return cls(
             by_kind,
-            by_kind[len(POSITIONAL) :].any(dim=-1),
+            there,
             torch.where(answered, place, -1).amax(dim=-1),
-            by_kind.any(dim=-1) & ~with_first,
-            by_kind.any(dim=-1).sum(dim=-1).double(),
+            there & ~with_first,
+            there.sum(dim=-1).double(),
             by_kind.sum(dim=-1) * share,
             at_distance.permute(1, 2, 0),
             pairs[:, 0, 0].double().sum(dim=0),
@@ -292,12 +292,29 @@ def _reading_directions(run: Run, batch: Batch) -> tuple[Unembedding, Float[Tens
     return cast(tuple[Unembedding, Tensor], run.between[key])
 
 
-def _by_row(
-    pattern: Float[Tensor, "batch head row key"], on_target: Float[Tensor, "kind batch row key"]
+def _at_positions(
+    pattern: Float[Tensor, "batch head row key"], found: _Targets, rows: range, batch: Batch
 ) -> Float[Tensor, "kind head batch row"]:
-    """Σ p_ij over the targets of each kind, row by row."""
-    found: Tensor = einsum(pattern, on_target, "batch head row key, kind batch row key -> kind head batch row")
-    return found
+    """p_ij at the target of each type that depends on positions alone: a row has one at most."""
+    mass = pattern.new_zeros(len(POSITIONAL), *pattern.shape[:3])
+    for at_target, name in zip(mass, POSITIONAL, strict=True):
+        if name in DISTANCES:
+            first = rows.start - DISTANCES[name]
+            diagonal = pattern.diagonal(first, dim1=-2, dim2=-1)
+            at_target[..., max(0, -first) : max(0, -first) + diagonal.shape[-1]] = diagonal
+        else:
+            at_target[:] = _at_first(pattern, batch)
+    mass = mass.masked_fill_(~found.there[: len(POSITIONAL), :, None], 0.0)
+    return rearrange(mass, "kind batch head row -> kind head batch row")
+
+
+def _on_content(pattern: Float[Tensor, "batch head row key"], found: _Targets) -> Float[Tensor, "kind head batch row"]:
+    """Σ p_ij over the targets of each type that depends on tokens, row by row."""
+    mass = pattern.new_zeros(len(CONTENT), pattern.shape[1], pattern.shape[0], pattern.shape[2])
+    there = found.there[len(POSITIONAL) :].flatten(start_dim=1).any(dim=1)
+    on_target = found.by_kind[len(POSITIONAL) :][there].to(pattern)
+    mass[there] = einsum(pattern, on_target, "batch head row key, kind batch row key -> kind head batch row")
+    return mass
 
 
 def _over_rows(by_row: Float[Tensor, "kind head batch row"]) -> Float[Tensor, "kind head batch"]:
