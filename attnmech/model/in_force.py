@@ -21,7 +21,6 @@ from ..arguments import dense
 from ..batch import Batch
 from ..errors import InputError, UnsupportedModelError
 from ..interventions import Intervention
-from ..maths.rooms import Rooms
 from ..points import PointKey, split_stack
 from .applied import Applied, AppliedByPoint, AppliedInLayer
 from .observed import LayerEnd, LayerObserver, Notes, RowObserver
@@ -98,20 +97,10 @@ class Pass:
     """The model that runs."""
     outer: "Pass | None" = None
     """The pass inside which this one runs, of this model or another."""
-    rooms: dict[torch.dtype, Rooms] = field(default_factory=dict)
-    """Memory for what is passed to observers: that of one layer serves the next."""
 
     def keeps(self, key: PointKey) -> bool:
         """Whether to keep this point's value, temporarily or permanently."""
         return key in self.captures or key in self.watch.points
-
-    def copy(self, key: PointKey, value: Tensor) -> Tensor:
-        """A copy of a point's value that nobody changes in place."""
-        if key in self.captures:
-            return value.detach().clone()
-        if value.dtype not in self.rooms:
-            self.rooms[value.dtype] = Rooms(value.numel(), value)
-        return self.rooms[value.dtype].take(*value.shape).copy_(value.detach())
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -286,7 +275,7 @@ class InForce:
             # itself), and a copy to continue with, which the model may change in place (Falcon does).
             now.values[key] = value if owned else value.clone()
             return value if owned else now.values[key].clone()
-        now.values[key] = value if owned else now.copy(key, value)
+        now.values[key] = value if owned else value.detach().clone()
         return value
 
     def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
