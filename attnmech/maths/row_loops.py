@@ -55,8 +55,10 @@ def softmax(
     number = integer.view(scores.dtype)
     for head in range(start, stop):
         members = classes[head // heads]
-        at_key[:] = 0
-        at_diagonal[:] = 0
+        for kind in range(kinds):
+            if members[kind].any():
+                at_key[kind] = 0
+                at_diagonal[kind] = 0
         for row in range(rows):
             s, p = scores[head, row], pattern[head, row]
             bits = p.view(unit.dtype)

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .products import product
+
 _TOKENS: Final = 256
 """How many tokens are measured at a time, so that what heads see of a stream stays in the cache."""
 
@@ -42,7 +44,7 @@ class Writer:
         norms: list[list[Tensor]] = [[] for _ in z]
         products: list[list[Tensor]] = [[] for _ in z]
         for stream, *parts in zip(_parts(x), *map(_parts, z), strict=True):
-            seen = (stream @ self._W_O.flatten(0, 1).mT).view(len(stream), *self._W_O.shape[:2])
+            seen = product(stream, self._W_O.flatten(0, 1)).view(len(stream), *self._W_O.shape[:2])
             for place, part in enumerate(parts):
                 each = self._by_head(part)
                 norms[place].append(self._norm(each))
@@ -51,7 +53,8 @@ class Writer:
         return [(_by_text(norm, len(x)), _by_text(product, len(x))) for norm, product in both]
 
     def _by_head(self, z: Float[Tensor, "token kv_head d_head"]) -> Float[Tensor, "token head d_head"]:
-        return z.repeat_interleave(len(self._W_O) // z.shape[1], dim=1)
+        group = len(self._W_O) // z.shape[1]
+        return z if group == 1 else z.repeat_interleave(group, dim=1)
 
     def _norm(self, z: Float[Tensor, "token head d_head"]) -> Float[Tensor, "head token"]:
         norm: Tensor = torch.linalg.vector_norm(torch.bmm(z.transpose(0, 1), self._triangle.mT), dim=-1)

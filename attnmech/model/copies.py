@@ -3,13 +3,15 @@
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ..errors import UnsupportedModelError, WeightsError, first_line
+from ..maths.products import product
 from .own_module import OwnModule
 
 
@@ -69,6 +71,25 @@ def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any,
     fresh = copy.copy(module)
     fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
     return forward(fresh, *args, **kwargs)
+
+
+def use_faster_products(model: nn.Module) -> None:
+    """Has the model's linear layers multiply by the routine that is faster on this processor."""
+    for module in model.modules():
+        multiply = _MULTIPLY.get(type(module))
+        if multiply is not None and "forward" not in vars(module):
+            module.forward = partial(multiply, module)
+
+
+def _linear(module: nn.Linear, input: Tensor) -> Tensor:
+    return product(input, module.weight, module.bias)
+
+
+def _conv1d(module: Conv1D, x: Tensor) -> Tensor:
+    return product(x, module.weight.T, module.bias)
+
+
+_MULTIPLY: Final[Mapping[type[nn.Module], Callable[..., Tensor]]] = {nn.Linear: _linear, Conv1D: _conv1d}
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:

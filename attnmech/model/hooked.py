@@ -29,7 +29,7 @@ from .attention import IMPLEMENTATION
 from .bridges import Bridges
 from .carried import captured_norms
 from .centring import require_fitting, require_weights
-from .copies import copy_of, forget_lengths, use_attention
+from .copies import copy_of, forget_lengths, use_attention, use_faster_products
 from .embeddings import encoder_of, token_embedding, wire_further, wire_tokens
 from .generation import Continuing, Generated, Sampling, ends_of
 from .gradients import Measure, run_with_gradients
@@ -105,6 +105,7 @@ class HookedModel:
         self._model = copy_of(original)
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
+        use_faster_products(self._model)
         base: nn.Module = self._model.base_model
         for plan in plans:
             if plan.adapt is not None:
@@ -554,18 +555,21 @@ class HookedModel:
         part: Part | None = None,
         gathered: bool = False,
         classes: Bool[Tensor, "batch class row"] | None = None,
+        borrows: bool = False,
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients; returns the captured values and feeds the observers.
 
         `rows` see every block of rows and `ends` every finished layer, for the (stack, layer) in `layers` or for all;
         they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run;
         with `gathered`, blocks of rows may leave out hidden keys; with `classes` of rows, blocks carry what keys and
-        distances receive of each. Besides points, `captures` may name `further_embeddings`, without a layer.
+        distances receive of each. With `borrows`, points are the model's own tensors, to be read until their layer has
+        ended: `ChangedInPlaceError` asks to begin again where the model has changed one by then. Besides points,
+        `captures` may name `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
         places = {layer: place for place, layer in enumerate(layers)}
-        watch = Watch(places, rows, ends, frozenset(passing), gathered, classes) if rows or ends else Watch()
+        watch = Watch(places, rows, ends, frozenset(passing), gathered, classes, borrows) if rows or ends else Watch()
         wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
             self._passes.run(wanted)

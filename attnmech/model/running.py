@@ -121,7 +121,7 @@ class Directions:
 
     def written(self, key: tuple[str, int], out: nn.Module) -> Written:
         """W_O r and b_O r of a layer, cached until the parameters change."""
-        source = tuple((part.data_ptr(), _version(part)) for part in out._parameters.values() if part is not None)
+        source = tuple((part.data_ptr(), version_of(part)) for part in out._parameters.values() if part is not None)
         known = self._written.get(key)
         if known is None or known.source != source:
             known = self._written[key] = self._multiplied(out, source)
@@ -157,7 +157,7 @@ class Directions:
         )
 
 
-def _version(value: Tensor) -> int:
+def version_of(value: Tensor) -> int:
     """How often a tensor was changed in place, where torch counts it."""
     return 0 if value.is_inference() else value._version
 
@@ -241,7 +241,7 @@ class Balance:
 
     def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
         """Records a quantity `[batch position d_model]`."""
-        version, last = _version(value), self._last
+        version, last = version_of(value), self._last
         if last is not None and last[0] is value and last[1] == version:
             last[2].names[kind, stack, layer] = last[3]
             return
@@ -292,7 +292,7 @@ class Balance:
         at_sink: Float[Tensor, "batch head row"] | None,
     ) -> None:
         """Records a block of rows of the pattern, with a sink's mass: their sums must be 1."""
-        self._held_rows.append(((stack, layer, first), pattern, at_sink, _version(pattern)))
+        self._held_rows.append(((stack, layer, first), pattern, at_sink, version_of(pattern)))
         if pattern.nbytes > _SMALL_BYTES:
             self._add_rows()
         else:
@@ -317,7 +317,7 @@ class Balance:
     def _multiply(self, group: _Group) -> None:
         values = [value for _, value, _ in group.held]
         for key, value, version in group.held:
-            if _version(value) != version:
+            if version_of(value) != version:
                 self._directions.changing.add(key[0])
                 self.skipped.append(f"what is made of {key[0]} in layer {key[2]}: the model changes it in place")
                 gone = group.names[key]
@@ -347,7 +347,7 @@ class Balance:
     def _add_rows(self) -> None:
         by_shape: dict[tuple[int, ...], list[tuple[tuple[str, int, int], Tensor, Tensor | None]]] = {}
         for key, pattern, at_sink, version in self._held_rows:
-            if _version(pattern) == version:
+            if version_of(pattern) == version:
                 by_shape.setdefault(tuple(pattern.shape), []).append((key, pattern, at_sink))
         for shape, held in by_shape.items():
             patterns, sinks = [pattern for _, pattern, _ in held], [at_sink for *_, at_sink in held]

@@ -1,7 +1,7 @@
 """Which sums over a pass say what type of head each one is? Mass on targets, what is written of it, and examples."""
 
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -48,6 +48,7 @@ class HeadTypeSums(Reducer):
     generated: bool = False
     """Whether the tokens are random: then a full stop ends no sentence."""
 
+    borrows: ClassVar[bool] = True
     points = ("attn_in",)
     optional_points = ("attn_raw", "attn_out", "resid_post")
 

@@ -41,8 +41,12 @@ def sums_by_text(
     """Sums over each text's rows, by class, on which a statistic is defined, and the number of these rows."""
     sums, counts = [], []
     for members in classes.unbind(dim=1):
-        counted = valid & members
-        sums.append(values.masked_fill(~counted, 0.0).sum(dim=-1, dtype=torch.float64))
+        # Of most texts one row is the first and none is special.
+        rows = members.any(dim=0)
+        of_rows = (each if rows.all() else each[..., rows] for each in (values, valid, members))
+        some_values, some_valid, some_members = of_rows
+        counted = some_valid & some_members
+        sums.append(some_values.masked_fill(~counted, 0.0).sum(dim=-1, dtype=torch.float64))
         counts.append(counted.sum(dim=-1, dtype=torch.float64))
     return torch.stack(sums, dim=1), torch.stack(counts, dim=1)
 

@@ -8,7 +8,7 @@ the length of a text, not with its square.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias, TypeGuard, cast
 
@@ -21,6 +21,7 @@ from ..batch import Batch
 from ..errors import ExactnessError, InputError, JournalError, ReducerError
 from ..files import path_of
 from ..model.hooked import HookedModel, require_model
+from ..model.in_force import ChangedInPlaceError
 from ..model.inputs import Inputs
 from ..model.observed import LayerEnd, RowBlock
 from ..model.stack import Stack
@@ -130,6 +131,8 @@ class Reducer(ABC):
     """Whether `add` reads the positions of keys from `block.keys`, so that blocks may leave hidden keys out."""
     receives: ClassVar[bool] = False
     """Whether blocks carry what keys and distances receive of the layer's rows, by class (`block.received`)."""
+    borrows: ClassVar[bool] = False
+    """Whether it keeps no point beyond the end of its layer, so that it may be given the model's own tensors."""
     optional_points: tuple[str, ...] = ()
     """Likewise, if the model has them (`"resid_mid" in end`)."""
 
@@ -355,6 +358,13 @@ class Streaming:
 
     def _reduced(self, run: Run) -> list[State]:
         """The state of every reducer after one batch."""
+        while True:
+            try:
+                return self._reduced_once(replace(run, between={}))
+            except ChangedInPlaceError:
+                continue
+
+    def _reduced_once(self, run: Run) -> list[State]:
         states = [each.start(run) for each in self.reducers]
         shapes = [_shapes(each, state) for each, state in zip(self.reducers, states, strict=True)]
 
@@ -374,6 +384,7 @@ class Streaming:
             layers=[(self.stack.label, layer) for layer in self.layers],
             gathered=all(self.reducers[place].gathered for place in self.see_rows),
             classes=row_classes(run.batch.queries(self.stack.label)) if self.receive else None,
+            borrows=all(each.borrows for each in self.reducers),
         )
         closed = []
         for each, state, before in zip(self.reducers, states, shapes, strict=True):

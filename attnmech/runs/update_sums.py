@@ -45,6 +45,7 @@ class UpdateSums(Reducer):
     """Measures what every head writes, layer by layer."""
 
     gathered: ClassVar[bool] = True
+    borrows: ClassVar[bool] = True
     towards: Towards | None = None
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
     optional_points = ("resid_mid", "mlp_out", "resid_post")
@@ -81,8 +82,7 @@ class UpdateSums(Reducer):
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Notes which key each row attends to most; −1 where it has no choice."""
         choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
-        key = block.top_key.masked_fill(~choice[:, None], -1)
-        state["top_key"][block.index, :, :, block.rows.start : block.rows.stop] = key.transpose(0, 1).int()
+        run.between.setdefault((id(state), block.index), []).append((block.top_key, choice))
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Measures what a layer's heads wrote, and what its attention and MLP did as wholes."""
@@ -99,7 +99,9 @@ class UpdateSums(Reducer):
         magnitude, orientation = norm / stream_norm, cosine(product, norm, stream_norm)
         real = end.real[:, None] & (stream_norm > 0)
 
-        key = state["top_key"][end.index].transpose(0, 1)
+        top, choice = (torch.cat(each, dim=-1) for each in zip(*run.between.pop((id(state), end.index)), strict=True))
+        key = top.masked_fill(~choice[:, None], -1)
+        state["top_key"][end.index] = key.transpose(0, 1)
         key_norm = torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
         attended = [
             _attended(*each, key_norm, key, scale.by_token) for each in of_keys or writer.against(key_stream, *read)
@@ -181,7 +183,7 @@ def _attended(
 ) -> _Attended:
     """v_j W_O against x_j, for the key j that each row attends to most."""
     magnitude, orientation = norm / stream, cosine(product, norm, stream)
-    at = key.clamp(min=0).long()
+    at = key.clamp(min=0)
     compared = (key >= 0) & (stream > 0).expand_as(norm).gather(-1, at)
     directed = compared & (norm > 0).gather(-1, at)
     return _Attended(magnitude.gather(-1, at) * by_token[:, None], orientation.gather(-1, at), compared, directed)

@@ -53,6 +53,7 @@ def test_block_by_block(dtype: torch.dtype, keys: int, tokens: int, loops: bool)
     torch.manual_seed(keys)
     scores = 3 * torch.randn(BATCH, HEADS, QUERIES, keys, dtype=dtype)
     classes = torch.rand(BATCH, KINDS, QUERIES) > 0.6
+    classes[:, 0] = True
     received = Received.nothing(classes, HEADS, keys, tokens)
     whole = torch.zeros(BATCH, HEADS, QUERIES, keys, dtype=torch.float64)
     for rows in BLOCKS:
