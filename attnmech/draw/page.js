@@ -112,12 +112,17 @@ function inSlot({ columns, less, where, equals, weights }) {
   return found.length === 1 ? found[0] : found[0].map((_, row) => found.map((values) => values[row]));
 }
 
+/** A figure with what is chosen in its slots; a trace that is not shown stays empty. */
 function filled({ figure, slots }) {
   const copy = structuredClone(figure);
-  for (const slot of slots) {
+  const fill = (slot) => {
     const last = slot.path.at(-1);
     slot.path.slice(0, -1).reduce((place, step) => (place[step] ??= {}), copy)[last] = inSlot(slot);
-  }
+  };
+  const isSwitch = ({ path: [, , property] }) => property === "visible";
+  slots.filter(isSwitch).forEach(fill);
+  const isHidden = ({ path: [root, at] }) => root === "data" && copy.data[at].visible === false;
+  slots.filter((slot) => !isSwitch(slot) && !isHidden(slot)).forEach(fill);
   return copy;
 }
 
