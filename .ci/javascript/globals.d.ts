@@ -53,7 +53,7 @@ interface Shared {
   unpack(packed: Packed): Promise<Unpacked>;
   unpackTexts(codes: string): Promise<string[]>;
   patternsOf(values: Pick<Unpacked, "of">, heads: number): Patterns;
-  drawPlotly(place: PlotlyPlace, figure: PlotlyFigure): Promise<unknown>;
+  drawPlotly(place: PlotlyPlace, figure: PlotlyFigure, pause?: () => Promise<unknown>): Promise<unknown>;
   percent(share: number): string;
   signed(value: number, digits: number): string;
   MOST_ASPECT: number;
@@ -420,14 +420,16 @@ interface PlotlyFigure {
   layout: any;
 }
 
-/** An element in which plotly draws; `picture` says what a saved picture is called. */
+/** An element in which plotly draws; `picture` says what a saved picture is called, `pause` is taken between steps. */
 interface PlotlyPlace extends HTMLElement {
   picture(): { name: string; title: string };
+  pause?: () => Promise<unknown>;
 }
 
 /** Once plotly has drawn. */
 interface PlotlyDrawn extends PlotlyPlace {
   data: object[];
+  _promises: Promise<unknown>[];
   on(event: "plotly_click", listener: (clicked: { points: any[] }) => void): void;
   _fullLayout: { width: number; height: number; font: { color: string } };
 }

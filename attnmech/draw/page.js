@@ -3,7 +3,7 @@
 // keep the choice. Text goes into the page by textContent alone; `labels` are already escaped for plotly, `tokens` are not.
 
 const ONE_STEP = 600; // milliseconds within which steps of one control are one for the Back button
-const QUIET = 150; // milliseconds without scrolling or choosing, after which figures are drawn ahead
+const QUIET = 100; // milliseconds without scrolling or choosing, after which figures are drawn ahead
 
 /** @type {(id: string) => Stage & PlotlyDrawn} */
 const element = (id) => /** @type {any} */ (document.getElementById(id));
@@ -21,6 +21,8 @@ let drawnFor = 0; // the window's width that the figures were made for
 let printing = false;
 let everywhere = false; // whether figures off the screen are drawn at once, too
 let drawsAhead = false;
+/** The figure that is drawn in steps. @type {{ id: string, drawn: Promise<unknown> | undefined, hurry(): void } | undefined} */
+let underWay;
 let lastMoved = -Infinity; // when the reader last scrolled or chose
 let queryChosen = false; // by the reader; until then the views show all rows
 let lastStep = { what: "", at: -Infinity }; // of the reader, and when
@@ -112,12 +114,17 @@ function inSlot({ columns, less, where, equals, weights }) {
   return found.length === 1 ? found[0] : found[0].map((_, row) => found.map((values) => values[row]));
 }
 
+/** A figure with what is chosen in its slots; a trace that is not shown stays empty. */
 function filled({ figure, slots }) {
   const copy = structuredClone(figure);
-  for (const slot of slots) {
+  const fill = (slot) => {
     const last = slot.path.at(-1);
     slot.path.slice(0, -1).reduce((place, step) => (place[step] ??= {}), copy)[last] = inSlot(slot);
-  }
+  };
+  const isSwitch = ({ path: [, , property] }) => property === "visible";
+  slots.filter(isSwitch).forEach(fill);
+  const isHidden = ({ path: [root, at] }) => root === "data" && copy.data[at].visible === false;
+  slots.filter((slot) => !isSwitch(slot) && !isHidden(slot)).forEach(fill);
   return copy;
 }
 
@@ -136,8 +143,18 @@ function shownIn(id) {
   return [...page.figures[id].follows.map((name) => state[name]), element(id).clientWidth, ink()].join();
 }
 
-/** Draws a figure, unless it already shows the choice. */
-function draw(id) {
+/**
+ * Draws a figure, unless it already shows the choice; in steps, if there is a `pause` between them.
+ *
+ * @param {string} id
+ * @param {() => Promise<unknown>} [pause]
+ * @returns {Promise<unknown> | undefined}
+ */
+function draw(id, pause) {
+  if (underWay?.id === id) {
+    underWay.hurry();
+    return underWay.drawn?.then(() => draw(id));
+  }
   const key = shownIn(id);
   if (drawnWith[id] === key) return;
   drawnWith[id] = key;
@@ -152,9 +169,25 @@ function draw(id) {
     return;
   }
   const isNew = !element(id).data;
-  drawPlotly(element(id), figure);
+  const drawn = drawPlotly(element(id), figure, pause);
   element(id).picture = () => ({ name: `${chosenHead()}_${id.replaceAll("-", "_")}`, title: titleOf(id) });
   if (isNew && Object.keys(clicks).length) element(id).on("plotly_click", ({ points }) => click(clicks, points[0]));
+  return drawn;
+}
+
+/** Draws a figure in steps, each of which waits until the page rests; it is not to be seen before the last. */
+async function drawInSteps(id) {
+  let hurry = () => {};
+  const hurried = new Promise((proceed) => {
+    hurry = () => proceed(undefined);
+  });
+  const drawn = draw(id, () => Promise.race([quiet(), hurried]));
+  element(id).classList.add("stale");
+  underWay = { id, drawn, hurry };
+  await drawn;
+  underWay = undefined;
+  element(id).pause = undefined;
+  element(id).classList.toggle("stale", drawnWith[id] !== shownIn(id)); // something else may be chosen meanwhile
 }
 
 /** A table that readers can search and copy; the build of plotly that a page carries has none. */
@@ -231,19 +264,18 @@ function drawFigures() {
   if (!window.Plotly) return;
   for (const id of Object.keys(page.figures)) {
     if (everywhere || onScreen.has(id)) draw(id);
-    else element(id).classList.toggle("stale", id in drawnWith && drawnWith[id] !== shownIn(id));
+    else if (id !== underWay?.id) element(id).classList.toggle("stale", id in drawnWith && drawnWith[id] !== shownIn(id));
   }
   drawAhead();
 }
 
-/** Draws what waits, a figure at a time: a figure takes several frames' time, which nobody feels while nothing moves. */
+/** Draws what waits, a figure at a time and in steps: each takes a frame's time, which nobody feels while nothing moves. */
 async function drawAhead() {
   if (drawsAhead) return;
   drawsAhead = true;
   for (let id = nextWaiting(); id; id = nextWaiting()) {
     if (!(await isQuiet())) continue; // where the page has moved, another figure may be nearer
-    if (id in page.figures) draw(id);
-    else await begin(id);
+    await (id in page.figures ? drawInSteps(id) : begin(id));
   }
   drawsAhead = false;
   document.documentElement.dataset.whole = "yes";
@@ -263,6 +295,10 @@ async function isQuiet() {
   const rest = lastMoved + QUIET - performance.now();
   await new Promise((proceed) => (rest > 0 ? setTimeout(proceed, rest) : whenIdle(proceed)));
   return performance.now() - lastMoved >= QUIET;
+}
+
+async function quiet() {
+  while (!(await isQuiet()));
 }
 
 const whenIdle = window.requestIdleCallback ?? setTimeout; // Safari has none
@@ -486,7 +522,7 @@ new MutationObserver(() => show()).observe(document.documentElement, { attribute
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
 addEventListener("hashchange", chooseFromAddress);
 addEventListener("resize", fitWindow);
-addEventListener("scroll", moved, { passive: true });
+for (const motion of ["scroll", "wheel"]) addEventListener(motion, moved, { passive: true, capture: true }); // of boxes, too
 addEventListener("beforeprint", () => setPrinting(true));
 addEventListener("afterprint", () => setPrinting(false));
 matchMedia("print").addEventListener("change", ({ matches }) => setPrinting(matches));

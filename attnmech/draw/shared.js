@@ -222,16 +222,32 @@ function pointerBox(stage) {
 
 const MOST_ASPECT = 1.5; // no figure stands higher than this times its width, so that it fits a phone
 
-/** Draws a figure, with few buttons and none that sends it anywhere. @type {Shared["drawPlotly"]} */
-function drawPlotly(place, { data, layout }) {
+/**
+ * Draws a figure, with few buttons and none that sends it anywhere; in steps, if there is a `pause` between them.
+ *
+ * @type {Shared["drawPlotly"]}
+ */
+function drawPlotly(place, { data, layout }, pause) {
+  place.pause = pause;
   const byFinger = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page and does not zoom
   return Plotly.react(place, data, { ...layout, dragmode: byFinger ? false : "zoom" }, {
     displaylogo: false,
     plotlyServerURL: "",
     displayModeBar: byFinger ? false : "hover",
+    setBackground: takePause,
     modeBarButtonsToAdd: pictureButtons,
     modeBarButtonsToRemove: ["toImage", "sendChartToCloud", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
   });
+}
+
+/**
+ * Plotly calls this once it has laid a figure out, and draws axes and data when what is in `_promises` is kept; where
+ * labels need more room than it gave them, it does both again. The page's own background shows.
+ *
+ * @param {PlotlyDrawn} plot
+ */
+function takePause({ pause, _promises }) {
+  if (pause) _promises.push(pause());
 }
 
 const PNG_SCALE = 3; // pixels of a picture for each of the figure's

@@ -364,8 +364,7 @@ def _points(
                 marker={
                     "color": style.colour,
                     "symbol": style.symbol,
-                    "size": 9 if group == "chosen" else 5,
-                    "line": {"color": "white" if group == "chosen" else style.colour, "width": 1},
+                    **({"size": 9, "line": {"color": "white", "width": 1}} if group == "chosen" else {"size": 6}),
                 },
                 opacity=FADED if chosen and group == "all" else 1,
                 legendgroup=name,

@@ -2,6 +2,7 @@
 
 import re
 from base64 import b64encode
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from browser import opening
 
-from attnmech.draw.chart import ByChoice, Chart
+from attnmech.draw.chart import ByChoice, Chart, Slot
 from attnmech.draw.numbers import FocusNumbers, ScoreNumbers, UpdateNumbers
 from attnmech.draw.section import Section
 from attnmech.draw.text import shorten, visible_token
@@ -56,6 +57,12 @@ def assert_alike(drawn: Any, expected: Any, place: str) -> None:
         assert drawn == expected, place
 
 
+def is_shown(figure: Chart, slot: Slot, chosen: dict[str, int]) -> bool:
+    """Whether the trace that a slot belongs to, if to any, is to be seen; where it is not, a page leaves it empty."""
+    switch = ".".join([*slot.path.split(".")[:2], "visible"])
+    return slot.path == switch or all(each.value(chosen) for each in figure.slots if each.path == switch)
+
+
 CHOICES = [
     {"layer": 0, "head": 0, "rank": 0, "query": 6, "side": 0, "measure": 0, "against": 0, "split": 0},
     {"layer": 1, "head": 2, "rank": 3, "query": 3, "side": 1, "measure": 1, "against": 1, "split": 1},
@@ -80,6 +87,8 @@ def test_the_page_fills_every_slot_and_sentence_as_python_does(
                 assert opened_full.text_content(f"#{section.anchor}-{element}") == str(text.at(chosen))
         for name, figure in section.figures.items():
             for slot in figure.slots if isinstance(figure, Chart) else ():
+                if not is_shown(figure, slot, chosen):
+                    continue
                 assert_alike(drawn_at(opened_full, name, slot.path), slot.value(chosen), f"{name}: {slot.path}")
                 slots += 1
     assert slots > 100
@@ -154,6 +163,97 @@ def test_figures_off_the_screen_are_drawn_while_nothing_moves_and_never_show_ano
         page.wait_for_function(f"() => ({stale})().length === 0", timeout=20000)
         opacity = page.evaluate("document.getElementById('magnitude').data.map(({opacity}) => opacity)")
         assert [head for head, each in enumerate(opacity[:3]) if each == 1] == [2]
+
+
+UNDER_WAY = """document.getElementById("magnitude").data &&
+    getComputedStyle(document.querySelector("#magnitude > *")).visibility === "hidden\""""
+"""JavaScript: whether this figure has been begun, and is not to be seen until it is drawn."""
+
+
+@pytest.fixture
+def half_drawn(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[Any]:
+    """A page that moves since its figure of magnitudes was begun, with that figure in sight."""
+    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-ready]") as page:
+        page.evaluate(
+            f"""() => new Promise((proceed) => {{
+                 const look = () => {{
+                   if (!({UNDER_WAY})) return;
+                   seen.disconnect();
+                   window.moving = setInterval(() => dispatchEvent(new Event("scroll")), 20);
+                   dispatchEvent(new Event("scroll"));
+                   document.getElementById("magnitude").scrollIntoView();
+                   proceed();
+                 }};
+                 const seen = new MutationObserver(look);
+                 seen.observe(document.getElementById("magnitude"), {{ attributes: true, childList: true }});
+               }})"""
+        )
+        yield page
+
+
+def test_a_figure_that_is_half_drawn_waits_until_scrolling_rests(half_drawn: Any) -> None:
+    half_drawn.wait_for_timeout(600)
+    assert half_drawn.evaluate(UNDER_WAY)
+    assert half_drawn.locator("#magnitude .scatterlayer .trace").count() == 0
+    half_drawn.evaluate("() => clearInterval(window.moving)")
+    half_drawn.wait_for_function(f"() => !({UNDER_WAY})")
+    assert half_drawn.locator("#magnitude .scatterlayer .trace").count() == 3
+
+
+def test_a_half_drawn_figure_shows_a_choice_at_once(half_drawn: Any) -> None:
+    half_drawn.select_option("#head", "2")
+    assert not half_drawn.evaluate(UNDER_WAY)
+    opacity = half_drawn.evaluate("document.getElementById('magnitude').data.map(({opacity}) => opacity)")
+    assert opacity == [0.4, 0.4, 1]
+    assert half_drawn.locator("#magnitude .scatterlayer .trace").count() == 3
+
+
+def test_a_half_drawn_figure_off_the_screen_is_not_to_be_seen_with_the_head_before(half_drawn: Any) -> None:
+    half_drawn.evaluate(
+        f"""() => {{
+             scrollTo(0, 0);
+             window.wrong = 0;
+             const look = () => {{
+               const opacity = document.getElementById("magnitude").data.map(({{ opacity }}) => opacity);
+               window.wrong += !({UNDER_WAY}) && opacity[2] !== 1;
+               requestAnimationFrame(look);
+             }};
+             setTimeout(() => requestAnimationFrame(look), 200);
+           }}"""
+    )
+    half_drawn.wait_for_timeout(100)
+    half_drawn.select_option("#head", "2")
+    half_drawn.wait_for_timeout(300)
+    half_drawn.evaluate("() => clearInterval(window.moving)")
+    half_drawn.wait_for_selector("html[data-whole]", state="attached")
+    assert half_drawn.evaluate("window.wrong") == 0
+    assert half_drawn.evaluate("document.getElementById('magnitude').data.at(-1).opacity") == 1
+
+
+def test_a_half_drawn_figure_is_printed_whole(half_drawn: Any) -> None:
+    half_drawn.emulate_media(media="print")
+    half_drawn.wait_for_selector("html.printing")
+    assert not half_drawn.evaluate(UNDER_WAY)
+    assert half_drawn.locator("#magnitude .scatterlayer .trace").count() == 3
+    width = half_drawn.evaluate("document.getElementById('magnitude')._fullLayout.width")
+    assert width == half_drawn.evaluate("document.getElementById('magnitude').clientWidth")
+
+
+def test_nothing_is_drawn_ahead_while_a_box_in_the_page_scrolls(
+    chromium: Any, full_page_html: str, tmp_path: Path
+) -> None:
+    with opening(chromium, full_page_html, tmp_path / "page.html", ready="html[data-whole]") as page:
+        page.evaluate(
+            """() => {
+                 const box = document.querySelector("main").appendChild(document.createElement("div"));
+                 window.moving = setInterval(() => box.dispatchEvent(new Event("scroll")), 20);
+               }"""
+        )
+        page.select_option("#head", "2")
+        page.wait_for_timeout(600)
+        assert page.locator(".stale").count() > 0
+        page.evaluate("() => clearInterval(window.moving)")
+        page.wait_for_selector(".stale", state="detached")
 
 
 def test_all_figures_are_drawn_before_they_are_printed(chromium: Any, full_page_html: str, tmp_path: Path) -> None:

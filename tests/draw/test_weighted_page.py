@@ -14,7 +14,7 @@ from attnmech.draw.numbers import ScoreNumbers
 from attnmech.draw.score_sections import row_sentences
 
 from .conftest import TOKENS, page, sections_of
-from .test_page_in_browser import assert_alike, drawn_at
+from .test_page_in_browser import assert_alike, drawn_at, is_shown
 
 pytestmark = pytest.mark.browser
 
@@ -108,7 +108,7 @@ def test_figure_1_shows_the_shares_and_its_call_makes_them(opened_weighted: Any,
     chart = section.figures["attention-map"]
     assert isinstance(chart, Chart)
     chosen = {"layer": 1, "head": 2, "measure": 3, "query": 6}
-    for slot in chart.slots:
+    for slot in (slot for slot in chart.slots if is_shown(chart, slot, chosen)):
         assert_alike(drawn_at(opened_weighted, "attention-map", slot.path), slot.value(chosen), slot.path)
     drawn = np.array(drawn_at(opened_weighted, "attention-map", "data.3.z"), dtype=float)
     np.testing.assert_allclose(np.nan_to_num(drawn), carried(weighted, 1, 2), rtol=1e-3, atol=1e-9)
