@@ -2,9 +2,10 @@
 
 One clean pass keeps the stream as it enters each block. Everything below the first block that a change touches would
 come out the same again, so its pass begins there, and after that block's attention if the change touches nothing before
-z; interventions that all changes begin with are applied in one pass, whose streams the others continue. Changes that
-begin at the same block share a batch, as copies of the texts; and logits are computed only for the tokens that the
-metric needs (`attnmech.runs.engine`).
+z; interventions that all changes begin with are applied in one pass, whose streams the others continue. Where one of
+the changes will be in force in the next sweep, streams under each are kept for it. Changes that begin at the same block
+share a batch, as copies of the texts; and logits are computed only for the tokens that the metric needs
+(`attnmech.runs.engine`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
