@@ -240,10 +240,13 @@ def ablate_heads(model: Model, tokens: int, texts: int = 1) -> Work:
 
 
 def prune_heads(model: Model, tokens: int, texts: int, steps: int) -> Work:
-    """Steps of `am.prune_heads` without random orders: every head that is left, and two passes, in each step."""
+    """Steps of `am.prune_heads` without random orders: in each, every head that is left, and half a pass.
+
+    At most: heads below the one removed last begin at its block, not at their own, as far as streams fit into memory.
+    """
     heads = model.layers * model.heads
     measured = sum(heads - step for step in range(steps))
-    return ablation(model, tokens) * (texts * measured) + bare(model, tokens) * (2 * texts * steps)
+    return ablation(model, tokens) * (texts * measured) + bare(model, tokens) * (texts * (2 + steps / 2))
 
 
 def null_attention(model: Model, tokens: int, texts: int = 1) -> Work:

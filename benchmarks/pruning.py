@@ -1,11 +1,11 @@
-"""What `prune_heads` takes with streams that keep the heads already removed, and what it takes without.
+"""What `prune_heads` takes with streams kept from step to step, and what it takes without.
 
     pip install -c constraints.txt .
     python benchmarks/pruning.py --json benchmarks/results/pruning.json
 
-Each step measures every remaining head together with those removed before. Without, each measurement begins at the
-first block that has a removed head, as sweeps did before they shared what their changes begin with. Both must find the
-same order, or nothing is printed. On an idle machine; the defaults take two minutes on two cores.
+Each step measures every remaining head together with those removed before. With nothing shared, each measurement is a
+whole pass; between the two, it begins at the first block that has a removed head. All find the same order, or nothing
+is printed. On an idle machine; the defaults take five minutes on two cores.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from shapes import SHAPES, build
 if TYPE_CHECKING:
     import attnmech as am
 
-SHARING, EACH = "attnmech, prune_heads", "attnmech, prune_heads, nothing shared"
+SHARING = "attnmech, prune_heads"
+EACH, WHOLE = f"{SHARING}, each from its first removed head", f"{SHARING}, nothing shared"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Row:
 
 
 def times_of(shape: str, layers: int, tokens: int, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of both ways, in turns; in a process of their own."""
+    """Seconds of each way, in turns; in a process of their own."""
     import attnmech as am
     from attnmech.runs.engine import Engine
 
@@ -53,23 +54,29 @@ def times_of(shape: str, layers: int, tokens: int, steps: int, repeats: int) -> 
     def prune() -> "am.PruningCurve":
         return am.prune_heads(model, ids, steps=steps, random=0)
 
-    def nothing_shared() -> "am.PruningCurve":
-        with patch("attnmech.runs.sweep.shared", lambda changes: 0), patch.object(Engine, "after_attention", _never):
+    def from_first_removed() -> "am.PruningCurve":
+        with patch.object(Engine, "share", _never), patch.object(Engine, "after_attention", _never):
             return prune()
 
-    orders = [found.order for found in (prune(), nothing_shared())]
-    if orders[0] != orders[1]:
+    def nothing_shared() -> "am.PruningCurve":
+        with patch.object(Engine, "start_of", lambda *_: 0):
+            return from_first_removed()
+
+    ways: dict[str, Callable[[], am.PruningCurve]] = {
+        SHARING: prune, EACH: from_first_removed, WHOLE: nothing_shared,
+    }  # fmt: skip
+    orders = {name: way().order for name, way in ways.items()}
+    if len(set(orders.values())) > 1:
         raise ValueError(f"the orders differ: {orders}")
-    both: dict[str, Callable[[], object]] = {SHARING: prune, EACH: nothing_shared}
-    return alternating_times(both, repeats)
+    return alternating_times(ways, repeats)
 
 
-def _never(*_: object) -> bool:
+def _never(*_: object, **__: object) -> bool:
     return False
 
 
 def table_of(rows: list[Row]) -> Table:
-    """Both ways beside each other."""
+    """All ways beside each other."""
     one = rows[0]
     title = f"{SHAPES[one.shape].title} of {one.layers} layers, {one.prompts} prompts of {one.tokens} tokens"
     table = Table(f"{one.steps} steps", title=title, title_justify="left")

@@ -31,7 +31,7 @@ from ..runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike
 from ..runs.options import SweepOptions, require_known
 from ..runs.progress import Steps
 from ..runs.progress import steps as bar_of
-from ..runs.sweep import Swept, identity_of_sweep, sweep
+from ..runs.sweep import Sweeps, Swept, identity_of_sweep
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,15 +219,17 @@ def prune_heads(
     noted = {**ablations.options, "heads": "all" if isinstance(heads, str) else _listed(chosen), "seed": seed}
 
     acting = {head: ablations.of_head(head) for head in chosen}
+    of_texts: dict[str, Any] = {
+        name: options[name] for name in ("answers", "against", "bos", "memory") if name in options
+    }
+    sweeps, engine = Sweeps(model, inputs, metric, noted=noted, **of_texts), options.get("engine", "local")
 
-    def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, partial: bool = False) -> Swept:
+    def measure(changes: Sequence[tuple[Head, ...]], file: Path | None = None, **how: bool) -> Swept:
         # The same objects in every change, so that a sweep runs what changes share once.
         acts: list[tuple[Intervention, ...]] = [tuple(acting[head] for head in each) for each in changes]
-        own = options | {"journal": file, "partial": partial, "progress": False}
-        return sweep(model, inputs, acts, metric, noted=noted, **own)
+        return sweeps.sweep(acts, journal=file, engine=engine, **how)
 
-    whole = measure([()])
-    judge = Metric.of(model, metric, options.get("answers"), options.get("against"), whole.documents)
+    whole, judge = measure([()]), sweeps.judge
     better = _better(judge, higher_is_better)
     orders = _random_orders(chosen, draws, seed)
     drawn = [order[:step] for order in orders for step in range(1, count + 1)]
@@ -242,7 +244,7 @@ def prune_heads(
         try:
             greedy.run(bar)
             if drawn:
-                measured = measure(drawn, greedy.step_file, options.get("partial", False))
+                measured = measure(drawn, greedy.step_file, partial=options.get("partial", False))
                 bar.advance(len(drawn))
         except KeyboardInterrupt:
             if not options.get("partial") or not greedy.order:
@@ -303,7 +305,7 @@ class _Greedy:
         bar.advance(sum(len(self._heads) - step for step in range(len(self.order))))
         while not self.done:
             left = [head for head in self._heads if head not in self.order]
-            found = self._measure([(*self.order, head) for head in left], self.step_file)
+            found = self._measure([(*self.order, head) for head in left], self.step_file, keep=True)
             best = int((self._sign * found.after.mean(dim=-1)).argmin())
             self.order.append(left[best])
             self.after.append(found.after[best])

@@ -20,6 +20,7 @@ from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel
 from ..model.observed import RowBlock, RowObserver
 from ..model.partial_pass import AFTER_ATTENTION, Blocks, can_begin_in_the_middle
+from .corpus import CorpusBatch
 from .metrics import Metric
 
 Change: TypeAlias = tuple[Intervention, ...]
@@ -47,8 +48,8 @@ Receivers: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]
 class Engine:
     """Runs a model under changes, within a memory budget in bytes.
 
-    The first `held` interventions of all changes are the same (`shared`): a pass with them alone is run once, and
-    each change begins at the first block that the rest of it touches.
+    What all changes of a sweep begin with (`share`) is run once, and each change begins at the first block that the
+    rest of it touches.
     """
 
     def __init__(
@@ -60,7 +61,6 @@ class Engine:
         shifts: bool,
         keyless: bool = False,
         through: Receivers | None = None,
-        held: int = 0,
     ) -> None:
         self.model, self.memory, self.frozen, self.shifts, self.keyless = model, memory, frozen, shifts, keyless
         self.through = through
@@ -71,7 +71,14 @@ class Engine:
             raise InputError("paths to heads need a model with a single stack, whose passes can begin at any block.")
         if frozen and self.blocks is None:
             raise InputError('later="frozen" needs a model with a single stack, whose passes can begin at any block.')
-        self.held = held if self._plain and self.blocks is not None else 0
+        self.held: Change = ()
+        """What all changes begin with."""
+        self.kept_at: Sequence[int] = ()
+        """The blocks at which the stream under each change is kept."""
+        self._texts: dict[int, Texts] | None = None
+        """Texts whose streams are kept for the next sweep, by their first number; None if none are to be."""
+        self._changes: Sequence[Change] = ()
+        """All changes of a sweep whose streams are kept."""
         self._left_out: dict[int, bool] = {}
         """Whether the attention of a block may be left out, as found."""
         widest = 4 * model.d_model
@@ -81,20 +88,48 @@ class Engine:
         # Stream, its norm, q k v z, the MLP's activations, and at least 32 rows of scores and pattern.
         self._per_token = size * (12 * model.d_model + 3 * widest) + 330 * model.n_heads
         self._per_stream = size * model.d_model
+        self._per_text = 2 * (model.n_layers + 2) * self._per_stream
+        """Of the streams and z of all blocks."""
         self._at_once = step_tokens(size * widest)
         self._per_row = 4 * max(size, 4) * max(model.n_vocab, 1)
 
     def on(self, model: HookedModel | None) -> "Engine":
         """The same on another copy of the model; on none, so that it can be sent to where that is."""
         found = copying.copy(self)
-        found.__dict__.update(model=model, blocks=Blocks(model) if model and can_begin_in_the_middle(model) else None)
+        blocks = Blocks(model) if model and can_begin_in_the_middle(model) else None
+        found.__dict__.update(model=model, blocks=blocks, _texts=None, _changes=())
         return found
+
+    def share(self, changes: Sequence[Change], tokens: int, *, keep: bool) -> None:
+        """Prepares for a sweep: what all changes begin with is run once on each text.
+
+        With `keep`, the next sweep on the same texts, of `tokens` tokens in all, is to measure the same changes with
+        one of them in force. As far as they fit into a quarter of the budget, streams are kept for it: whatever joins
+        leaves the streams below its block as they are, under every change.
+        """
+        if not self._plain or self.blocks is None:
+            return
+        held = changes[0][: shared(changes)] if changes else ()
+        room = self.memory / 4 - tokens * self._per_text
+        if not keep or room < 0:
+            self._texts, self.kept_at = None, ()
+        elif self._texts is None or shared([held, self.held]) < len(self.held):
+            self._texts = {}
+        self.held, self._changes = held, changes
+        if self._texts is None:
+            return
+        starts, count = [self.start_of(change) for change in changes], len(self.blocks)
+        streams = [tokens * self._per_stream * sum(start < block for start in starts) for block in range(count)]
+        spaced = (range(each, count, each) for each in range(1, count))
+        self.kept_at = next((at for at in spaced if sum(streams[block] for block in at) <= room), ())
+        self._texts = {first: texts for first, texts in self._texts.items() if texts.streams.keys() >= set(starts)}
+        for texts in self._texts.values():
+            texts.hold(held)
 
     @property
     def text_tokens(self) -> int:
         """For how many tokens the streams and z of all blocks fit into a quarter of the budget."""
-        layers = 2 * (self.model.n_layers + 2)
-        return max(1, min(TEXT_TOKENS, int(self.memory / 4 / (layers * self._per_stream))))
+        return max(1, min(TEXT_TOKENS, int(self.memory / 4 / self._per_text)))
 
     def check(self, batch: Batch) -> None:
         """Raises `InputError` if one change of one text of the batch does not fit into the budget."""
@@ -109,7 +144,7 @@ class Engine:
 
     def start_of(self, change: Change) -> int:
         """The first block that a change touches, beyond what is held."""
-        return 0 if self.blocks is None else _first_of(change[self.held :])
+        return 0 if self.blocks is None else _first_of(change[len(self.held) :])
 
     def after_attention(self, change: Change) -> bool:
         """Whether a change leaves the attention of the block that it begins at as it is."""
@@ -118,18 +153,22 @@ class Engine:
         start = self.start_of(change)
         return all(each.point in AFTER_ATTENTION for each in change if start in (each.touches or (start,)))
 
-    def groups(self, batch: Batch, changes: Sequence[Change], todo: Sequence[int]) -> Iterator[list[int]]:
+    def begin_of(self, documents: Int[Tensor, " batch"], change: Change) -> tuple[int, bool]:
+        """The block at which the pass of a change begins, and whether with a stream that was kept under it."""
+        known = self._known(documents)
+        return (self.start_of(change), False) if known is None else known.begin_of(change)
+
+    def groups(self, part: CorpusBatch, changes: Sequence[Change], todo: Sequence[int]) -> Iterator[list[int]]:
         """The changes to measure, grouped so that each group begins at the same block and fits into a step."""
-        tokens = batch.ids.numel()
+        tokens = part.batch.ids.numel()
         fit = int(self.memory / 2 / self._per_token)
         if self.model.device.type == "cpu":
             fit = min(fit, self._at_once)
         count = max(1, fit // tokens - (1 if self.shifts or self.frozen else 0))
-        starts: dict[int, list[int]] = {}
+        begins: dict[tuple[int, bool], list[int]] = {}
         for number in todo:
-            starts.setdefault(self.start_of(changes[number]), []).append(number)
-        for start in sorted(starts):
-            numbers = starts[start]
+            begins.setdefault(self.begin_of(part.documents, changes[number]), []).append(number)
+        for _, numbers in sorted(begins.items()):
             for first in range(0, len(numbers), count):
                 yield numbers[first : first + count]
 
@@ -139,9 +178,20 @@ class Engine:
 
     def texts(self, batch: Batch, documents: Int[Tensor, " batch"], changes: Sequence[Change]) -> "Texts":
         """Some texts after their clean pass, ready for the changes to measure on them."""
+        if (known := self._known(documents)) is not None:
+            return known
+        changes = changes if self._texts is None else self._changes
         starts = sorted({start for change in changes for start in self._starts(change)})
         with_z = {self.start_of(change) for change in changes if self.after_attention(change)}
-        return Texts(self, batch, documents, starts, sorted(with_z), changes[0][: self.held] if changes else ())
+        found = Texts(self, batch, documents, starts, sorted(with_z))
+        if self._texts is not None:
+            self._texts[int(documents[0])] = found
+        return found
+
+    def _known(self, documents: Int[Tensor, " batch"]) -> "Texts | None":
+        """The same texts as the last sweep left them."""
+        found = None if self._texts is None else self._texts.get(int(documents[0]))
+        return found if found is not None and torch.equal(found.documents, documents) else None
 
     def leaves_out(self, batch: Batch, block: int, stream: Float[Tensor, "batch position d_model"]) -> bool:
         """Whether passes may begin after the attention of a block, tried on the first text."""
@@ -188,40 +238,54 @@ class Texts:
         documents: Int[Tensor, " batch"],
         starts: Sequence[int],
         with_z: Sequence[int],
-        held: Change,
     ) -> None:
         self.engine, self.model, self.blocks = engine, engine.model, engine.blocks
         self.batch, self.documents = batch, documents
         self._source: slice | Tensor = documents
         self.queries = batch.queries(self.model.output_stack.label)
         self._later: dict[tuple[str, int], Tensor] = {}
+        self._kept: dict[tuple[int, ...], Tensor] = {}
+        """Streams under single changes, by block and what the change adds to what is held."""
+        self._held: Change = ()
         if self.blocks is None:
             values = self.model.forward(batch, captures=[("logits", None)])
             self.streams, self._z, self.clean = {}, {}, _Output(None, values["logits", None])
             return
         captures = self._outputs_of_layers() if engine.frozen and self._post_norm else []
-        begin = _first_of(held) if held else len(self.blocks)
-        ran = self.blocks.run(
-            batch, streams=[*(each for each in (*starts, begin) if each <= begin), len(self.blocks)],
-            captures=captures, keep_z=[each for each in with_z if each < begin],
-        )  # fmt: skip
+        end, begin = len(self.blocks), [_first_of(engine.held)] if engine.held else []
+        ran = self.blocks.run(batch, streams=[*starts, *begin, end], captures=captures, keep_z=with_z)
         self.streams, self._z = dict(ran.streams), dict(ran.z)
         self._later = {(name, layer): ran.values[name, layer] for name, layer in captures}
-        self.clean = _Output(self.streams[len(self.blocks)], None)
-        if held:
-            self._hold(held, begin, starts, with_z)
+        self.clean = _Output(self.streams.pop(end), None)
+        self.hold(engine.held)
 
-    def _hold(self, held: Change, begin: int, starts: Sequence[int], with_z: Sequence[int]) -> None:
-        """Makes the streams and z from block `begin` on those under what all changes share."""
+    def hold(self, held: Change) -> None:
+        """Brings streams and z under what all changes share, which begins with what is held so far."""
+        if len(held) == len(self._held):
+            return
         assert self.blocks is not None
-        later = [start for start in starts if start >= begin]
+        begin = _first_of(held[len(self._held) :])
+        self._held = held
+        later = [block for block in self.streams if block >= begin]
         with self.model.applying(self._applied_now([held], 0)):
             ran = self.blocks.run(
-                self.batch, start=begin, stream=self.streams[begin], stop=max(later, default=begin) + 1,
-                streams=later, keep_z=[each for each in with_z if each >= begin],
+                self.batch, start=begin, stream=self.streams[begin], stop=max(later) + 1, streams=later,
+                keep_z=[block for block in self._z if block >= begin],
             )  # fmt: skip
         self.streams |= ran.streams
         self._z |= ran.z
+        self._kept = {
+            key: stream for key, stream in self._kept.items() if key[0] <= begin and key[0] in self.engine.kept_at
+        }
+
+    def begin_of(self, change: Change) -> tuple[int, bool]:
+        """The block at which the pass of a change begins, and whether with a stream that was kept under it."""
+        start = self.engine.start_of(change)
+        kept = [block for block in self.engine.kept_at if block > start and self._key(block, change) in self._kept]
+        return (max(kept), True) if kept else (start, False)
+
+    def _key(self, block: int, change: Change) -> tuple[int, ...]:
+        return (block, *map(id, change[len(self._held) :]))
 
     def _z_at(self, start: int, changes: Sequence[Change]) -> Tensor | None:
         """z of the block that changes begin at, if they may begin after its attention."""
@@ -304,24 +368,32 @@ class Texts:
         return self.batch.texts(torch.arange(len(self.batch.ids)).repeat(count))
 
     def _recomputed(self, changes: Sequence[Change], keyless: "_Keyless | None") -> tuple[_Output, Tensor | None]:
-        start = self.engine.start_of(changes[0])
+        ((start, kept),) = {self.begin_of(change) for change in changes}
         first = 1 if self.engine.shifts else 0
         count = first + len(changes)
         texts = len(self.batch.ids)
         watch = _Shifts(self.model, texts, len(changes), start) if self.engine.shifts else None
         rows: list[RowObserver] = [each for each in (watch, keyless) if each is not None]
         layers = watch.layers if watch else _layers_of(changes, self.model) if keyless else None
-        copies, z = self._copies(count), self._z_at(start, changes)
+        copies, z = self._copies(count), None if kept else self._z_at(start, changes)
         with self.model.applying(self._applied_now(changes, first)):
             if self.blocks is None:
                 values = self.model.forward(copies, captures=[("logits", None)], rows=rows, layers=layers)
                 output = _Output(None, values["logits", None][first * texts :])
             else:
-                end = len(self.blocks)
-                stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=count)
+                end, keep = len(self.blocks), [block for block in self.engine.kept_at if block > start]
+                if kept:
+                    stream = torch.cat([self._kept[self._key(start, change)] for change in changes])
+                else:
+                    stream = repeat(self.streams[start], "text ... -> (copy text) ...", copy=count)
                 z = None if z is None else repeat(z, "text ... -> (copy text) ...", copy=count)
-                ran = self.blocks.run(copies, start=start, stream=stream, streams=[end], rows=rows, layers=layers, z=z)
+                ran = self.blocks.run(
+                    copies, start=start, stream=stream, streams=[*keep, end], rows=rows, layers=layers, z=z
+                )
                 output = _Output(ran.streams[end][first * texts :], None)
+                for block in keep:
+                    for change, under in zip(changes, torch.split(ran.streams[block], texts), strict=True):
+                        self._kept[self._key(block, change)] = under
         return output, None if watch is None else watch.means()
 
     def _frozen(self, changes: Sequence[Change], keyless: "_Keyless | None") -> _Output:

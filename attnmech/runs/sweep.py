@@ -2,9 +2,10 @@
 
 One clean pass keeps the stream as it enters each block. Everything below the first block that a change touches would
 come out the same again, so its pass begins there, and after that block's attention if the change touches nothing before
-z; interventions that all changes begin with are applied in one pass, whose streams the others continue. Changes that
-begin at the same block share a batch, as copies of the texts; and logits are computed only for the tokens that the
-metric needs (`attnmech.runs.engine`).
+z; interventions that all changes begin with are applied in one pass, whose streams the others continue. Where one of
+the changes will be in force in the next sweep, streams under each are kept for it. Changes that begin at the same block
+share a batch, as copies of the texts; and logits are computed only for the tokens that the metric needs
+(`attnmech.runs.engine`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from ..model.inputs import Inputs
 from ..results import Provenance
 from .answers import Answers
 from .corpus import CorpusBatch, batches
-from .engine import After, Change, Engine, Receivers, shared
+from .engine import After, Change, Engine, Receivers
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
 from .metrics import Metric, MetricLike, require_finite
@@ -64,77 +65,114 @@ def sweep(
     changes: Sequence[Change],
     metric: MetricLike = "loss",
     *,
-    answers: Answers = None,
-    against: Answers = None,
-    later: str = "recompute",
-    shifts: bool = False,
-    keyless: bool = False,
-    through: Receivers | None = None,
-    bos: bool | None = None,
-    memory: float = 1.0,
     journal: str | Path | None = None,
     partial: bool = False,
     progress: bool = False,
-    noted: Mapping[str, Any] | None = None,
     engine: str | Workers = "local",
+    **options: Any,
 ) -> Swept:
-    """Measures each change on every text.
+    """Measures each change on every text: one sweep of `Sweeps`, whose options it takes."""
+    sweeps = Sweeps(model, inputs, metric, **options)
+    return sweeps.sweep(changes, journal=journal, partial=partial, progress=progress, engine=engine)
+
+
+class Sweeps:
+    """Sweeps over the same texts, judged by the same metric.
 
     `memory` is how many GB (10⁹ bytes) a step may use on top of the model; it decides how many changes share a batch.
-    With `journal`, a path, measurements are kept in a file, and the same call resumes from it after an interruption;
-    the file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the sweep with what is
-    done. `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key.
-    With `through`, a change acts on nothing but the q, k or v of these heads: what it makes of them, in a pass of its
-    own, is put into a run that is clean otherwise. `noted` then has to name them. `engine=am.Ray(...)` divides texts
-    and changes among worker processes.
+    `shifts` also measures how patterns move; `keyless` counts the rows that changes leave without a key. With
+    `through`, a change acts on nothing but the q, k or v of these heads: what it makes of them, in a pass of its own,
+    is put into a run that is clean otherwise. `noted` then has to name them.
 
-    Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: with other
-    weights, texts, changes, hooks or metric, judged by their code and by measuring the first texts again.
+    Raises `InputError` for what cannot be measured.
     """
-    require_model(model)
-    if not isinstance(later, str) or later not in LATER:
-        raise InputError(f'`later` must be "recompute" or "frozen"; got {shown(later)}.')
-    memory, progress = finite_number("memory", memory, above=0.0, below=1e9), flag("progress", progress)
-    if flag("shifts", shifts) and later == "frozen":
-        raise InputError('`shifts` cannot be measured with later="frozen", which holds the patterns fixed.')
-    workers = workers_of(engine)
-    _check_changes(model, changes)
-    runner = Engine(
-        model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through,
-        held=shared(changes),
-    )  # fmt: skip
-    parts = batches_of(model, inputs, runner.text_tokens, bos)
-    texts = sum(len(part.documents) for part in parts)
-    judge = Metric.of(model, metric, answers, against, texts)
-    for part in parts:
-        runner.check(part.batch)
-    settings = {"bos": bos, "metric": judge.name, "later": later, **(noted or {})}
-    given = tokens_of(parts, texts, model.output_stack.label)
-    provenance = model.provenance_of(parts[-1].digest, given, settings)
-    record = Record(len(changes), texts, model if shifts else None, keyless=keyless)
-    with kept(journal):
-        file = None
-        if journal is not None:
-            identity = _identity(model, provenance, changes, judge, shifts=shifts, keyless=keyless)
-            file = Journal(path_of(journal), identity)
-        work = Sweeping(model, runner, changes, judge, record, file)
-        if file and (entry := file.resume()):
-            record.restore(entry)
-            work.check(parts)
-        with steps("ablations", len(changes) * texts, show=progress) as bar:
-            try:
-                if workers is None:
-                    for part in parts:
-                        work.part(part, bar)
-                else:
-                    workers.sweep(work, parts, bar)
-            except KeyboardInterrupt:
-                if not partial or not record.any_done:
-                    raise
-                leave(journal)
-    if record.left_out:
-        provenance = replace(provenance, options={**provenance.options, **warn_left_out(sorted(record.left_out))})
-    return Swept(record.before, record.after, texts, provenance, given, record.mean_shift(), record.keyless)
+
+    def __init__(
+        self,
+        model: HookedModel,
+        inputs: Inputs | Iterable[Inputs],
+        metric: MetricLike = "loss",
+        *,
+        answers: Answers = None,
+        against: Answers = None,
+        later: str = "recompute",
+        shifts: bool = False,
+        keyless: bool = False,
+        through: Receivers | None = None,
+        bos: bool | None = None,
+        memory: float = 1.0,
+        noted: Mapping[str, Any] | None = None,
+    ) -> None:
+        require_model(model)
+        if not isinstance(later, str) or later not in LATER:
+            raise InputError(f'`later` must be "recompute" or "frozen"; got {shown(later)}.')
+        memory = finite_number("memory", memory, above=0.0, below=1e9)
+        if flag("shifts", shifts) and later == "frozen":
+            raise InputError('`shifts` cannot be measured with later="frozen", which holds the patterns fixed.')
+        self._model, self._shifts, self._keyless = model, shifts, keyless
+        self._engine = Engine(
+            model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through
+        )
+        self._parts = batches_of(model, inputs, self._engine.text_tokens, bos)
+        self.texts = sum(len(part.documents) for part in self._parts)
+        self.judge = Metric.of(model, metric, answers, against, self.texts)
+        for part in self._parts:
+            self._engine.check(part.batch)
+        settings = {"bos": bos, "metric": self.judge.name, "later": later, **(noted or {})}
+        self.tokens = tokens_of(self._parts, self.texts, model.output_stack.label)
+        self.provenance = model.provenance_of(self._parts[-1].digest, self.tokens, settings)
+
+    def sweep(
+        self,
+        changes: Sequence[Change],
+        *,
+        journal: str | Path | None = None,
+        partial: bool = False,
+        progress: bool = False,
+        engine: str | Workers = "local",
+        keep: bool = False,
+    ) -> Swept:
+        """Measures each change on every text.
+
+        With `journal`, a path, measurements are kept in a file, and the same call resumes from it after an
+        interruption; the file is removed at the end. Ctrl-C raises `KeyboardInterrupt`; with `partial` it ends the
+        sweep with what is done. `engine=am.Ray(...)` divides texts and changes among worker processes. `keep` says
+        that one of the changes will be in force in the next sweep of the others (`Engine.share`).
+
+        Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: with
+        other weights, texts, changes, hooks or metric, judged by their code and by measuring the first texts again.
+        """
+        model, provenance = self._model, self.provenance
+        progress, workers = flag("progress", progress), workers_of(engine)
+        _check_changes(model, changes)
+        tokens = sum(part.batch.ids.numel() for part in self._parts)
+        self._engine.share(changes, tokens, keep=keep and workers is None)
+        record = Record(len(changes), self.texts, model if self._shifts else None, keyless=self._keyless)
+        with kept(journal):
+            file = None
+            if journal is not None:
+                identity = _identity(model, provenance, changes, self.judge, shifts=self._shifts, keyless=self._keyless)
+                file = Journal(path_of(journal), identity)
+            work = Sweeping(model, self._engine, changes, self.judge, record, file)
+            if file and (entry := file.resume()):
+                record.restore(entry)
+                work.check(self._parts)
+            with steps("ablations", len(changes) * self.texts, show=progress) as bar:
+                try:
+                    if workers is None:
+                        for part in self._parts:
+                            work.part(part, bar)
+                    else:
+                        workers.sweep(work, self._parts, bar)
+                except KeyboardInterrupt:
+                    if not partial or not record.any_done:
+                        raise
+                    leave(journal)
+        if record.left_out:
+            options = {**provenance.options, **warn_left_out(sorted(record.left_out))}
+            provenance = replace(provenance, options=options)
+        shift = record.mean_shift()
+        return Swept(record.before, record.after, self.texts, provenance, self.tokens, shift, record.keyless)
 
 
 def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
@@ -289,7 +327,7 @@ class Sweeping:
         """Measures the journal's first texts again; `JournalError` if they give other numbers."""
         done = ~self.record.after.isnan()
         for part in parts:
-            first = next(self.engine.groups(part.batch, self.changes, range(len(self.changes))))
+            first = next(self.engine.groups(part, self.changes, range(len(self.changes))))
             rows = done[first[0], part.documents].nonzero()[:, 0]
             if len(rows):
                 # Bit-identical to the first time if the same texts and changes share a batch.
@@ -323,7 +361,7 @@ class Sweeping:
         missing = self.record.after[:, part.documents].isnan().any(dim=1)
         bar.advance(int((~missing).sum()) * len(part.documents))
         todo = missing.nonzero()[:, 0].tolist()
-        return list(self.engine.groups(part.batch, self.changes, todo))
+        return list(self.engine.groups(part, self.changes, todo))
 
     def note(self, found: Measured, bar: Steps) -> None:
         """Keeps what was measured, in the journal too."""

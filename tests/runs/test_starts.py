@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import models
@@ -18,6 +19,7 @@ from attnmech.model import attention
 from attnmech.model.partial_pass import Blocks
 from attnmech.runs import engine
 from attnmech.runs.engine import Engine, shared
+from attnmech.runs.sweep import Sweeps
 
 CAUSAL = ("gpt2", "llama", "bloom", "gpt_neox", "gpt_neox_serial", "opt", "opt_post", "gemma2", "mpt6", "bamba")
 ONE = {1: torch.ones(1, 1, 5, 4)}
@@ -59,7 +61,7 @@ def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
 def in_old_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sweeps begin before attention, and share nothing."""
     monkeypatch.setattr(Engine, "after_attention", lambda *_: False)
-    monkeypatch.setattr("attnmech.runs.sweep.shared", lambda _: 0)
+    monkeypatch.setattr(Engine, "share", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -197,12 +199,14 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("texts_at_once", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[name for name, _ in OPTIONS])
 def test_pruning_with_shared_streams(
-    name: str, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], dtype: torch.dtype, texts_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hooked, ids = models.hooked(name, dtype), models.token_ids(name)
+    monkeypatch.setattr(engine, "TEXT_TOKENS", texts_at_once * ids.shape[1])
     if options.get("method") == "mean":
         options = options | {"reference": ids.flip(1)}
     new = am.prune_heads(hooked, ids, steps=4, random=1, **options)
@@ -232,6 +236,58 @@ def test_a_step_of_pruning_takes_half_of_the_block_passes(monkeypatch: pytest.Mo
     assert texts() == 3 * (6 + 6 + 4 * 6 + 5 * (5 + 4 + 3 + 2 + 1)) + 2 * 6
     in_old_way(monkeypatch)
     assert texts() == 3 * (6 + 29 * 6)
+
+
+@pytest.mark.parametrize(("memory", "kept_at"), [(1.0, [1, 2, 3, 4, 5]), (4e-4, [2, 4]), (2.5e-4, [3]), (1.2e-4, [])])
+def test_what_joins_leaves_the_streams_below_as_they_are(memory: float, kept_at: list[int]) -> None:
+    """A candidate below the head that was removed begins at that head's block, or where its stream was last kept."""
+    hooked, ids = am.load(models.gpt2(layers=6)), models.token_ids("gpt2")
+    counts: list[int] = []
+    for block in hooked.output_stack.blocks.values():
+        block.ln_1.register_forward_hook(lambda module, args, output: counts.append(len(output)))  # type: ignore[union-attr]
+    left = [Intervention.zero([(layer, head)]) for layer in range(6) for head in range(5)]
+    sweeps, held = Sweeps(hooked, ids, memory=memory), ()
+    sweeps.sweep([(each,) for each in left], keep=True)
+    assert list(sweeps._engine.kept_at) == kept_at
+    for place in ((4, 1), (3, 0), (5, 2), (0, 3), (4, 4)):
+        gone = next(each for each in left if each.heads == (place,))
+        left.remove(gone)
+        held = (*held, gone)
+        changes = [(*held, each) for each in left]
+        counts.clear()
+        found = sweeps.sweep(changes, keep=True).after
+        ran = sum(counts)
+        expected = torch.stack([whole_pass(hooked, ids, change) for change in changes[::5]])
+        torch.testing.assert_close(found[::5], expected.double(), rtol=2e-6, atol=1e-9)
+        kept = {each.untyped_storage().data_ptr(): each for each in sweeps._engine._texts[0]._kept.values()}
+        assert sum(each.untyped_storage().nbytes() for each in kept.values()) <= memory * 1e9 / 4
+        layers = [each.touches[0] for each in left]
+        begins = [max(layer, *(at for at in (0, *kept_at) if at <= place[0])) for layer in layers]
+        assert ran == 3 * (6 - place[0] + sum(6 - begin for begin in begins)), place
+
+
+def test_pruning_that_resumes_in_a_step_keeps_streams_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's first candidates were measured before: later steps have no streams of theirs, and begin below."""
+    hooked, ids = am.load(models.gpt2(layers=4)), models.token_ids("gpt2")
+    whole = am.prune_heads(hooked, ids, steps=5, random=1)
+    real, calls, journal = engine.Texts.after, [], tmp_path / "journal"
+
+    def stopping(self: Any, *given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 12:
+            raise KeyboardInterrupt
+        return real(self, *given)
+
+    monkeypatch.setattr(engine, "step_tokens", lambda widest: 2 * ids.numel())
+    monkeypatch.setattr(engine.Texts, "after", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        am.prune_heads(hooked, ids, steps=5, random=1, journal=journal)
+    found = am.prune_heads(hooked, ids, steps=5, random=1, journal=journal)
+    assert found.order == whole.order and not journal.exists()
+    torch.testing.assert_close(found.after, whole.after, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found.random, whole.random, rtol=1e-6, atol=1e-7)
 
 
 def test_steps_are_as_large_as_an_activation_that_fits_the_cache() -> None:
