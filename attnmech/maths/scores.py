@@ -46,6 +46,7 @@ from torch import Tensor
 
 from .norms import FrozenNorm
 from .precision import least_rounding, product_rounding, steps_rounding
+from .products import product_by_head
 from .relative import RELATIVE_TERMS, Relative
 
 Rotate = Callable[[Tensor], Tensor]
@@ -316,8 +317,7 @@ def of_part(
     norm_last: bool = False,
 ) -> Float[Tensor, "*batch head position d_head"]:
     """What a part of the input adds to the queries or keys that enter the score; linear in x, as `norm` is frozen."""
-    made = einsum(x, W, "... position d_in, head d_in d_head -> ... head position d_head")
-    return _as_scored(made, None, rotate, norm, norm_last)[0]
+    return _as_scored(product_by_head(x, W), None, rotate, norm, norm_last)[0]
 
 
 def _as_scored(
@@ -344,7 +344,7 @@ def _split(
     if shift is not None:
         from_shift = einsum(shift, W, "d_model, head d_model d_head -> head d_head")
         x, b = x - shift, from_shift if b is None else from_shift + b
-    return einsum(x, W, "batch position d_model, head d_model d_head -> batch head position d_head"), b
+    return product_by_head(x, W), b
 
 
 def by_position(part: Tensor) -> Float[Tensor, "#batch head #position d_head"]:

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from ..batch import Batch
 from ..maths.head_types import ANSWERED, CONTENT, DISTANCES, POSITIONAL, TYPES, targets
+from ..maths.products import product_by_head
 from ..maths.received import received_by_distance
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Top, softmax_of
@@ -140,7 +141,7 @@ class HeadTypeSums(Reducer):
         scale = attention_scale(run.stack, end, unembedding.gamma.dtype)
         W_O = run.stack.weights(end.layer).W_O.detach().to(scale.by_dimension) * scale.by_dimension
         # What the logit of each place's token reads of a value.
-        read = einsum(W_O, direction, "head d_value d_model, batch row d_model -> batch head row d_value")
+        read = product_by_head(direction, W_O.mT)
         gate = None if end.notes.gate is None else end.notes.gate.transpose(1, 2).to(read)
         for place, answers in enumerate(held.answers):
             at = answers.clamp_min(0)[:, None, :, None].expand_as(read)
