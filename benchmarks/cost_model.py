@@ -4,10 +4,10 @@
     python benchmarks/cost_model.py                               # predicted beside measured, over benchmarks/results
     python benchmarks/cost_model.py --model 7b --tokens 32768     # a prediction for another model
 
-The formulas stand in docs/cost.md. A step's parts run one after another, so its time is the sum of what each takes at
-the rate of what bounds it:
+The formulas stand in docs/how/cost.md. A step's parts run one after another, so its time is the sum of what each takes
+at the rate of what bounds it:
 
-    seconds = multiplications / products + in attention / attention + cells / rows + bytes / memory.
+    seconds = multiplications / products + in attention / attention + scores / rows + bytes / memory.
 """
 
 import argparse
@@ -41,8 +41,8 @@ class Model:
     mlp_matrices: int
     """2, or 3 with a gate."""
     activation: int
-    """How often the activation reads or writes a number of the MLP: 5 where it is one operation and a gate's product;
-    BLOOM's GELU is nine operations, GPT-2's eight, each with arrays of its own."""
+    """How often transformers' activation reads or writes a number of the MLP: 5 where it is one operation and a gate's
+    product; BLOOM's GELU is nine operations, GPT-2's eight, each with arrays of its own. In attnmech each is one."""
     vocabulary: int
 
     @classmethod
@@ -55,6 +55,11 @@ class Model:
             config.intermediate_size if gated else 4 * config.hidden_size, 3 if gated else 2,
             _ACTIVATIONS[config.model_type], config.vocab_size,
         )  # fmt: skip
+
+    @property
+    def activation_here(self) -> int:
+        """The same in attnmech's passes."""
+        return 5 if self.mlp_matrices == 3 else 2
 
     @property
     def width(self) -> int:
@@ -96,7 +101,9 @@ class Work:
     """What a step does, all told; each part is bounded by another rate."""
 
     multiplications: float = 0
-    """By weights, and other large matrix products: bounded by arithmetic."""
+    """By weights, and other large matrix products, in attnmech: bounded by arithmetic."""
+    in_torch: float = 0
+    """The same in transformers' passes, by torch's own routine."""
     attention: float = 0
     """Multiplications of q·k and of pattern · v, in products as small as a head."""
     cells: float = 0
@@ -134,6 +141,7 @@ class Constants:
     """A machine: how much of each part of `Work` it does in a second."""
 
     multiplications: float
+    in_torch: float
     attention: float
     cells: float
     measured: float
@@ -161,9 +169,9 @@ def plain(model: Model, tokens: int) -> Work:
     """
     scores = model.layers * model.heads * tokens**2
     return (
-        Work(tokens * (model.layers * model.block + model.head))
+        Work(in_torch=tokens * (model.layers * model.block + model.head))
         + Work(attention=2 * scores * model.d_head, bytes=4 * 6 * scores)
-        + streams(model, tokens)
+        + streams(model, tokens, model.activation)
     )
 
 
@@ -171,14 +179,15 @@ def fused(model: Model, tokens: int) -> Work:
     """A forward pass with fused attention: half of the scores, none in memory."""
     scores = model.layers * model.heads * tokens * (tokens + 1) / 2
     return (
-        Work(tokens * (model.layers * model.block + model.head), attention=2 * scores * model.d_head, cells=scores)
-        + streams(model, tokens)
+        Work(in_torch=tokens * (model.layers * model.block + model.head))
+        + Work(attention=2 * scores * model.d_head, cells=scores)
+        + streams(model, tokens, model.activation)
     )  # fmt: skip
 
 
-def streams(model: Model, tokens: int) -> Work:
+def streams(model: Model, tokens: int, activation: int) -> Work:
     """What norms, activations and residual additions read and write, and all weights, once."""
-    by_token = 14 * model.d_model + (model.mlp_matrices + model.activation) * model.d_mlp
+    by_token = 14 * model.d_model + (model.mlp_matrices + activation) * model.d_mlp
     return Work(bytes=4 * model.layers * (tokens * by_token + model.block))
 
 
@@ -189,16 +198,16 @@ def bare(model: Model, tokens: int) -> Work:
     return (
         Work(tokens * model.layers * model.block, attention=2 * scores * model.d_head, cells=scores)
         + Work(bytes=4 * blocks * keys_of_row(model, tokens) * 2 * model.kv_heads * model.d_head)
-        + streams(model, tokens)
+        + streams(model, tokens, model.activation_here)
     )
 
 
 def focus_and_updates(model: Model, tokens: int, *, numba: bool = True) -> Work:
     """`am.stream` with both reducers.
 
-    The row kernel sums by key and distance too. Updates: W_O x of each head, R z and R v with the
-    triangle R of W_O W_Oᵀ (once in float64), and a dozen readings of arrays [token, d_model]. The weights are read once
-    for their fingerprint; without numba they are hashed only if they changed in a way torch counts.
+    The row kernel sums by key and distance too. Updates: W_O x of each head, R z and R v with the triangle R of
+    W_O W_Oᵀ (once in float64), and a dozen readings of arrays [token, d_model]; no point is copied. The weights are
+    read once for their fingerprint; without numba they are hashed only if they changed in a way torch counts.
     """
     found = bare(model, tokens)
     heads = model.heads * model.d_head**2
@@ -206,7 +215,7 @@ def focus_and_updates(model: Model, tokens: int, *, numba: bool = True) -> Work:
     rows = {"measured" if numba else "uncompiled": found.cells}
     return (
         replace(found, cells=0.0, **rows)
-        + Work(model.layers * of_updates, bytes=4 * model.layers * tokens * 27 * model.d_model)
+        + Work(model.layers * of_updates, bytes=4 * model.layers * tokens * 12 * model.d_model)
         + Work(bytes=4 * (model.layers * model.block + model.head))
     )  # fmt: skip
 
@@ -387,6 +396,7 @@ def measured_constants() -> Constants:
 
     from attnmech.maths.compiled import AVAILABLE
     from attnmech.maths.compiled_rows import measured_softmax
+    from attnmech.maths.products import product
     from attnmech.maths.received import Received, neighbours
 
     tokens, heads, d_head, d_model, rows = 2048, 16, 64, 1024, 64
@@ -398,6 +408,10 @@ def measured_constants() -> Constants:
     here, places, runs = range(tokens - rows, tokens), torch.arange(tokens), neighbours(None, tokens)
     received = Received.nothing(torch.ones(1, 1, tokens, dtype=torch.bool), heads, tokens, tokens)
 
+    @torch.no_grad()
+    def by_weight() -> object:
+        return product(x, weight)
+
     def softmax() -> object:
         return measured_softmax(scores, None, here, places, into) if AVAILABLE else scores.softmax(dim=-1)
 
@@ -405,7 +419,8 @@ def measured_constants() -> Constants:
         return measured_softmax(scores, None, here, places, into, received.receivers(here, runs))
 
     return Constants(
-        multiplications=rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight)),
+        multiplications=rate(by_weight, x.numel() * len(weight)),
+        in_torch=rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight)),
         attention=rate(lambda: (torch.bmm(q, k), torch.bmm(pattern[0], k.mT)), 2 * of_products),
         cells=rate(softmax, cells),
         measured=rate(focus, cells) if AVAILABLE else float("nan"),
@@ -485,7 +500,7 @@ def table_of_methods(name: str, model: Model, tokens: int, constants: Constants)
     for method, work_of in METHODS.items():
         work = work_of(model, tokens)
         scores = work.cells + work.measured + work.uncompiled
-        arithmetic = work.multiplications + work.attention
+        arithmetic = work.multiplications + work.in_torch + work.attention
         cells = [f"{arithmetic:.3g}", f"{scores:.3g}", f"{work.bytes / 1e9:.3g}", f"{work.seconds(constants):.3g}"]
         table.add_row(method, *cells, work.bound(constants))
     weights = 4 * (model.layers * model.block + model.head)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.models.bloom.modeling_bloom import BloomMLP
 
 import attnmech as am
 from attnmech.model import attention
@@ -156,6 +157,47 @@ def test_one_pass_whatever_the_number_of_reducers(name: str, forwards: Any) -> N
         for layer in range(hooked.n_layers):
             expected = entropies(acts["pattern", layer][document])
             assert torch.allclose(rows["sums"][document, layer], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "bert", "falcon_alibi_parallel", "opt"])
+def test_points_that_are_lent_are_as_good_as_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = models.hooked(name), torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(1))
+    lent = am.residual_updates(model, ids)
+    monkeypatch.setattr(type(am.ResidualUpdates.reducer()), "borrows", False)
+    copied = am.residual_updates(model, ids)
+    assert lent.state.keys() == copied.state.keys()
+    assert all(torch.equal(lent.state[key], copied.state[key]) for key in copied.state)
+
+
+class Spoilt(BloomMLP):
+    """An MLP that changes the stream in place when it has added to it."""
+
+    def forward(self, hidden_states: Tensor, residual: Tensor) -> Tensor:
+        found: Tensor = super().forward(hidden_states, residual)
+        residual.mul_(3.0)
+        return found
+
+
+def test_a_point_that_the_model_changes_in_place_is_copied_from_then_on(forwards: Any) -> None:
+    """`resid_mid` of a BLOOM whose MLP spoils it: the pass begins again, once, and later ones do not."""
+    original, ids = models.fresh("bloom"), torch.tensor([[5, 6, 7, 8, 9]])
+    wanted = am.residual_updates(am.load(original), ids)
+    for block in original.transformer.h:
+        block.mlp.__class__ = Spoilt
+    model = am.load(original)
+    for passes in (2, 1):
+        seen = forwards(model)
+        found = am.residual_updates(model, ids)
+        assert len(seen) == passes
+        assert all(torch.equal(found.state[key], wanted.state[key]) for key in wanted.state)
+
+
+def test_the_same_reducer_twice() -> None:
+    model, ids = models.hooked("gpt2"), torch.tensor([[5, 6, 7, 8, 9, 4]])
+    focus, updates = am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()
+    first, second, third, fourth = am.stream(model, ids, [focus, focus, updates, updates])
+    for one, other in ((first, second), (third, fourth)):
+        assert all(torch.equal(one.state[key], other.state[key]) for key in one.state)
 
 
 @pytest.mark.parametrize(
