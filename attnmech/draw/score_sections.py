@@ -247,17 +247,16 @@ def _charts(section: Section) -> list[Chart]:
 def row_sentences(view: ScoreNumbers) -> ByChoice:
     """For every query in every head, the three keys that it attends to most, or that it gets most from."""
     norms = view.value_norms
-    carried = None if norms is None else value_weighted(view.pattern, norms)
+    weights = [view.pattern] if norms is None else [view.pattern, value_weighted(view.pattern, norms)]
+    top = [np.argsort(-each, axis=-1, kind="stable")[..., :3] for each in weights]
+    seen = [(each > 0).sum(axis=-1) for each in weights]
 
     def told(*place: int) -> str:
         weighted, (layer, head, query) = len(place) > 3 and place[0] == 1, place[-3:]
-        row = view.pattern[layer, head, query]
-        if weighted and carried is not None:
-            row = carried[layer, head, query]
-        seen = np.flatnonzero(row > 0)
-        top = seen[np.argsort(-row[seen], kind="stable")][:3].tolist()
-        parts = [f"{percent(float(row[key]))} {'from' if weighted else 'to'} {_key(view, key)}" for key in top]
-        listed = f"{', '.join(parts) or 'nothing'}{', …' if len(seen) > 3 else '.'}"
+        row, count = weights[weighted][layer, head, query], int(seen[weighted][layer, head, query])
+        keys = top[weighted][layer, head, query, :count].tolist()
+        parts = [f"{percent(float(row[key]))} {'from' if weighted else 'to'} {_key(view, key)}" for key in keys]
+        listed = f"{', '.join(parts) or 'nothing'}{', …' if count > 3 else '.'}"
         if weighted:
             return f"Of the norms ‖p f(x)‖ that this head brings to query {_token(view, query)}: {listed}"
         return f"Query {_token(view, query)} attends {listed}"

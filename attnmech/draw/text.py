@@ -101,7 +101,8 @@ def signed(value: float, form: str) -> str:
     >>> signed(-0.25, ".1f"), signed(2.0, ".3g")
     ('−0.2', '+2')
     """
-    return with_minus_signs(f"{value:+{form}}")
+    found = f"{value:+{form}}"
+    return f"−{found[1:]}" if found.startswith("-") else found
 
 
 def with_minus_signs(text: str) -> str:

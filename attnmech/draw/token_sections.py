@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -340,7 +341,10 @@ def segment_section(
     texts = [f"“{_in_a_line(text)}”" for text in segments]
 
     def told(layer: int, head: int, query: int) -> str:
-        own = int(of_token[query])
+        return of_segment(layer, head, int(of_token[query]))
+
+    @cache
+    def of_segment(layer: int, head: int, own: int) -> str:
         row, alone = mass[layer, head, own], expected[layer, head, own]
         others = [at for at in np.argsort(-row, kind="stable").tolist() if at != own and row[at] > 0][:2]
         parts = [
