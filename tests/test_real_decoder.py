@@ -187,7 +187,8 @@ def test_focus(decoder: Decoder) -> None:
     for name, rows in of_rows.items():
         expected = torch.cat([rows(raw.pattern) for raw in decoder.raw], dim=-1).mean(dim=-1)
         apart = float((getattr(focus, name) - expected).abs().max())
-        assert apart <= decoder.within(1e-6, 2e-2, 3e-3) * (3 if name == "entropy" else 1), name
+        # Thirty layers of two float32 passes, whose products may come from two routines.
+        assert apart <= decoder.within(2e-6, 2e-2, 3e-3) * (3 if name == "entropy" else 1), name
     assert int(focus.previous_mass.argmax()) == 16 * 9 + 0
     assert float(focus.previous_mass[16, 0]) == pytest.approx(0.735, abs=5e-3)
     by_layer = focus.first_mass.mean(dim=1)

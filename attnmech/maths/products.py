@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
 
-_LEAST: Final = 2**15
+_LEAST: Final = 2**16
 """With weights of fewer numbers, oneDNN's call takes as long as what it saves."""
 
 

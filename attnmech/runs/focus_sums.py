@@ -67,11 +67,11 @@ class FocusSums(Reducer):
         """Reads a block's rows; with a layer's last block, adds what all of them say, and what keys receive of them."""
         tokens = None if block.stack == "cross" else block.mask.queries
         of_mask = self._of_mask(block, state["classes"])
-        so_far = run.between.setdefault((id(state), block.index), [])
+        so_far = run.between.setdefault((id(state["classes"]), block.index), [])
         measures = RowMeasures.of(block.attention, block.rows, of_mask.places, self.last, tokens, block.keys)
         so_far.append((measures, of_mask))
         if block.rows.stop == block.mask.queries:
-            self._add_rows(state, block, *zip(*run.between.pop((id(state), block.index)), strict=True))
+            self._add_rows(state, block, *zip(*run.between.pop((id(state["classes"]), block.index)), strict=True))
             self._add_received(state, block)
 
     def _of_mask(self, block: RowBlock, classes: Tensor) -> "_OfMask":

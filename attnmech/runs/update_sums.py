@@ -82,7 +82,7 @@ class UpdateSums(Reducer):
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Notes which key each row attends to most; −1 where it has no choice."""
         choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
-        run.between.setdefault((id(state), block.index), []).append((block.top_key, choice))
+        run.between.setdefault((id(state["classes"]), block.index), []).append((block.top_key, choice))
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Measures what a layer's heads wrote, and what its attention and MLP did as wholes."""
@@ -99,7 +99,9 @@ class UpdateSums(Reducer):
         magnitude, orientation = norm / stream_norm, cosine(product, norm, stream_norm)
         real = end.real[:, None] & (stream_norm > 0)
 
-        top, choice = (torch.cat(each, dim=-1) for each in zip(*run.between.pop((id(state), end.index)), strict=True))
+        top, choice = (
+            torch.cat(each, dim=-1) for each in zip(*run.between.pop((id(state["classes"]), end.index)), strict=True)
+        )
         key = top.masked_fill(~choice[:, None], -1)
         state["top_key"][end.index] = key.transpose(0, 1)
         key_norm = torch.linalg.vector_norm(key_stream, dim=-1)[:, None]

@@ -281,7 +281,8 @@ def test_q_k_and_v_are_columns_of_the_model_s_own_projections(kind: str) -> None
     assert (kind == "gpt_bigcode") == (kv == 1)
     for name, value in zip("qkv", split(outputs, heads, kv, d), strict=True):
         ours = acts_of(kind)[name, layer]
-        close(ours, value.unflatten(-1, (-1, d)), 1e-6)
+        # Wide layers below (Qwen3-Next) may be multiplied by another routine than transformers': both round.
+        close(ours, value.unflatten(-1, (-1, d)), 4e-6)
         assert ours.shape[2] == (heads if name == "q" else kv)
 
 
