@@ -366,13 +366,13 @@ def compared(results: Path, constants: Constants) -> list[Compared]:
     found = []
     for path in sorted(results.glob("*.json")):
         data = json.loads(path.read_text("utf-8"))
-        cut = data.get("settings", {}).get("layers")
+        cut, in_torch = (data.get("settings", {}).get(name) for name in ("layers", "torch_products"))
+        here = replace(constants, multiplications=constants.in_torch) if in_torch else constants
         for row in data.get("rows", []):
             if not row.get("seconds") or (work := _work_of(path.stem, row, cut)) is None:
                 continue
             name = ", ".join(str(each) for each in (row["shape"], f"{row['tokens']} tokens", row["contender"]))
-            predicted, measured = work.seconds(constants), median(row["seconds"])
-            found.append(Compared(name, predicted, measured, work.bound(constants)))
+            found.append(Compared(name, work.seconds(here), median(row["seconds"]), work.bound(here)))
     return found
 
 
