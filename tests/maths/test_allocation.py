@@ -34,7 +34,9 @@ def each():
 
 def passes(widest):
     with freed_memory_kept(widest):
-        return [each() for _ in range(10)]
+        # glibc asks for more than a tensor needs, to align it: what is freed must be larger.
+        torch.zeros({size} // 2).add_(1)
+        return [each() for _ in range(4)]
 
 each()
 before = held()
@@ -57,8 +59,7 @@ def test_freed_memory_is_used_again_inside_and_given_back_after() -> None:
     found = measured()
     assert min(found["usual"]) > PAGES / 2
     assert min(found["small"]) > PAGES / 2
-    # What was freed does not fit at once: glibc asks for more, to align it, until neighbours that are free have merged.
-    assert max(found["kept"][5:]) < PAGES / 20
+    assert max(found["kept"]) < PAGES / 20
     assert found["left"] < SIZE / 4
     assert found["after"] > PAGES / 2
 
