@@ -14,14 +14,15 @@ from torch import Tensor
 from ..batch import Batch
 from ..errors import InputError
 from ..interventions import HEAD_POINTS, Intervention, Values
-from ..maths.divergence import jensen_shannon
 from ..model.applied import Applied
 from ..model.block import PostNormEnd
 from ..model.hooked import HookedModel
-from ..model.observed import RowBlock, RowObserver
+from ..model.observed import RowObserver
 from ..model.partial_pass import AFTER_ATTENTION, Blocks, can_begin_in_the_middle
 from .corpus import CorpusBatch
 from .metrics import Metric
+from .outputs import Judging, Output
+from .pattern_watches import Keyless, PatternShifts
 
 Change: TypeAlias = tuple[Intervention, ...]
 """The interventions applied together in one measurement."""
@@ -210,14 +211,6 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class _Output:
-    """The output of copies of a batch: its last stream if logits can be computed later, else its logits."""
-
-    stream: Float[Tensor, "rows position d_model"] | None
-    logits: Float[Tensor, "*output"] | None
-
-
-@dataclass(frozen=True)
 class After:
     """What was measured under some changes."""
 
@@ -249,14 +242,14 @@ class Texts:
         self._held: Change = ()
         if self.blocks is None:
             values = self.model.forward(batch, captures=[("logits", None)])
-            self.streams, self._z, self.clean = {}, {}, _Output(None, values["logits", None])
+            self.streams, self._z, self.clean = {}, {}, Output(None, values["logits", None])
             return
         captures = self._outputs_of_layers() if engine.frozen and self._post_norm else []
         end, begin = len(self.blocks), [_first_of(engine.held)] if engine.held else []
         ran = self.blocks.run(batch, streams=[*starts, *begin, end], captures=captures, keep_z=with_z)
         self.streams, self._z = dict(ran.streams), dict(ran.z)
         self._later = {(name, layer): ran.values[name, layer] for name, layer in captures}
-        self.clean = _Output(self.streams.pop(end), None)
+        self.clean = Output(self.streams.pop(end), None)
         self.hold(engine.held)
 
     def hold(self, held: Change) -> None:
@@ -300,9 +293,13 @@ class Texts:
     def _outputs_of_layers(self) -> list[tuple[str, int]]:
         return [(name, layer) for layer in self.model.output_stack.layers for name in ("attn_out", "mlp_out")]
 
+    @property
+    def _judging(self) -> Judging:
+        return Judging(self.batch, self.queries, self.blocks, self.clean, self.engine.rows_at_once())
+
     def before(self, judge: Metric) -> Float[Tensor, " batch"]:
         """The metric with nothing changed."""
-        return self._judged(self.clean, 1, judge)[0]
+        return self._judging.of(self.clean, 1, judge)[0]
 
     def after(self, changes: Sequence[Change], judge: Metric) -> After:
         """What is measured under each of some changes that begin at the same block."""
@@ -312,11 +309,11 @@ class Texts:
 
     def measured(self, changes: Sequence[Change], judge: Metric) -> After:
         """The same for changes in a run that is clean otherwise."""
-        keyless = _Keyless(len(self.batch.ids), len(changes)) if self.engine.keyless else None
+        keyless = Keyless(len(self.batch.ids), len(changes)) if self.engine.keyless else None
         output, shift = (
             (self._frozen(changes, keyless), None) if self.engine.frozen else self._recomputed(changes, keyless)
         )
-        return After(self._judged(output, len(changes), judge), shift, None if keyless is None else keyless.counts)
+        return After(self._judging.of(output, len(changes), judge), shift, None if keyless is None else keyless.counts)
 
     # -- paths ---------------------------------------------------------------------------------------------
 
@@ -367,19 +364,19 @@ class Texts:
     def _copies(self, count: int) -> Batch:
         return self.batch.texts(torch.arange(len(self.batch.ids)).repeat(count))
 
-    def _recomputed(self, changes: Sequence[Change], keyless: "_Keyless | None") -> tuple[_Output, Tensor | None]:
+    def _recomputed(self, changes: Sequence[Change], keyless: "Keyless | None") -> tuple[Output, Tensor | None]:
         ((start, kept),) = {self.begin_of(change) for change in changes}
         first = 1 if self.engine.shifts else 0
         count = first + len(changes)
         texts = len(self.batch.ids)
-        watch = _Shifts(self.model, texts, len(changes), start) if self.engine.shifts else None
+        watch = PatternShifts(self.model, texts, len(changes), start) if self.engine.shifts else None
         rows: list[RowObserver] = [each for each in (watch, keyless) if each is not None]
         layers = watch.layers if watch else _layers_of(changes, self.model) if keyless else None
         copies, z = self._copies(count), None if kept else self._z_at(start, changes)
         with self.model.applying(self._applied_now(changes, first)):
             if self.blocks is None:
                 values = self.model.forward(copies, captures=[("logits", None)], rows=rows, layers=layers)
-                output = _Output(None, values["logits", None][first * texts :])
+                output = Output(None, values["logits", None][first * texts :])
             else:
                 end, keep = len(self.blocks), [block for block in self.engine.kept_at if block > start]
                 if kept:
@@ -390,28 +387,28 @@ class Texts:
                 ran = self.blocks.run(
                     copies, start=start, stream=stream, streams=[*keep, end], rows=rows, layers=layers, z=z
                 )
-                output = _Output(ran.streams[end][first * texts :], None)
+                output = Output(ran.streams[end][first * texts :], None)
                 for block in keep:
                     for change, under in zip(changes, torch.split(ran.streams[block], texts), strict=True):
                         self._kept[self._key(block, change)] = under
         return output, None if watch is None else watch.means()
 
-    def _frozen(self, changes: Sequence[Change], keyless: "_Keyless | None") -> _Output:
+    def _frozen(self, changes: Sequence[Change], keyless: "Keyless | None") -> Output:
         """The last stream if only the changed layers' attention differs from the clean pass."""
         assert self.blocks is not None and self.clean.stream is not None
         touched = sorted({layer for change in changes for layer in self.engine._starts(change)})
         moved = {layer: self._moved(changes, layer, keyless) for layer in touched}
         clean = repeat(self.clean.stream, "text ... -> change text ...", change=len(changes))
         if not self._post_norm:
-            return _Output(rearrange(clean + sum(moved.values()), "change text ... -> (change text) ..."), None)
+            return Output(rearrange(clean + sum(moved.values()), "change text ... -> (change text) ..."), None)
         stream = repeat(self.streams[touched[0]], "text ... -> change text ...", change=len(changes))
         for layer in range(touched[0], len(self.blocks)):
             resid_mid = stream + (self._later["attn_out", layer] + moved.get(layer, 0.0))
             stream = PostNormEnd.of(self.model.output_stack, layer)(resid_mid, self._later["mlp_out", layer])
-        return _Output(rearrange(stream, "change text ... -> (change text) ..."), None)
+        return Output(rearrange(stream, "change text ... -> (change text) ..."), None)
 
     def _moved(
-        self, changes: Sequence[Change], layer: int, keyless: "_Keyless | None"
+        self, changes: Sequence[Change], layer: int, keyless: "Keyless | None"
     ) -> Float[Tensor, "change text position d_model"]:
         """The change in what a layer's attention writes, on the clean stream."""
         assert self.blocks is not None
@@ -433,39 +430,6 @@ class Texts:
                 if each.point not in HEAD_POINTS:
                     raise InputError(f'later="frozen" is only for changes to heads; got {each}.')
         return self._applied_now(changes, 1)
-
-    # -- the metric ----------------------------------------------------------------------------------------
-
-    def _judged(self, output: _Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
-        if judge.compute is not None:
-            return torch.stack(
-                [judge.of_whole(self._logits(output, copy), self.queries) for copy in range(count)]
-            ).cpu()
-        rows = judge.rows(self.queries).nonzero()
-        sums = torch.zeros(count, len(self.queries.ids), dtype=torch.float64, device=rows.device)
-        by_row = output.stream is not None and self.blocks is not None and self.blocks.by_row
-        at_once = self.engine.rows_at_once() // (count + int(judge.needs_clean)) if by_row else len(rows)
-        for some in torch.split(rows, max(1, at_once)):
-            clean = self._rows(self.clean, 1, some)[0] if judge.needs_clean else None
-            for copy, logits in enumerate(self._rows(output, count, some)):
-                sums[copy].index_add_(0, some[:, 0], judge.of_rows(logits, clean, self.queries, some).double())
-        return (sums / torch.bincount(rows[:, 0], minlength=len(self.queries.ids))).cpu()
-
-    def _rows(self, output: _Output, count: int, rows: Int[Tensor, "row 2"]) -> Sequence[Float[Tensor, "row vocab"]]:
-        """The logits of some tokens, copy by copy."""
-        text, position = rows.unbind(dim=1)
-        if output.stream is not None and self.blocks is not None and self.blocks.by_row:
-            streams = rearrange(output.stream, "(copy text) ... -> copy text ...", copy=count)[:, text, position]
-            logits = self.blocks.logits_of_rows(rearrange(streams, "copy row d_model -> (copy row) d_model"))
-            return list(rearrange(logits, "(copy row) vocab -> copy row vocab", copy=count))
-        return [self._logits(output, copy)[text, position] for copy in range(count)]
-
-    def _logits(self, output: _Output, copy: int) -> Float[Tensor, "*output"]:
-        texts = slice(copy * len(self.batch.ids), (copy + 1) * len(self.batch.ids))
-        if output.logits is not None:
-            return output.logits[texts]
-        assert output.stream is not None and self.blocks is not None
-        return self.blocks.logits(self.batch, output.stream[texts])
 
 
 def shared(changes: Sequence[Change]) -> int:
@@ -489,43 +453,3 @@ def _layers_of(changes: Sequence[Change], model: HookedModel) -> list[tuple[str,
             stack = model.stack(each.stack or None)
             found.update(dict.fromkeys((stack.label, layer) for layer in each.touches or stack.layers))
     return list(found)
-
-
-class _Keyless:
-    """Counts the rows of real tokens, over heads and layers, that see no key and so attend to nothing."""
-
-    def __init__(self, texts: int, changes: int) -> None:
-        self.counts = torch.zeros(changes, texts, dtype=torch.long)
-
-    def __call__(self, block: RowBlock) -> None:
-        hidden = (block.scores == torch.finfo(block.scores.dtype).min).all(dim=-1)
-        empty = hidden & (block.pattern == 0).all(dim=-1) & block.real[:, None]
-        copies = rearrange(empty.sum(dim=(1, 2)).cpu(), "(copy text) -> copy text", text=self.counts.shape[1])
-        # Where a first copy is unchanged, it does not count.
-        self.counts += copies[-len(self.counts) :]
-
-
-class _Shifts:
-    """Watches how far the patterns of changed copies are from those of the first copy."""
-
-    def __init__(self, model: HookedModel, texts: int, changes: int, start: int) -> None:
-        stack = model.output_stack
-        self.layers = [(stack.label, layer) for layer in stack.layers if layer >= start]
-        self._below = len(stack.layers) - len(self.layers)
-        self._texts, self._changes = texts, changes
-        self._sums = torch.zeros(changes, texts, len(stack.layers), stack.n_heads, dtype=torch.float64)
-        self._rows = torch.zeros(texts, dtype=torch.float64)
-
-    def __call__(self, block: RowBlock) -> None:
-        copies = rearrange(block.attention.pattern, "(copy text) ... -> copy text ...", text=self._texts)
-        real = block.real[: self._texts].cpu()
-        distance = (
-            jensen_shannon(copies[1:], copies[:1].expand_as(copies[1:])).double().cpu().masked_fill(~real[:, None], 0.0)
-        )
-        self._sums[:, :, self._below + block.index] += distance.sum(dim=-1)
-        if block.index == 0:
-            self._rows += real.sum(dim=1)
-
-    def means(self) -> Float[Tensor, "change text layer head"]:
-        """The mean over rows."""
-        return self._sums / self._rows[:, None, None]

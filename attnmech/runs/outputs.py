@@ -1,0 +1,67 @@
+"""What does a metric say of a pass's output? Logits are computed only for the tokens that it needs, some at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..batch import Batch
+from ..model.partial_pass import Blocks
+from .metrics import Metric
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of copies of a batch: its last stream if logits can be computed later, else its logits."""
+
+    stream: Float[Tensor, "rows position d_model"] | None
+    logits: Float[Tensor, "*output"] | None
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Judges the output of copies of a batch."""
+
+    batch: Batch
+    queries: Batch
+    """The tokens that the output is about."""
+    blocks: Blocks | None
+    """What turns streams into logits; None where outputs are logits."""
+    clean: Output
+    rows_at_once: int
+    """For how many tokens logits fit into the memory given."""
+
+    def of(self, output: Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
+        """The metric of each copy of each text."""
+        if judge.compute is not None:
+            return torch.stack(
+                [judge.of_whole(self._logits(output, copy), self.queries) for copy in range(count)]
+            ).cpu()
+        rows = judge.rows(self.queries).nonzero()
+        sums = torch.zeros(count, len(self.queries.ids), dtype=torch.float64, device=rows.device)
+        by_row = output.stream is not None and self.blocks is not None and self.blocks.by_row
+        at_once = self.rows_at_once // (count + int(judge.needs_clean)) if by_row else len(rows)
+        for some in torch.split(rows, max(1, at_once)):
+            clean = self._rows(self.clean, 1, some)[0] if judge.needs_clean else None
+            for copy, logits in enumerate(self._rows(output, count, some)):
+                sums[copy].index_add_(0, some[:, 0], judge.of_rows(logits, clean, self.queries, some).double())
+        return (sums / torch.bincount(rows[:, 0], minlength=len(self.queries.ids))).cpu()
+
+    def _rows(self, output: Output, count: int, rows: Int[Tensor, "row 2"]) -> Sequence[Float[Tensor, "row vocab"]]:
+        """The logits of some tokens, copy by copy."""
+        text, position = rows.unbind(dim=1)
+        if output.stream is not None and self.blocks is not None and self.blocks.by_row:
+            streams = rearrange(output.stream, "(copy text) ... -> copy text ...", copy=count)[:, text, position]
+            logits = self.blocks.logits_of_rows(rearrange(streams, "copy row d_model -> (copy row) d_model"))
+            return list(rearrange(logits, "(copy row) vocab -> copy row vocab", copy=count))
+        return [self._logits(output, copy)[text, position] for copy in range(count)]
+
+    def _logits(self, output: Output, copy: int) -> Float[Tensor, "*output"]:
+        texts = slice(copy * len(self.batch.ids), (copy + 1) * len(self.batch.ids))
+        if output.logits is not None:
+            return output.logits[texts]
+        assert output.stream is not None and self.blocks is not None
+        return self.blocks.logits(self.batch, output.stream[texts])
