@@ -1,18 +1,22 @@
 """When do compiled loops run, and on which threads?
 
-numba compiles them once for a machine. They hold no interpreter lock: each of a few threads takes a slice of the work.
-numba's own threads stay unused, since those of its default layer must not be entered by two threads of a program.
+numba compiles them once for a machine. They hold no interpreter lock: each of a few threads takes a slice of the work,
+torch's own where they can be had (`torch_threads.py`), else threads of a pool. numba's own threads stay unused, since
+those of its default layer must not be entered by two threads of a program.
 """
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from .torch_threads import torch_team
 
 AVAILABLE: Final = find_spec("numba") is not None
 """Whether numba is installed (extra `fast`)."""
@@ -26,19 +30,30 @@ def compiles(values: Tensor) -> bool:
     return AVAILABLE and known and values.device.type == "cpu" and not values.requires_grad
 
 
-def in_threads(count: int, each: int, work: Callable[[int, int], Any]) -> None:
-    """Calls `work(start, stop)` on as many slices of `count` things as torch has threads; on the first, right here.
+def in_threads(count: int, each: int, loop: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Has a loop go through `count` things, in as many slices as torch has threads.
 
-    Each thing has `each` numbers to go through: a few numbers are not worth a thread.
+    Each thing has `each` numbers to go through: a few numbers are not worth a thread. `loop(edges, tickets, arguments,
+    None)` takes slices, one after another, that nobody has taken yet (`row_loops.taken`).
     """
     slices = max(1, min(count, torch.get_num_threads(), count * each // _WORTH_A_THREAD))
-    edges = [count * part // slices for part in range(slices + 1)]
-    others = [_threads().submit(work, edges[part], edges[part + 1]) for part in range(1, slices)]
-    try:
-        work(edges[0], edges[1])
-    finally:
-        for other in others:
-            other.result()
+    edges, tickets = np.array([count * part // slices for part in range(slices + 1)]), np.zeros(1, np.int64)
+    work = partial(loop, edges, tickets, arguments)
+    if slices == 1:
+        work(None)
+    elif (team := torch_team()) is not None:
+        # Compiled here, where an interruption can be raised.
+        loop(edges, np.array([slices]), arguments, None)
+        team.run(work)
+        if tickets[0] < slices:
+            work(None)
+    else:
+        others = [_threads().submit(work, None) for _ in range(1, slices)]
+        try:
+            work(None)
+        finally:
+            for other in others:
+                other.result()
 
 
 @cache

@@ -67,9 +67,9 @@ def measured_softmax(
     `places` are the positions of its first keys, and of more that it does not have; later keys are no tokens. What
     keys and diagonals receive is added to the sums of `receivers`.
     """
-    from .row_loops import PRECISIONS, softmax
+    from .row_loops import PRECISIONS, shared_softmax
 
-    loop: Callable[..., None] = softmax
+    loop: Callable[..., None] = shared_softmax
     batch, heads, count, keys = scores.shape
     scores = scores.contiguous()
     key = torch.empty(batch, heads, count, dtype=torch.int64)
@@ -88,7 +88,7 @@ def measured_softmax(
     )
     by_head = (scores, into, key, receivers.by_key, receivers.by_diagonal)
     flat = (*(each.flatten(0, 1).numpy() for each in by_head), measured.flatten(1, 2).numpy())
-    in_threads(batch * heads, count * keys, lambda start, stop: loop(start, stop, *fixed, *flat))
+    in_threads(batch * heads, count * keys, loop, (*fixed, *flat))
     first, second, entropy, distance, at_sink = measured
     return into, None if sink is None else at_sink, MeasuredRows(key, first, second, entropy, distance)
 
@@ -97,18 +97,18 @@ def summed_by_key(
     pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
 ) -> Float[Tensor, "batch head class key"]:
     """Σ_i p_ij over the rows of each class."""
-    from .row_loops import sum_by_key
+    from .row_loops import shared_sum_by_key
 
-    return _summed(sum_by_key, pattern, classes, pattern.shape[3])
+    return _summed(shared_sum_by_key, pattern, classes, pattern.shape[3])
 
 
 def summed_by_diagonal(
     pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
 ) -> Float[Tensor, "batch head class diagonal"]:
     """Σ p_ij over each diagonal of the block, from the first key of its last row to the last key of its first."""
-    from .row_loops import sum_by_diagonal
+    from .row_loops import shared_sum_by_diagonal
 
-    return _summed(sum_by_diagonal, pattern, classes, pattern.shape[2] + pattern.shape[3] - 1)
+    return _summed(shared_sum_by_diagonal, pattern, classes, pattern.shape[2] + pattern.shape[3] - 1)
 
 
 def _summed(
@@ -118,5 +118,5 @@ def _summed(
     sums = pattern.new_zeros(batch, heads, classes.shape[1], width)
     flat, into = (each.contiguous().flatten(0, 1).numpy() for each in (pattern, sums))
     members = classes.contiguous().numpy()
-    in_threads(batch * heads, pattern[0, 0].numel(), lambda start, stop: loop(start, stop, flat, members, into))
+    in_threads(batch * heads, pattern[0, 0].numel(), loop, (flat, members, into))
     return sums

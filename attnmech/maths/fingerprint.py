@@ -15,8 +15,7 @@ from torch import Tensor
 
 from .compiled import AVAILABLE
 
-_LANES: Final = 64
-_PART: Final = 8 * 2**22
+_PART: Final = 2**23
 """Bytes that a thread reads at a time."""
 
 
@@ -27,20 +26,24 @@ def fingerprint_of(tensors: Mapping[str, Tensor]) -> tuple[object, ...] | None:
     """
     if not AVAILABLE or any(each.device.type != "cpu" for each in tensors.values()):
         return None
-    about = tuple((name, each.dtype, tuple(each.shape)) for name, each in tensors.items())
+    about = tuple((name, each.dtype, tuple(each.shape), each.stride()) for name, each in tensors.items())
     parts = [part for each in tensors.values() for part in torch.split(_bytes_of(each), _PART)]
+    if len(parts) == 1:
+        return about, _digest(parts[0])
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         return about, b"".join(threads.map(_digest, parts))
 
 
 def _bytes_of(tensor: Tensor) -> UInt8[Tensor, " byte"]:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    """A tensor's bytes, in the order of memory if it has no gaps."""
+    axes = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    return tensor.detach().permute(axes).contiguous().view(-1).view(torch.uint8)
 
 
 def _digest(part: UInt8[Tensor, " byte"]) -> bytes:
-    from .digest_loop import digest
+    from .digest_loop import LANES, digest
 
-    lanes = np.arange(1, _LANES + 1).astype(np.uint64)
+    lanes = np.arange(1, LANES + 1).astype(np.uint64)
     raw = part.numpy()
     whole = len(raw) // 8 * 8
     digest(raw[:whole].view(np.uint64), lanes)

@@ -1,5 +1,7 @@
 """The compiled loops of `compiled_rows.py`; imported where numba is installed.
 
+`in_threads` calls the `shared_` ones on several threads at once.
+
 Each is written so that it runs on vectors. Rows are cut with slices, since an index that might be negative is checked
 one by one. A maximum of floats is not vectorised, so it is taken of their bits: as integers, those of floats of one
 sign are in the floats' order.
@@ -9,7 +11,9 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
+from numba import int64, njit
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
 
 _SUMMED: Final = 2048
 """How many keys are summed in the scores' precision before the sum is added to one in float64."""
@@ -32,6 +36,46 @@ PRECISIONS: Final = {
     np.float32: _precision(np.float32, np.int32, 23, -87.0, 8),
     np.float64: _precision(np.float64, np.int64, 52, -708.0, 14),
 }
+
+
+def _take(_: Any, tickets: Any) -> Any:
+    """Takes a ticket: adds one to the first number of an array, at once for all threads, and returns it."""
+
+    def take(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        array = make_array(tickets)(context, builder, arguments[0])  # type: ignore[no-untyped-call]
+        return builder.atomic_rmw("add", array.data, context.get_constant(int64, 1), "monotonic")
+
+    return int64(tickets), take
+
+
+taken: Final[Any] = intrinsic(_take)
+
+
+@_compiled
+def shared_softmax(edges, tickets, arguments, _):
+    """`softmax` of the slices, between the edges, that nobody has taken yet."""
+    part = taken(tickets)
+    while part < len(edges) - 1:
+        softmax(edges[part], edges[part + 1], *arguments)
+        part = taken(tickets)
+
+
+@_compiled
+def shared_sum_by_key(edges, tickets, arguments, _):
+    """`sum_by_key` of such slices."""
+    part = taken(tickets)
+    while part < len(edges) - 1:
+        sum_by_key(edges[part], edges[part + 1], *arguments)
+        part = taken(tickets)
+
+
+@_compiled
+def shared_sum_by_diagonal(edges, tickets, arguments, _):
+    """`sum_by_diagonal` of such slices."""
+    part = taken(tickets)
+    while part < len(edges) - 1:
+        sum_by_diagonal(edges[part], edges[part + 1], *arguments)
+        part = taken(tickets)
 
 
 @_compiled

@@ -6,16 +6,22 @@ with x the stream as it enters the block. Norms and products come from the heads
 which W_O[h] W_O[h]ᵀ = Rᵀ R, ‖z W_O‖ = ‖z Rᵀ‖, and u·x = z · (W_O x), so that no [token, head, d_model] array is made.
 """
 
+from collections import OrderedDict
+from threading import Lock
 from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .fingerprint import fingerprint_of
 from .products import product
 
 _TOKENS: Final = 256
 """How many tokens are measured at a time, so that what heads see of a stream stays in the cache."""
+
+_KEPT_BYTES: Final = 2**26
+"""How much memory the triangles take that are kept."""
 
 
 class Writer:
@@ -31,7 +37,7 @@ class Writer:
     """
 
     def __init__(self, W_O: Float[Tensor, "head d_head d_model"]) -> None:
-        self._W_O, self._triangle = W_O, _triangle(W_O)
+        self._W_O, self._triangle = W_O, _triangles.of(W_O)
 
     def norm(self, z: Float[Tensor, "batch position kv_head d_head"]) -> Float[Tensor, "batch head position"]:
         """‖z W_O‖."""
@@ -81,6 +87,34 @@ def _parts(values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "t
 def _by_text(parts: list[Float[Tensor, "head token"]], texts: int) -> Float[Tensor, "batch head position"]:
     together = torch.cat(parts, dim=1)
     return together.view(len(together), texts, together.shape[1] // texts).transpose(0, 1)
+
+
+class _Triangles:
+    """The triangles found last, each by its matrix's fingerprint: the next text is measured with the same weights."""
+
+    def __init__(self) -> None:
+        self._lock, self._known, self._bytes = Lock(), OrderedDict[object, Tensor](), 0
+
+    def of(self, W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head row d_head"]:
+        """R of W_Oᵀ = Q R for every head."""
+        fingerprint = fingerprint_of({"W_O": W_O})
+        if fingerprint is None:
+            return _triangle(W_O)
+        with self._lock:
+            if (known := self._known.get(fingerprint)) is not None:
+                self._known.move_to_end(fingerprint)
+                return known
+        found = _triangle(W_O)
+        with self._lock:
+            if fingerprint not in self._known:
+                self._known[fingerprint] = found
+                self._bytes += found.nbytes
+            while self._bytes > _KEPT_BYTES:
+                self._bytes -= self._known.popitem(last=False)[1].nbytes
+        return found
+
+
+_triangles: Final = _Triangles()
 
 
 def _triangle(W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head row d_head"]:

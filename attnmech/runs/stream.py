@@ -564,7 +564,8 @@ def _told(shape: tuple[Any, ...] | None) -> str:
 def _finite(reducer: Reducer, state: Any, documents: Sequence[int]) -> State:
     _shapes(reducer, state)
     for name, value in state.items():
-        if bool(value.isnan().any()):
+        # A sum needs no second array; it is also NaN where both infinities are.
+        if value.is_floating_point() and bool(value.sum().isnan()) and bool(value.isnan().any()):
             first, last = min(documents), max(documents)
             where = f"document {first}" if len(documents) == 1 else f"documents {first} to {last}"
             if type(reducer).__module__.startswith("attnmech."):

@@ -215,8 +215,7 @@ def _against(name: str, update: Tensor, x: Tensor, real: Tensor) -> dict[str, tu
     """Magnitude and orientation of a block's update, by their names."""
     norm, stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, x))
     magnitude = norm / stream.clamp_min(torch.finfo(norm.dtype).tiny)
-    product = einsum(update, x, "batch position d_model, batch position d_model -> batch position")
-    orientation = cosine(product, norm, stream)
+    orientation = cosine(torch.linalg.vecdot(update, x), norm, stream)
     return {
         f"{name}_magnitude": (magnitude, real & (stream > 0)),
         f"{name}_orientation": (orientation, real & (norm * stream > 0)),

@@ -1,14 +1,20 @@
 """The compiled loops give what torch gives, row by row."""
 
 import math
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from numba import TypingError
 from torch import Tensor
 
 from attnmech.maths import compiled
 from attnmech.maths.compiled_rows import measured_softmax, summed_by_diagonal, summed_by_key
+from attnmech.maths.row_loops import shared_sum_by_key
 from attnmech.maths.softmax import Attention, softmax_with_sink
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -111,20 +117,111 @@ def test_sums_by_class(dtype: torch.dtype) -> None:
     torch.testing.assert_close(summed_by_diagonal(pattern, classes).double(), by_diagonal, **close)
 
 
+@pytest.fixture(params=["torch's own threads", "a pool"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three threads, however many torch was given."""
+    monkeypatch.setattr(compiled.torch, "get_num_threads", lambda: 3)
+    if request.param == "a pool":
+        monkeypatch.setattr(compiled, "torch_team", lambda: None)
+    elif compiled.torch_team() is None:
+        pytest.skip("this torch does not run on GNU OpenMP's threads")
+
+
+def test_torch_runs_on_threads_that_loops_can_share() -> None:
+    gnu = "libgomp" in Path("/proc/self/maps").read_text(encoding="utf-8") if sys.platform == "linux" else False
+    assert (compiled.torch_team() is not None) == gnu
+
+
+@pytest.mark.usefixtures("threads")
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = torch.randn(2, 7, 64, 300)
     everyone, at = torch.ones(2, 1, 64).bool(), torch.arange(300)
-    wanted, _, measured = measured_softmax(scores, None, range(64), at, torch.empty_like(scores))
-    sums = summed_by_key(scores, everyone)
-    monkeypatch.setattr(compiled.torch, "get_num_threads", lambda: 3)
 
-    def again(_: int) -> bool:
+    def once() -> tuple[Tensor, Tensor, Tensor]:
         pattern, _, found = measured_softmax(scores, None, range(64), at, torch.empty_like(scores))
-        same = torch.equal(pattern, wanted) and torch.equal(found.entropy, measured.entropy)
-        return same and torch.equal(summed_by_key(scores, everyone), sums)
+        return pattern, found.entropy, summed_by_key(scores, everyone)
 
+    with monkeypatch.context() as alone:
+        alone.setattr(compiled.torch, "get_num_threads", lambda: 1)
+        wanted = once()
     with ThreadPoolExecutor(4) as callers:
-        assert all(callers.map(again, range(40)))
+        for found in callers.map(lambda _: once(), range(40)):
+            assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("things", [1, 2, 3, 1000])
+def test_everything_is_done_once(things: int) -> None:
+    pattern, into = torch.ones(things, 2, 2**15), torch.zeros(things, 1, 2**15)
+    arrays = pattern.numpy(), torch.ones(things, 1, 2).bool().numpy(), into.numpy()
+    compiled.in_threads(things, 2**16, shared_sum_by_key, arrays)
+    assert bool((into == 2).all())
+
+
+@pytest.mark.usefixtures("threads")
+def test_an_error_reaches_the_caller() -> None:
+    with pytest.raises(TypingError, match="missing a required argument"):
+        compiled.in_threads(4, 2**20, shared_sum_by_key, ())
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import numpy as np, torch
+from attnmech.maths import compiled
+from attnmech.maths.row_loops import shared_sum_by_key
+
+torch.set_num_threads(2)
+arrays = np.ones((64, 1, 2**10), np.float32), np.ones((64, 1, 1), bool), np.zeros((64, 1, 2**10), np.float32)
+compiled.in_threads(64, 2**10, shared_sum_by_key, arrays)
+calls, caught = 1, 0
+while caught < 200:
+    sender = threading.Timer(0.001 * (caught % 7), os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        sender.start()
+        while True:
+            compiled.in_threads(64, 2**10, shared_sum_by_key, arrays)
+            calls += 1
+    except KeyboardInterrupt:
+        caught += 1
+        sender.join()
+        # The call under way had ended, or had not begun.
+        assert len(set(arrays[2].ravel().tolist())) == 1
+        assert arrays[2][0, 0, 0] - calls in (0, 1)
+        calls = int(arrays[2][0, 0, 0])
+print("all", caught, "caught")
+"""
+
+
+FORKED = """
+import os
+import numpy as np, torch
+from attnmech.maths import compiled
+from attnmech.maths.row_loops import shared_sum_by_key
+
+torch.set_num_threads(2)
+arrays = np.ones((64, 1, 2**10), np.float32), np.ones((64, 1, 1), bool), np.zeros((64, 1, 2**10), np.float32)
+compiled.in_threads(64, 2**10, shared_sum_by_key, arrays)
+child = os.fork()
+compiled.in_threads(64, 2**10, shared_sum_by_key, arrays)
+if child == 0:
+    print(set(arrays[2].ravel().tolist()), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    command = [sys.executable, "-c", FORKED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr) == ("{2.0}\n", "")
+
+
+def test_no_interruption_is_lost() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("all 200 caught\n", "")
 
 
 def test_what_is_not_taken() -> None:
@@ -132,17 +229,6 @@ def test_what_is_not_taken() -> None:
     assert not compiled.compiles(torch.zeros(3).half())
     assert not compiled.compiles(torch.zeros(3, requires_grad=True))
     assert not compiled.compiles(torch.zeros(3, device="meta"))
-
-
-def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled.torch, "get_num_threads", lambda: 2)
-
-    def work(start: int, stop: int) -> None:
-        if start:
-            raise ValueError("the second slice")
-
-    with pytest.raises(ValueError, match="the second slice"):
-        compiled.in_threads(4, 2**20, work)
 
 
 def test_distances_to_keys_that_were_gathered() -> None:

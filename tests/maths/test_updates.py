@@ -1,12 +1,16 @@
 """Norms and products from the heads' own numbers, against the updates themselves."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from einops import einsum
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from attnmech.maths import updates
 from attnmech.maths.updates import Writer, cosine
 
 
@@ -60,3 +64,45 @@ def test_cosines() -> None:
     assert cosine(torch.ones(2, 3, 4), torch.full((2, 3, 4), 2.0), torch.full((2, 1, 4), 2.0)).unique().tolist() == [
         0.25
     ]
+
+
+def test_changed_weights_are_measured_as_they_are() -> None:
+    z, W_O = torch.randn(2, 5, 3, 4), torch.randn(3, 4, 6)
+    Writer(W_O)
+    for change in (lambda: W_O.data[1, 2, 3].add_(1), lambda: W_O.numpy().__imul__(2), lambda: W_O.data[2].neg_()):
+        change()
+        wanted = torch.linalg.vector_norm(einsum(z, W_O, "text i head d, head d model -> text head i model"), dim=-1)
+        torch.testing.assert_close(Writer(W_O).norm(z), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_triangles_are_found_once_and_take_bounded_memory(monkeypatch: pytest.MonkeyPatch, transposed: bool) -> None:
+    found = []
+
+    def triangle(W_O: Tensor) -> Tensor:
+        found.append(W_O)
+        return triangle_of(W_O)
+
+    triangle_of = updates._triangle
+    monkeypatch.setattr(updates, "_triangle", triangle)
+    monkeypatch.setattr(updates, "_KEPT_BYTES", 2 * 3 * 4 * 4 * 4)  # of two matrices
+    triangles = updates._Triangles()
+    one, two, three = (each.mT if transposed else each for each in torch.randn(3, 3, 4, 4))
+    first = triangles.of(one)
+    assert torch.equal(triangles.of(one.clone()), first) and len(found) == 1
+    triangles.of(two)
+    assert torch.equal(triangles.of(one), first) and len(found) == 2
+    triangles.of(three)
+    triangles.of(one)
+    assert len(found) == 3
+    triangles.of(two)
+    assert len(found) == 4 and triangles._bytes == updates._KEPT_BYTES
+
+
+def test_threads_find_the_same_triangles() -> None:
+    matrices, triangles = torch.randn(6, 3, 4, 5), updates._Triangles()
+    wanted = [updates._triangle(each) for each in matrices]
+    with ThreadPoolExecutor(4) as callers:
+        for number, found in enumerate(callers.map(lambda number: triangles.of(matrices[number % 6]), range(300))):
+            assert torch.equal(found, wanted[number % 6])
+    assert triangles._bytes == sum(each.nbytes for each in wanted)
