@@ -34,8 +34,9 @@ def each():
 
 def passes(widest):
     with freed_memory_kept(widest):
-        # glibc asks for more than a tensor needs, to align it: what is freed must be larger.
-        torch.zeros({size} // 2).add_(1)
+        # Room for more than all four: glibc asks for more than a tensor needs, to align it, and what is small and freed
+        # (a tensor's head) stays behind it, so that the next may not fit before it.
+        torch.zeros(6 * {size} // 4).add_(1)
         return [each() for _ in range(4)]
 
 each()
