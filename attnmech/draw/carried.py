@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -16,14 +18,23 @@ MOST_PLAIN: Final = 256
 
 @dataclass
 class Carried:
-    """The arrays of a page under names; what two figures share is carried once."""
+    """The arrays of a page under names; what two figures share is carried once.
+
+    They are packed while the caller goes on: most of that is compression, which holds no interpreter lock.
+    """
 
     choices: Mapping[str, Sequence[int | str]]
     """What can be chosen on the page."""
-    arrays: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Words that numbers stand for."""
     _names: dict[object, str] = field(default_factory=dict)
+    _packed: dict[str, Future[Any]] = field(default_factory=dict)
+    _packing: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1))
+
+    def arrays(self) -> dict[str, Any]:
+        """All arrays, packed; no further ones can be added."""
+        with self._packing:
+            return {name: each.result() for name, each in self._packed.items()}
 
     def column(self, given: ByChoice, name: str) -> dict[str, Any]:
         """How a page finds what a choice gives; `name` is that of the figure or text that it belongs to."""
@@ -52,10 +63,10 @@ class Carried:
         values = given.values
         if values.dtype == object:
             texts = tuple(values.flat)
-            return self._named(texts, self.arrays, "texts", lambda: {"texts": pack_texts(texts)})
+            return self._named(texts, self._packed, "texts", lambda: self._packing.submit(_packed_texts, texts))
         digest = sha256(values.tobytes()).digest()
         key = (digest, values.dtype.str, given.logarithmic, len(given.stretches))
-        return self._named(key, self.arrays, "array", lambda: _packed(given))
+        return self._named(key, self._packed, "array", lambda: self._packing.submit(_packed, given))
 
     def _named(self, key: object, place: dict[str, Any], kind: str, made: Callable[[], Any]) -> str:
         if key not in self._names:
@@ -81,6 +92,10 @@ def carried_error(given: ByChoice) -> float:
     if given.logarithmic:
         return math.expm1(rounding_error(logarithms(given.stretches), axes=1))
     return 0.0 if values.size <= MOST_PLAIN else rounding_error(given.stretches, axes=1)
+
+
+def _packed_texts(texts: tuple[str, ...]) -> Mapping[str, Any]:
+    return {"texts": pack_texts(texts)}
 
 
 def _packed(given: ByChoice) -> Mapping[str, Any]:

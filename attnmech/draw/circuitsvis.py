@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attnmech.arguments import listed, shown, string, strings, whole_number
 from attnmech.draw import scripts
@@ -165,7 +165,7 @@ def token_log_probs(
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     answers = np.asarray(given[1:])
     own = log_probs[np.arange(len(answers)), answers]
-    best = np.argsort(-log_probs, axis=1, kind="stable")[:, :top]
+    best = np.stack([_highest(row, top) for row in log_probs])
     props = {
         "prompt": _texts(tokens),
         "topKLogProbs": _numbers(np.take_along_axis(log_probs, best, axis=1)),
@@ -183,6 +183,14 @@ def token_log_probs(
         f"expects token {least + 1} {quoted(tokens[least + 1])} least, at {-own[least]:.1f} nats."
     )
     return _view("TokenLogProbs", props, title, reading, finding)
+
+
+def _highest(values: Float[np.ndarray, " token"], count: int) -> Int[np.ndarray, " place"]:
+    """Where the highest are, the highest first; of equal ones, the first."""
+    least = np.partition(values, -count)[-count]
+    (places,) = np.nonzero(values >= least)
+    found: np.ndarray = places[np.argsort(-values[places], kind="stable")[:count]]
+    return found
 
 
 def text_neuron_activations(

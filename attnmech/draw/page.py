@@ -201,7 +201,7 @@ def _data(page: Page) -> dict[str, Any]:
             if isinstance(figure, View)
         },
         "texts": {name: store.column(text, name) for name, text in texts.items()},
-        "arrays": store.arrays,
+        "arrays": store.arrays(),
         "tables": store.tables,
     }
 

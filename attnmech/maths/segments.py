@@ -71,7 +71,7 @@ class ByDistance:
     ) -> "ByDistance":
         """The one with these totals Σ p_ij by distance and by row, by iterative proportional fitting.
 
-        It ends when less than 10⁻⁵ of the attention is at another distance. Keys that a window hides stay at 0, since
+        Each ends when less than 10⁻⁵ of its attention is at another distance. Keys that a window hides stay at 0, since
         there is nothing at their distances.
 
         >>> pattern = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.2, 0.5, 0.3]])
@@ -81,15 +81,25 @@ class ByDistance:
                 [0.4056, 0.5944]], dtype=torch.float64)
         """
         sums, rows = sums.double().clamp_min(0.0), rows.double()
-        total = rows.sum(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-        weights = torch.ones_like(sums)
+        fitted = torch.ones_like(sums).view(-1, sums.shape[-1])
+        left, weights = torch.arange(len(fitted), device=sums.device), fitted
+        wanted, by_row = sums.reshape(fitted.shape), rows.reshape(len(fitted), -1)
+        close = _CLOSE * by_row.sum(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
         for _ in range(_MOST_STEPS):
-            found = cls(weights, cls(weights, torch.ones_like(rows), first_key)._scaled(rows), first_key)
-            reached = found._at_distances
-            weights = torch.where(reached > 0, sums * weights / reached, 0.0)
-            if bool(((reached - sums).abs().sum(dim=-1) < _CLOSE * total).all()):
+            reached = cls(weights, cls(weights, by_row, first_key)._scaled(by_row), first_key)._at_distances
+            weights = torch.where(reached > 0, wanted * weights / reached, 0.0)
+            fitted[left] = weights
+            far = (reached - wanted).abs().sum(dim=-1) >= close
+            if not bool(far.all()):
+                left, weights, wanted, by_row, close = (each[far] for each in (left, weights, wanted, by_row, close))
+            if not len(left):
                 break
-        return cls(weights, cls(weights, torch.ones_like(rows), first_key)._scaled(rows), first_key)
+        found = fitted.view(sums.shape)
+        return cls(found, cls(found, rows, first_key)._scaled(rows), first_key)
+
+    def at(self, place: int) -> "ByDistance":
+        """That of one place along the first axis."""
+        return ByDistance(self.weights[place], self.factors[place], self.first_key)
 
     @property
     def _length(self) -> int:

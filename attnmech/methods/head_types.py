@@ -245,7 +245,9 @@ class HeadTypes(Summed):
 
     def simultaneous(self, level: float = LEVEL) -> ByType:
         """(low, high) of the excess by type, for all heads and types together; NaN under five texts."""
-        low, high = (self._by_type(end) for end in self._excess.simultaneous(checked_level(level)))
+        level = checked_level(level)
+        ends = self._ends if level == LEVEL else self._excess.simultaneous(level)
+        low, high = (self._by_type(end) for end in ends)
         return ByType({name: (low[name], high[name]) for name in TYPES})
 
     @cached_property
@@ -288,7 +290,7 @@ class HeadTypes(Summed):
     @cached_property
     def claimed(self) -> Bool[Tensor, "type layer head"]:
         """Which types are claimed of which of the measured layers' heads."""
-        low, _ = self._excess.simultaneous()
+        low, _ = self._ends
         mass, top = (self._sums[name] / self._rows for name in ("mass", "top"))
         return (low > 0) & ((mass >= TRIVIAL_MASS) | (top >= TRIVIAL_TOP))
 
@@ -304,7 +306,7 @@ class HeadTypes(Summed):
 
     @cached_property
     def _claims(self) -> pd.DataFrame:
-        low, high = self._excess.simultaneous()
+        low, high = self._ends
         rows = self._rows.expand_as(low)
         sums = {name: value / self._rows for name, value in self._sums.items()}
         found = [
@@ -596,6 +598,11 @@ class HeadTypes(Summed):
         """score − baseline of all types and heads, over texts."""
         above = self._by_group["mass"] - self._by_group["baseline"]
         return TextMeans.of_ratio(above, self.state["count"][:, :, None])
+
+    @cached_property
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """The interval of the excess by which types are claimed."""
+        return self._excess.simultaneous()
 
     def _answered(self, name: str) -> ByType:
         """A sum over rows with a target by what they are, of the types with an answer."""

@@ -21,6 +21,9 @@ from .stream import Reducer, Run, State
 KEPT_BYTES: Final = 2_000_000_000
 """The most memory that the cells of a batch's texts may take."""
 
+_FITTED: Final = 2**22
+"""How many totals by distance are fitted at a time."""
+
 LAGS: Final = 8
 """How many segments back are told apart; what is farther is counted with the last."""
 
@@ -90,12 +93,8 @@ class SegmentSums(Reducer):
         begins = run.batch.queries(run.stack.label).begins.tolist()
         found: dict[str, list[Tensor]] = {name: [] for name in _BY_TEXT}
         for text, begin in enumerate(begins):
-            # Layer by layer: in float64, the cells of all layers would take several times as much memory.
-            layers = [
-                self._closed_layer(state, layer, text, begin, looks_both_ways(run)) for layer in range(run.n_layers)
-            ]
-            for name in _BY_TEXT:
-                found[name].append(torch.stack([each[name] for each in layers]))
+            for name, value in self._closed_text(state, text, begin, looks_both_ways(run)).items():
+                found[name].append(value)
         by_text = {name: torch.stack(values, dim=-1) for name, values in found.items()}
         by_text |= {name: by_text[name].movedim(1, 0) for name in ("sums", "expected")}
         by_text["counts"] = by_text["counts"][0, :, None, None]
@@ -105,23 +104,32 @@ class SegmentSums(Reducer):
             return grouped
         return grouped | {name: state[name].transpose(1, 2).cpu() for name in _BY_CELL}
 
-    def _closed_layer(self, state: State, layer: int, text: int, begin: int, both_ways: bool) -> dict[str, Tensor]:
-        """What is summed of one text in one layer; its cells become means over rows, and its totals a fit."""
+    def _closed_text(self, state: State, text: int, begin: int, both_ways: bool) -> dict[str, Tensor]:
+        """What is summed of one text, by layer; its cells become means over rows, and its totals a fit."""
         segment = state["segment"][text]
         rows = torch.bincount(segment[segment >= 0])
-        count, starts = len(rows), [0, *rows.cumsum(dim=0).tolist()]
-        mass = state["mass"][layer, text, :, :count, :count]
+        starts = [0, *rows.cumsum(dim=0).tolist()]
+        distance, row = of_text(state, (slice(None), text), begin, starts[-1], both_ways)
+        layers = []
+        for some in torch.split(torch.arange(len(distance)), max(1, _FITTED // distance[0].numel())):
+            at = slice(int(some[0]), int(some[-1]) + 1)
+            fit = ByDistance.fitted(distance[at], row[at], 0 if self.first else 1)
+            distance[at], row[at] = fit.weights, fit.factors
+            layers += [
+                self._closed_layer(state["mass"][layer, text], rows, fit.at(place).cells(starts), lags_of(both_ways))
+                for place, layer in enumerate(some.tolist())
+            ]
+        return {name: torch.stack([each[name] for each in layers]) for name in _BY_TEXT}
+
+    def _closed_layer(self, mass: Tensor, rows: Tensor, expected: Tensor, lags: range) -> dict[str, Tensor]:
+        """That of one layer: in float64, the cells of all layers would take several times as much memory."""
+        mass = mass[:, : len(rows), : len(rows)]
         mass /= rows[:, None]
-        distance, row = of_text(state, (layer, text), begin, starts[-1], both_ways)
-        fit = ByDistance.fitted(distance, row, 0 if self.first else 1)
-        distance.copy_(fit.weights)
-        row.copy_(fit.factors)
-        lags = lags_of(both_ways)
         sums, counts = by_lag(mass, rows, lags)
         peaks = peakedness(receivers(mass / rows, self.gap))
         return {
             "sums": sums,
-            "expected": by_lag(fit.cells(starts), rows, lags)[0],
+            "expected": by_lag(expected, rows, lags)[0],
             "counts": counts,
             "peaks": peaks.nan_to_num(0.0),
             "peak_counts": (~peaks.isnan()).double(),
