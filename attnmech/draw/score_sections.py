@@ -292,32 +292,30 @@ def _about_leads(splits: _Splits) -> ByChoice:
     order = likeliest(view.scores, view.pattern)[..., :2]
     count = np.isfinite(view.scores).sum(axis=-1)
 
-    def at(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "*split layer head query key"]:
-        return along_keys(of_every_cell(values, view.scores), order).astype(np.float64)
+    def lead(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "*split layer head query"]:
+        two = along_keys(of_every_cell(values, view.scores), order).astype(np.float64)
+        return two[..., 0] - two[..., -1]
 
-    scores = at(view.scores)
-    terms = {name: at(term) for name, term in splits.terms.items()}
+    by, by_term = lead(view.scores), {name: lead(term) for name, term in splits.terms.items()}
 
     def told(*place: int) -> str:
         row = place[-3:]
         best, *after = order[row].tolist()
         if count[row] < 2:
             return f"Query {_token(view, row[2])} sees {_key(view, best)} alone: it has no choice."
-        leads = _leads({name: term[place] for name, term in terms.items()})
-        score = scores[row]
+        leads = _leads({name: float(term[place]) for name, term in by_term.items()})
         return (
             f"The score of key {_key(view, best)} leads that of {_key(view, after[0])} by "
-            f"{signed(float(score[0] - score[1]), '.3f')}{': ' if leads else ''}{leads}."
+            f"{signed(float(by[row]), '.3f')}{': ' if leads else ''}{leads}."
         )
 
     return splits.texts(("layer", "head", "query"), view.scores.shape[:3], told)
 
 
-def _leads(terms: Mapping[str, Float[np.ndarray, " two"]]) -> str:
+def _leads(terms: Mapping[str, float]) -> str:
     """The lead that each term gives the first key of two, the largest in size first."""
-    leads = {name: float(values[0] - values[1]) for name, values in terms.items()}
-    named = sorted((name for name in leads if abs(leads[name]) >= SMALLEST_LEAD), key=lambda name: -abs(leads[name]))
-    return ", ".join(f"{term_style(name).label} {signed(leads[name], '.3f')}" for name in named)
+    named = sorted((-abs(lead), name) for name, lead in terms.items() if abs(lead) >= SMALLEST_LEAD)
+    return ", ".join(f"{term_style(name).label} {signed(terms[name], '.3f')}" for _, name in named)
 
 
 def _about_shares(splits: _Splits) -> ByChoice:
