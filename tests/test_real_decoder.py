@@ -112,7 +112,11 @@ def file() -> Path:
     return found
 
 
-@pytest.fixture(scope="session", params=["float32", "bfloat16", "float16"])
+# The slowest first; each in one process, where processes are given groups (`--dist loadgroup`).
+PRECISIONS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("float16", "float32", "bfloat16")]
+
+
+@pytest.fixture(scope="session", params=PRECISIONS)
 def decoder(request: pytest.FixtureRequest, file: Path) -> Decoder:
     hooked = am.load(file, dtype=request.param)
     folder = dequantised(file).folder
