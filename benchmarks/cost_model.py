@@ -206,12 +206,12 @@ def focus_and_updates(model: Model, tokens: int, *, numba: bool = True) -> Work:
     """`am.stream` with both reducers.
 
     The row kernel sums by key and distance too. Updates: W_O x of each head, R z and R v with the triangle R of
-    W_O W_Oᵀ (once in float64), and a dozen readings of arrays [token, d_model]; no point is copied. The weights are
-    read once for their fingerprint; without numba they are hashed only if they changed in a way torch counts.
+    W_O W_Oᵀ, which is kept from the first text on, and a dozen readings of arrays [token, d_model]; no point is copied.
+    The weights are read once for their fingerprint; without numba they are hashed, and the triangles found, each time.
     """
     found = bare(model, tokens)
     heads = model.heads * model.d_head**2
-    of_updates = tokens * (model.width * model.d_model + 2 * heads) + 2 * heads * model.d_model
+    of_updates = tokens * (model.width * model.d_model + 2 * heads)
     rows = {"measured" if numba else "uncompiled": found.cells}
     return (
         replace(found, cells=0.0, **rows)

@@ -81,7 +81,7 @@ class ByDistance:
                 [0.4056, 0.5944]], dtype=torch.float64)
         """
         sums, rows = sums.double().clamp_min(0.0), rows.double()
-        fitted = torch.ones_like(sums).view(-1, sums.shape[-1])
+        fitted = sums.new_ones(sums.shape).view(-1, sums.shape[-1])
         left, weights = torch.arange(len(fitted), device=sums.device), fitted
         wanted, by_row = sums.reshape(fitted.shape), rows.reshape(len(fitted), -1)
         close = _CLOSE * by_row.sum(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)

@@ -119,9 +119,15 @@ def test_several_series_by_token() -> None:
     assert props(view)["labels"] == ["x", "y", "z"]
 
 
-def test_log_probs_ranks_and_continuations_are_a_naive_loops() -> None:
+@pytest.mark.parametrize("spread", [3.0, 0.3])
+def test_log_probs_ranks_and_continuations_are_a_naive_loops(spread: float) -> None:
+    """Also where several tokens are equally likely, and where some are impossible."""
     generator = np.random.default_rng(3)
-    logits, ids = generator.normal(size=(COUNT, 11)).astype(np.float32) * 3, generator.integers(0, 11, COUNT).tolist()
+    logits, ids = generator.normal(size=(COUNT, 11)).astype(np.float32) * spread, generator.integers(0, 11, COUNT).tolist()
+    if spread < 1:
+        logits = logits.round(1)
+        logits[1::3, 2:10] = -np.inf
+        ids = [10 if np.isneginf(logits[place - 1, token]) else token for place, token in enumerate(ids)]
     view = token_log_probs(torch.from_numpy(logits), ids, TOKENS, text_of=lambda token: f" <{token}", top=4)
     found, nats = props(view), 0.0
     for position in range(COUNT - 1):
@@ -130,7 +136,7 @@ def test_log_probs_ranks_and_continuations_are_a_naive_loops() -> None:
         own = log_probs[ids[position + 1]]
         order = sorted(range(11), key=lambda token, at=log_probs: -at[token])
         assert found["correctTokenLogProb"][position] == pytest.approx(own, rel=1e-3)
-        assert found["correctTokenRank"][position] == order.index(ids[position + 1])
+        assert found["correctTokenRank"][position] == sum(value > own for value in log_probs)
         assert found["topKTokens"][position] == [f"·<\u2060{token}" for token in order[:4]]
         assert found["topKLogProbs"][position] == pytest.approx(log_probs[order[:4]], rel=1e-3)
         nats -= own / (COUNT - 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 import attnmech as am
 from attnmech.demo.text import documents, labelled
 from attnmech.maths.segments import ByDistance, peakedness, receivers
+from attnmech.runs import segment_sums
 from attnmech.runs.segments import Segmented
 
 SPANS = [[(0, 1), (1, 4), (4, 7)], [(0, 3), (3, 5)], [(0, 2), (2, 3)]]
@@ -105,6 +106,29 @@ def test_a_head_that_attends_by_distance_alone_is_its_own_baseline(
     fit = ByDistance.fitted(sums, pattern.sum(-1), first_key)
     cells = by_hand(pattern, list(pairwise(starts)))
     torch.testing.assert_close(fit.cells(starts), cells, atol=2e-4, rtol=0)
+
+
+def test_each_head_is_fitted_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However soon others are close."""
+    generator = torch.Generator().manual_seed(0)
+    scores = 6 * torch.randn(2, 3, 31, 31, generator=generator, dtype=torch.float64)
+    scores *= torch.tensor([[0.0, 0.2, 1.0], [0.5, 0.0, 2.0]], dtype=torch.float64)[..., None, None]
+    pattern = scores.masked_fill(~torch.ones(31, 31).tril().bool(), -torch.inf).softmax(dim=-1)
+    sums = torch.stack([pattern.diagonal(-d, dim1=-2, dim2=-1).sum(dim=-1) for d in range(31)], dim=-1)
+    together = ByDistance.fitted(sums, pattern.sum(-1))
+    for layer in range(2):
+        for head in range(3):
+            alone = ByDistance.fitted(sums[layer, head], pattern[layer, head].sum(-1))
+            assert torch.equal(together.weights[layer, head], alone.weights)
+            assert torch.equal(together.at(layer).factors[head], alone.factors)
+            p = alone.factors[:, None] * alone.weights[(torch.arange(31)[:, None] - torch.arange(31)).clamp_min(0)]
+            of_fit = torch.stack([p.tril().diagonal(-d).sum() for d in range(31)])
+            assert float((of_fit - sums[layer, head]).abs().sum()) < 2e-5 * 31
+    model, ids = models.hooked("bloom"), models.token_ids("bloom", 1)
+    whole = am.segment_attention(model, ids, SPANS[0]).state
+    monkeypatch.setattr(segment_sums, "_FITTED", 1)
+    layer_by_layer = am.segment_attention(model, ids, SPANS[0]).state
+    assert all(torch.equal(whole[name], layer_by_layer[name]) for name in whole)
 
 
 def test_alibi_without_content_is_explained_by_distance() -> None:
