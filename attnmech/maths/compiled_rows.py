@@ -15,6 +15,9 @@ from torch import Tensor
 
 from .compiled import in_threads
 
+NEAR: Final = 8
+"""How many of a row's last keys are measured together."""
+
 _TYPES: Final = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -31,6 +34,8 @@ class MeasuredRows:
     entropy: Float[Tensor, "batch head row"]
     distance: Float[Tensor, "batch head row"]
     """Σ_j p_ij |i − j| over the keys that are tokens."""
+    near: Float[Tensor, "mass batch head row"] | None
+    """On the text's first token, the row's own, the one before and the last `NEAR` keys; None if not asked for."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,13 @@ def measured_softmax(
     places: Int[Tensor, " token"],
     into: Float[Tensor, "batch head row key"],
     receivers: Receivers | None = None,
+    begins: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None, MeasuredRows]:
     """The softmax of the rows at some positions, in the memory of `into`; the mass of the sink; what is measured.
 
     `places` are the positions of its first keys, and of more that it does not have; later keys are no tokens. What
-    keys and diagonals receive is added to the sums of `receivers`.
+    keys and diagonals receive is added to the sums of `receivers`. `begins` are the positions of texts' first tokens,
+    for keys that are all from 0 on.
     """
     from .row_loops import PRECISIONS, shared_softmax
 
@@ -73,12 +80,13 @@ def measured_softmax(
     batch, heads, count, keys = scores.shape
     scores = scores.contiguous()
     key = torch.empty(batch, heads, count, dtype=torch.int64)
-    measured = torch.empty(5, batch, heads, count, dtype=scores.dtype)
+    measured = torch.empty(9, batch, heads, count, dtype=scores.dtype)
     sinks = scores.new_zeros(heads) if sink is None else sink.to(scores)
     receivers = receivers or Receivers.none(batch, heads, count)
     fixed = (
         rows.start,
         places[:keys].to(scores.dtype).numpy(),
+        (places.new_zeros(batch) if begins is None else begins).numpy(),
         sink is not None,
         PRECISIONS[_TYPES[scores.dtype]],
         sinks.repeat(batch).numpy(),
@@ -89,8 +97,9 @@ def measured_softmax(
     by_head = (scores, into, key, receivers.by_key, receivers.by_diagonal)
     flat = (*(each.flatten(0, 1).numpy() for each in by_head), measured.flatten(1, 2).numpy())
     in_threads(batch * heads, count * keys, loop, (*fixed, *flat))
-    first, second, entropy, distance, at_sink = measured
-    return into, None if sink is None else at_sink, MeasuredRows(key, first, second, entropy, distance)
+    first, second, entropy, distance, at_sink = measured[:5]
+    found = MeasuredRows(key, first, second, entropy, distance, None if begins is None else measured[5:])
+    return into, None if sink is None else at_sink, found
 
 
 def summed_by_key(

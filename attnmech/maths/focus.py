@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .compiled_rows import NEAR
 from .softmax import Attention
 
 STATISTICS: Final = (
@@ -127,7 +128,7 @@ class RowMeasures:
     """The second highest; the same if the highest is tied."""
     entropy: Float[Tensor, "batch head row"]
     distance: Float[Tensor, "batch head row"]
-    masses: Float[Tensor, "batch head row mass"]
+    masses: Float[Tensor, "mass batch head row"]
     """On the first key of the text, the row's own token, the one before and the last k keys."""
 
     @classmethod
@@ -145,10 +146,9 @@ class RowMeasures:
         Keys after the first `tokens` are no tokens, and have no distance. `keys` are the positions of the keys, in
         order, if those are not all from 0 on.
         """
-        top, heads = attention.top, attention.pattern.shape[1]
-        found = attention.pattern.gather(-1, places.at[:, None].expand(-1, heads, -1, -1))
-        found.masked_fill_(places.missing, 0.0)
-        masses = torch.cat([found[..., :3], found[..., 1 : 1 + last].sum(dim=-1, keepdim=True)], dim=-1)
+        top, measured = attention.top, attention.measured
+        near = None if measured is None or last != NEAR else measured.near
+        masses = _masses(attention.pattern, places, last) if near is None else near
         distance = mean_distance(attention, rows, tokens, keys)
         key = top.key if keys is None else keys[top.key]
         return cls(key, top.first, top.second, attention.entropy, distance, masses)
@@ -156,7 +156,15 @@ class RowMeasures:
     @classmethod
     def joined(cls, blocks: Sequence["RowMeasures"]) -> "RowMeasures":
         """Those of neighbouring blocks of rows."""
-        return cls(*(torch.cat([vars(each)[name] for each in blocks], dim=2) for name in vars(blocks[0])))
+        return cls(*(torch.cat([vars(each)[name] for each in blocks], dim=-1) for name in vars(blocks[0])))
+
+
+def _masses(
+    pattern: Float[Tensor, "batch head row key"], places: Places, last: int
+) -> Float[Tensor, "mass batch head row"]:
+    found = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
+    first, *others = found.masked_fill_(places.missing, 0.0).unbind(dim=-1)
+    return torch.stack([first, *others[:2], torch.stack(others[:last]).sum(dim=0)])
 
 
 def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor, "statistic batch head row"]:
@@ -169,7 +177,7 @@ def row_statistics(measures: RowMeasures, defined: DefinedRows) -> Float[Tensor,
         entropy           −Σ_j p_ij ln p_ij, nats    normalised entropy   entropy / ln(number of keys seen)
         distance          Σ_j p_ij |i − j|, tokens
     """
-    first_mass, self_mass, previous_mass, last_mass = measures.masses.unbind(dim=-1)
+    first_mass, self_mass, previous_mass, last_mass = measures.masses
     entropy, tied = measures.entropy, measures.first == measures.second
     place = torch.arange(entropy.shape[-1], device=entropy.device)
     tops = {

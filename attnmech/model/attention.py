@@ -204,7 +204,10 @@ def _softmax(
     if compiles(scores):
         places = torch.arange(mask.queries, device=mask.device) if at is None else at
         into = None if received is None else received.receivers(rows, _runs(at, scores, rows, mask))
-        pattern, at_sink, found = measured_softmax(scores, sink, rows, places, rooms.take(*scores.shape), into)
+        batch = site.in_force.under_way.batch.keys(site.stack)
+        begins = mask.once("begins", lambda: batch.begins) if at is None else None
+        room = rooms.take(*scores.shape)
+        pattern, at_sink, found = measured_softmax(scores, sink, rows, places, room, into, begins)
     else:
         pattern, at_sink = softmax_with_sink(scores, sink)
         if received is not None:

@@ -88,7 +88,8 @@ class UpdateSums(Reducer):
         """Measures what a layer's heads wrote, and what its attention and MLP did as wholes."""
         precision = state["values"].dtype
         scale = attention_scale(run.stack, end, precision)
-        W_O = run.stack.weights(end.layer).W_O.detach().to(precision) * scale.by_dimension
+        weights = run.stack.weights(end.layer)
+        W_O = weights.W_O.detach().to(precision) * scale.by_dimension
         x, z, v = (end[name].to(precision) for name in ("resid_pre", "z", "v"))
         stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
         writer, read = Writer(W_O), self._read(v, end.layer, run)
@@ -136,7 +137,7 @@ class UpdateSums(Reducer):
             state["logits"][end.index] = towards * scale.by_token[texts, last]
             if end.index == run.n_layers - 1:
                 state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
-        blocks = _whole_blocks(run.stack, end, norm, scale, precision)
+        blocks = _whole_blocks(run.stack, end, norm, scale, weights.b_O)
         _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
 
     def _read(self, v: Tensor, layer: int, run: Run) -> list[Float[Tensor, "batch key some_head d_value"]]:
@@ -192,11 +193,15 @@ def _attended(
 
 
 def _whole_blocks(
-    stack: Stack, end: LayerEnd, norm: Float[Tensor, "batch head position"], scale: NormScale, precision: torch.dtype
+    stack: Stack,
+    end: LayerEnd,
+    norm: Float[Tensor, "batch head position"],
+    scale: NormScale,
+    b_O: Float[Tensor, " d_model"] | None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Each of `BLOCK_STATISTICS` as values and where they are defined."""
+    precision = norm.dtype
     x, out = end["resid_pre"].to(precision), end["attn_out"].to(precision)
-    b_O = stack.weights(end.layer).b_O
     constant = None if b_O is None else scale.by_dimension * b_O.detach().to(precision)
     total = torch.linalg.vector_norm(out, dim=-1) if constant is None else norm_without(out, constant, scale.by_token)
     parts = norm.sum(dim=1)

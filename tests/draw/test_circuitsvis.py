@@ -123,7 +123,8 @@ def test_several_series_by_token() -> None:
 def test_log_probs_ranks_and_continuations_are_a_naive_loops(spread: float) -> None:
     """Also where several tokens are equally likely, and where some are impossible."""
     generator = np.random.default_rng(3)
-    logits, ids = generator.normal(size=(COUNT, 11)).astype(np.float32) * spread, generator.integers(0, 11, COUNT).tolist()
+    logits = generator.normal(size=(COUNT, 11)).astype(np.float32) * spread
+    ids = generator.integers(0, 11, COUNT).tolist()
     if spread < 1:
         logits = logits.round(1)
         logits[1::3, 2:10] = -np.inf

@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from numba import TypingError
 from torch import Tensor
 
 from attnmech.maths import compiled
-from attnmech.maths.compiled_rows import measured_softmax, summed_by_diagonal, summed_by_key
+from attnmech.maths.compiled_rows import NEAR, measured_softmax, summed_by_diagonal, summed_by_key
 from attnmech.maths.row_loops import shared_sum_by_key
 from attnmech.maths.softmax import Attention, softmax_with_sink
 
@@ -65,6 +66,28 @@ def test_softmax_and_what_follows_from_it(dtype: torch.dtype, keys: int, with_si
     far = (torch.tensor(list(rows))[:, None] - torch.arange(tokens)).abs().double()
     distance = (wanted[..., :tokens] * far).sum(dim=-1)
     torch.testing.assert_close(found.distance.double(), distance, rtol=4 * close, atol=keys * close)
+
+
+@BOTH
+@pytest.mark.parametrize("first_row", [0, 3, 9, 40])
+@pytest.mark.parametrize("keys", [1, 4, 11, 45])
+def test_what_near_keys_get(dtype: torch.dtype, first_row: int, keys: int) -> None:
+    scores, rows, begins = scores_of(dtype, keys), range(first_row, first_row + 5), torch.tensor([0, 2])
+    into = torch.empty_like(scores)
+    pattern, _, found = measured_softmax(scores, None, rows, torch.arange(45), into, begins=begins)
+    assert found.near is not None and found.near.shape == (4, 2, 3, 5)
+    for text in range(2):
+        for row, here in enumerate(rows):
+
+            def of(places: Iterable[int], text: int = text, row: int = row) -> Tensor:
+                there = [place for place in places if 0 <= place < keys]
+                return pattern[text, :, row, there].double().sum(dim=-1)
+
+            wanted = of([int(begins[text])]), of([here]), of([here - 1]), of(range(here - NEAR + 1, here + 1))
+            torch.testing.assert_close(
+                found.near[:, text, :, row].double(), torch.stack(wanted), rtol=4 * close_to(dtype), atol=0
+            )
+    assert measured_softmax(scores, None, rows, torch.arange(45), into)[2].near is None
 
 
 @BOTH
