@@ -204,8 +204,10 @@ def _softmax(
     if compiles(scores):
         places = torch.arange(mask.queries, device=mask.device) if at is None else at
         into = None if received is None else received.receivers(rows, _runs(at, scores, rows, mask))
-        batch = site.in_force.under_way.batch.keys(site.stack)
-        begins = mask.once("begins", lambda: batch.begins) if at is None else None
+        texts = site.in_force.under_way.batch.keys(site.stack)
+        # A module that takes tensors is tried on an example before there are texts.
+        told = at is None and len(texts.mask) == len(scores)
+        begins = mask.once("begins", lambda: texts.begins) if told else None
         room = rooms.take(*scores.shape)
         pattern, at_sink, found = measured_softmax(scores, sink, rows, places, room, into, begins)
     else:
