@@ -87,6 +87,7 @@ def measured_softmax(
         rows.start,
         places[:keys].to(scores.dtype).numpy(),
         (places.new_zeros(batch) if begins is None else begins).numpy(),
+        NEAR,
         sink is not None,
         PRECISIONS[_TYPES[scores.dtype]],
         sinks.repeat(batch).numpy(),

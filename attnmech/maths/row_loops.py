@@ -15,8 +15,6 @@ from numba import int64, njit
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from .compiled_rows import NEAR
-
 _SUMMED: Final = 2048
 """How many keys are summed in the scores' precision before the sum is added to one in float64."""
 _SEARCHED: Final = 128
@@ -82,7 +80,7 @@ def shared_sum_by_diagonal(edges, tickets, arguments, _):
 
 @_compiled
 def softmax(
-    start, stop, first_row, places, begins, with_sink, precision, sinks, runs, tokens, classes,
+    start, stop, first_row, places, begins, last, with_sink, precision, sinks, runs, tokens, classes,
     scores, pattern, key, by_key, by_diagonal, measured,
 ):  # fmt: skip
     """The softmax of all rows of a slice of the heads, and what is measured of each, in the order of `MeasuredRows`.
@@ -125,7 +123,7 @@ def softmax(
             measured[2, head, row] = max((weight * math.log(total) - weighted) / total, 0.0)
             measured[3, head, row] = far / total
             measured[4, head, row] = of_sink / total
-            _near(p, begins[head // heads], first_row + row, measured[5:, head, row])
+            _near(p, begins[head // heads], first_row + row, last, measured[5:, head, row])
             for kind in range(kinds):
                 if members[kind, row]:
                     _receive(p, at_key[kind], at_diagonal[kind], row, rows, runs, tokens)
@@ -136,13 +134,13 @@ def softmax(
 
 
 @_compiled
-def _near(p, begin, here, masses):
-    """The probability of a text's first token, of a row's own, of the one before, and of the last few together."""
+def _near(p, begin, here, last, masses):
+    """The probability of a text's first token, of a row's own, of the one before, and of the last together."""
     masses[0] = p[begin] if begin < len(p) else 0
     masses[1] = p[here] if here < len(p) else 0
     masses[2] = p[here - 1] if 0 < here <= len(p) else 0
     masses[3] = 0
-    for place in range(max(0, here + 1 - NEAR), min(here + 1, len(p))):
+    for place in range(max(0, here + 1 - last), min(here + 1, len(p))):
         masses[3] += p[place]
 
 
