@@ -1,7 +1,7 @@
 """How do compiled loops run on torch's own threads? As a parallel region of the OpenMP library that torch has loaded.
 
 Between two of torch's operations its threads wait actively for some milliseconds. On threads beside them a loop would
-share the processor with those, and take nearly twice as long.
+share the processor with those.
 """
 
 import ctypes
