@@ -162,6 +162,7 @@ class RowMeasures:
 def _masses(
     pattern: Float[Tensor, "batch head row key"], places: Places, last: int
 ) -> Float[Tensor, "mass batch head row"]:
+    """`RowMeasures.masses`, where the softmax has not measured them."""
     found = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
     first, *others = found.masked_fill_(places.missing, 0.0).unbind(dim=-1)
     return torch.stack([first, *others[:2], torch.stack(others[:last]).sum(dim=0)])

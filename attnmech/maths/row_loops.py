@@ -1,6 +1,7 @@
 """The compiled loops of `compiled_rows.py`; imported where numba is installed.
 
-`in_threads` calls the `shared_` ones on several threads at once.
+`in_threads` calls the `shared_` ones on several threads at once: one for each loop, since numba compiles a function
+that is given another in every process anew.
 
 Each is written so that it runs on vectors. Rows are cut with slices, since an index that might be negative is checked
 one by one. A maximum of floats is not vectorised, so it is taken of their bits: as integers, those of floats of one

@@ -71,8 +71,8 @@ class ByDistance:
     ) -> "ByDistance":
         """The one with these totals Σ p_ij by distance and by row, by iterative proportional fitting.
 
-        Each ends when less than 10⁻⁵ of its attention is at another distance. Keys that a window hides stay at 0, since
-        there is nothing at their distances.
+        The fit of each head ends when less than 10⁻⁵ of its attention is at another distance. Keys that a window hides
+        stay at 0, since there is nothing at their distances.
 
         >>> pattern = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.2, 0.5, 0.3]])
         >>> found = ByDistance.fitted(torch.tensor([1.7, 1.1, 0.2]), torch.ones(3))

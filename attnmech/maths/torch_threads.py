@@ -34,7 +34,7 @@ class Team:
 
 
 def torch_team() -> Team | None:
-    """torch's threads, where they are GNU OpenMP's and this process was not forked, which leaves them behind."""
+    """torch's threads, where they are GNU OpenMP's; none in a forked process, whose parent keeps them."""
     return _team() if os.getpid() == _LOADED_IN else None
 
 
