@@ -182,7 +182,12 @@ def half_drawn(chromium: Any, full_page_html: str, tmp_path: Path) -> Iterator[A
                    window.moving = setInterval(() => dispatchEvent(new Event("scroll")), 20);
                    dispatchEvent(new Event("scroll"));
                    document.getElementById("magnitude").scrollIntoView();
-                   proceed();
+                   const inSight = new IntersectionObserver((entries) => {{ // after the page's own, which is older
+                     if (!entries.at(-1).isIntersecting) return;
+                     inSight.disconnect();
+                     proceed();
+                   }});
+                   inSight.observe(document.getElementById("magnitude"));
                  }};
                  const seen = new MutationObserver(look);
                  seen.observe(document.getElementById("magnitude"), {{ attributes: true, childList: true }});
