@@ -1,4 +1,4 @@
-"""Where does a pass get its memory? From what it freed itself, which glibc would give back and ask for again."""
+"""Where does a pass get its memory? From what it or the last freed, which glibc would give back and ask for again."""
 
 import ctypes
 import os
@@ -11,13 +11,27 @@ from typing import Any, Final
 LEAST: Final = 8 * 2**20
 """Passes whose widest activation takes fewer bytes find room anyway."""
 
+HELD: Final = 2**30
+"""How many bytes of freed memory stay with the process after a pass, for the next."""
+
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_KEPT: Final = {_TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 * 2**20, _MMAP_THRESHOLD: 2**31 - 1}
-_USUAL: Final = {_TRIM_THRESHOLD: 64 * 2**20, _TOP_PAD: 0, _MMAP_THRESHOLD: 32 * 2**20}
-"""Where glibc's own adjustments end in a process that frees arrays of more than 32 MB."""
+_DURING: Final = {_TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 * 2**20, _MMAP_THRESHOLD: 2**31 - 1}
+_AFTER: Final = {_TRIM_THRESHOLD: HELD, _TOP_PAD: 0, _MMAP_THRESHOLD: 32 * 2**20}
+"""The last is where glibc's own adjustments end in a process that frees arrays of more than 32 MB."""
 
 _SET_BY_USER: Final = ("MALLOC_", "GLIBC_TUNABLES")
 """The beginnings of variables with which somebody has told the C library what to keep."""
+
+
+class _Found(ctypes.Structure):
+    """What `mallinfo2` says of the heap."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
 
 
 class _Passes:
@@ -32,12 +46,13 @@ _passes: Final = _Passes()
 
 @contextmanager
 def freed_memory_kept(widest: int) -> Iterator[None]:
-    """Lets the blocks inside use again what was freed inside; afterwards it goes back to the system.
+    """Lets the blocks inside use again what was freed; afterwards all of it goes back to the system, or none.
 
     glibc gives arrays above 32 MB back as soon as they are freed, and what is free at the end of its heap above 64 MB.
-    Every page that is asked for again costs a fault: a fifth of the time of a pass over 2048 tokens. Nothing is done on
-    other C libraries, where a `MALLOC_` variable or `GLIBC_TUNABLES` is set, and where the `widest` activation takes
-    less than `LEAST` bytes.
+    Every page that is asked for again costs a fault: a fifth of the time of a pass over 2048 tokens. What a pass leaves
+    free goes back if it is more than `HELD` bytes; less stays for the next pass. Nothing is done on other C libraries,
+    where a `MALLOC_` variable or `GLIBC_TUNABLES` is set, and where the `widest` activation takes less than `LEAST`
+    bytes.
     """
     libc = _glibc() if widest >= LEAST else None
     if libc is None:
@@ -46,15 +61,16 @@ def freed_memory_kept(widest: int) -> Iterator[None]:
     with _passes.lock:
         _passes.count += 1
         if _passes.count == 1:
-            _set(libc, _KEPT)
+            _set(libc, _DURING)
     try:
         yield
     finally:
         with _passes.lock:
             _passes.count -= 1
             if not _passes.count:
-                _set(libc, _USUAL)
-                libc.malloc_trim(0)
+                _set(libc, _AFTER)
+                if libc.mallinfo2().fordblks > HELD:
+                    libc.malloc_trim(0)
 
 
 def _set(libc: Any, settings: dict[int, int]) -> None:
@@ -70,6 +86,7 @@ def _glibc() -> Any | None:
     try:
         libc = ctypes.CDLL(None)
         libc.gnu_get_libc_version, libc.mallopt, libc.malloc_trim  # noqa: B018 - raises if there is none
+        libc.mallinfo2.restype = _Found
     except (OSError, AttributeError, TypeError):
         return None
     return libc

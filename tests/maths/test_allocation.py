@@ -1,10 +1,11 @@
-"""A pass uses the memory again that it freed, and gives it back at its end."""
+"""A pass uses the memory again that it or the last freed; what is much goes back at its end."""
 
 import json
 import os
 import subprocess
 import sys
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ SCRIPT = """
 import json, resource
 from pathlib import Path
 import torch
+from attnmech.maths import allocation
 from attnmech.maths.allocation import freed_memory_kept
 
 def faults():
@@ -42,7 +44,13 @@ def passes(widest):
 each()
 before = held()
 usual, small, kept = [each() for _ in range(4)], passes(1), passes({size})
-print(json.dumps({{"usual": usual, "small": small, "kept": kept, "left": held() - before, "after": each()}}))
+stays = held() - before
+with freed_memory_kept({size}):
+    again = [each() for _ in range(4)]
+allocation.HELD = {size}
+passes({size})
+found = {{"usual": usual, "small": small, "kept": kept, "stays": stays, "again": again}}
+print(json.dumps({{**found, "left": held() - before, "after": each()}}))
 """
 
 
@@ -56,11 +64,13 @@ def measured(**environment: str) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(allocation._glibc() is None, reason="the C library is not glibc")
-def test_freed_memory_is_used_again_inside_and_given_back_after() -> None:
+def test_freed_memory_is_used_again_and_given_back_if_it_is_much() -> None:
     found = measured()
     assert min(found["usual"]) > PAGES / 2
     assert min(found["small"]) > PAGES / 2
     assert max(found["kept"]) < PAGES / 20
+    assert 5 * SIZE < found["stays"] < 7 * SIZE
+    assert max(found["again"]) < PAGES / 20
     assert found["left"] < SIZE / 4
     assert found["after"] > PAGES / 2
 
@@ -74,19 +84,24 @@ def test_what_a_user_told_the_c_library_stays() -> None:
 class _Library:
     """Notes what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: int) -> None:
         self.told: list[str] = []
+        self.free = free
 
     def mallopt(self, name: int, value: int) -> None:
         if name == -1:
-            self.told.append("keep" if value > 2**30 else "usual")
+            self.told.append("keep" if value > allocation.HELD else "usual")
+
+    def mallinfo2(self) -> SimpleNamespace:
+        return SimpleNamespace(fordblks=self.free)
 
     def malloc_trim(self, _: int) -> None:
         self.told.append("trim")
 
 
-def test_the_last_of_several_threads_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _Library()
+@pytest.mark.parametrize(("free", "then"), [(allocation.HELD, []), (allocation.HELD + 1, ["trim"])])
+def test_the_last_of_several_threads_gives_it_back(monkeypatch: pytest.MonkeyPatch, free: int, then: list[str]) -> None:
+    library = _Library(free)
     monkeypatch.setattr(allocation, "_glibc", lambda: library)
     began, end = Event(), Event()
 
@@ -103,4 +118,4 @@ def test_the_last_of_several_threads_gives_it_back(monkeypatch: pytest.MonkeyPat
     assert library.told == ["keep"]
     end.set()
     thread.join()
-    assert library.told == ["keep", "usual", "trim"]
+    assert library.told == ["keep", "usual", *then]
