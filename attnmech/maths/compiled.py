@@ -34,7 +34,7 @@ def in_threads(count: int, each: int, loop: Callable[..., None], arguments: tupl
     """Has a loop go through `count` things, in as many slices as torch has threads.
 
     Each thing has `each` numbers to go through: a few numbers are not worth a thread. `loop(edges, tickets, arguments,
-    None)` takes slices, one after another, that nobody has taken yet (`row_loops.taken`).
+    None)` takes slices, one after another, that nobody has taken yet (`loop_parts.taken`).
     """
     slices = max(1, min(count, torch.get_num_threads(), count * each // _WORTH_A_THREAD))
     edges, tickets = np.array([count * part // slices for part in range(slices + 1)]), np.zeros(1, np.int64)

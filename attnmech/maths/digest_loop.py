@@ -4,9 +4,23 @@ from typing import Final
 
 import numpy as np
 from numba import njit
+from numba.np.numpy_support import carray
+
+from .loop_parts import taken, words_at
 
 LANES: Final = 64
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+@njit(nogil=True, cache=True)
+def shared_digest(edges, tickets, arguments, _):
+    """`digest` of slices that nobody has taken yet: of parts of memory by address and number of words."""
+    addresses, lengths, lanes = arguments
+    part = taken(tickets)
+    while part < len(edges) - 1:
+        for place in range(edges[part], edges[part + 1]):
+            digest(carray(words_at(addresses[place]), lengths[place]), lanes[place])
+        part = taken(tickets)
 
 
 @njit(nogil=True, cache=True)

@@ -4,8 +4,7 @@ h_l ← (h_l XOR x) · m over the 64-bit words x of a tensor, with m odd and as 
 is invertible in h and in x, so that no change of a single word is missed, and others by chance alone.
 """
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -13,10 +12,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from .compiled import AVAILABLE
+from .compiled import AVAILABLE, in_threads
 
-_PART: Final = 2**23
-"""Bytes that a thread reads at a time."""
+_PART: Final = 2**17
+"""Words of a part, of which threads take some each."""
 
 
 def fingerprint_of(tensors: Mapping[str, Tensor]) -> tuple[object, ...] | None:
@@ -27,26 +26,33 @@ def fingerprint_of(tensors: Mapping[str, Tensor]) -> tuple[object, ...] | None:
     if not AVAILABLE or any(each.device.type != "cpu" for each in tensors.values()):
         return None
     about = tuple((name, each.dtype, tuple(each.shape), each.stride()) for name, each in tensors.items())
-    parts = [part for each in tensors.values() for part in torch.split(_bytes_of(each), _PART)]
-    if len(parts) == 1:
-        return about, _digest(parts[0])
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        return about, b"".join(threads.map(_digest, parts))
+    return about, _digest([words for each in tensors.values() for words in _words_of(each)])
 
 
-def _bytes_of(tensor: Tensor) -> UInt8[Tensor, " byte"]:
-    """A tensor's bytes, in the order of memory if it has no gaps."""
+def _words_of(tensor: Tensor) -> Iterator[UInt8[Tensor, " byte"]]:
+    """The bytes of whole words, in the order of memory if it has no gaps; those after the last, filled with zeros."""
     axes = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    return tensor.detach().permute(axes).contiguous().view(-1).view(torch.uint8)
+    flat = tensor.detach().permute(axes).contiguous().view(-1).view(torch.uint8)
+    whole = len(flat) // 8 * 8
+    yield flat[:whole]
+    if whole < len(flat):
+        yield torch.nn.functional.pad(flat[whole:], (0, whole + 8 - len(flat)))
 
 
-def _digest(part: UInt8[Tensor, " byte"]) -> bytes:
-    from .digest_loop import LANES, digest
+def _digest(words: list[UInt8[Tensor, " byte"]]) -> bytes:
+    """The lanes of every part."""
+    from .digest_loop import LANES, shared_digest
 
-    lanes = np.arange(1, LANES + 1).astype(np.uint64)
-    raw = part.numpy()
-    whole = len(raw) // 8 * 8
-    digest(raw[:whole].view(np.uint64), lanes)
-    # The bytes after the last whole word.
-    digest(raw[whole:].astype(np.uint64), lanes)
-    return lanes.tobytes()
+    loop: Callable[..., None] = shared_digest
+    counts = [len(each) // 8 for each in words]
+    begins = [np.arange(0, count, _PART) for count in counts]
+    addresses = [each.data_ptr() + 8 * begin for each, begin in zip(words, begins, strict=True)]
+    lengths = [np.minimum(count - begin, _PART) for count, begin in zip(counts, begins, strict=True)]
+    parts = np.stack([np.concatenate(addresses), np.concatenate(lengths)])
+    lanes = np.empty((parts.shape[1], LANES), np.uint64)
+    lanes[:] = np.arange(1, LANES + 1)
+    # A thread takes neighbours in a list: here one in so many parts, so that all have as many large ones.
+    threads = torch.get_num_threads()
+    order = np.concatenate([np.arange(thread, len(lanes), threads) for thread in range(threads)])
+    in_threads(len(lanes), _PART, loop, (*parts[:, order], lanes))
+    return lanes[np.argsort(order)].tobytes()

@@ -12,9 +12,9 @@ import math
 from typing import Any, Final
 
 import numpy as np
-from numba import int64, njit
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
+from numba import njit
+
+from .loop_parts import taken
 
 _SUMMED: Final = 2048
 """How many keys are summed in the scores' precision before the sum is added to one in float64."""
@@ -37,19 +37,6 @@ PRECISIONS: Final = {
     np.float32: _precision(np.float32, np.int32, 23, -87.0, 8),
     np.float64: _precision(np.float64, np.int64, 52, -708.0, 14),
 }
-
-
-def _take(_: Any, tickets: Any) -> Any:
-    """Takes a ticket: adds one to the first number of an array, at once for all threads, and returns it."""
-
-    def take(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        array = make_array(tickets)(context, builder, arguments[0])  # type: ignore[no-untyped-call]
-        return builder.atomic_rmw("add", array.data, context.get_constant(int64, 1), "monotonic")
-
-    return int64(tickets), take
-
-
-taken: Final[Any] = intrinsic(_take)
 
 
 @_compiled

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from einops import EinopsError, rearrange
@@ -15,6 +15,9 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import UnsupportedModelError, WeightsError
 from ..maths.fingerprint import fingerprint_of
+
+_WORTH_THREADS: Final = 2**20
+"""How many bytes take longer to read than threads to start."""
 
 
 @dataclass(frozen=True)
@@ -368,14 +371,21 @@ class WeightsHash:
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and the SHA-256 of the bytes of tensors."""
     names = sorted(tensors)
+    values = [tensors[name] for name in names]
+    lines = [
+        f"{name} {value.dtype} {tuple(value.shape)} {found}"
+        for name, value, found in zip(names, values, _bytes_hashes(values), strict=True)
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _bytes_hashes(values: Sequence[Tensor]) -> list[str]:
+    """The SHA-256 of the bytes of each, on several threads where there is much to read."""
+    if sum(value.nbytes for value in values) < _WORTH_THREADS:
+        return [_bytes_hash(value) for value in values]
     # hashlib releases the interpreter lock while it reads a large tensor.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        hashes = pool.map(_bytes_hash, (tensors[name] for name in names))
-        lines = [
-            f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {found}"
-            for name, found in zip(names, hashes, strict=True)
-        ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return list(pool.map(_bytes_hash, values))
 
 
 def _bytes_hash(tensor: Tensor) -> str:

@@ -34,6 +34,25 @@ def test_every_entry_counts(name: str) -> None:
         assert fingerprint_of(changed) != before, place
 
 
+def test_large_tensors_are_read_to_their_end_on_any_number_of_threads() -> None:
+    large = torch.arange(2 * 2**18 + 77, dtype=torch.float32)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(fingerprint_of({"large": large, **tensors()}))
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]
+    for place in (0, 2**18 - 1, 2**18, 2**19 - 1, 2**19, len(large) - 2, len(large) - 1):
+        changed = large.clone()
+        changed[place] += 1
+        assert fingerprint_of({"large": changed, **tensors()}) != found[0], place
+    halves = torch.cat([large[2**18 : 2**19], large[: 2**18], large[2**19 :]])
+    assert fingerprint_of({"large": halves, **tensors()}) != found[0]
+
+
 def test_order_names_shapes_and_types_count() -> None:
     here = tensors()
     before = fingerprint_of(here)
