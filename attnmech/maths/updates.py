@@ -17,7 +17,7 @@ from torch import Tensor
 from .fingerprint import fingerprint_of
 from .products import product
 
-_TOKENS: Final = 256
+_TOKENS: Final = 512
 """How many tokens are measured at a time, so that what heads see of a stream stays in the cache."""
 
 _KEPT_BYTES: Final = 2**26
@@ -65,17 +65,6 @@ class Writer:
     def _norm(self, z: Float[Tensor, "token head d_head"]) -> Float[Tensor, "head token"]:
         norm: Tensor = torch.linalg.vector_norm(torch.bmm(z.transpose(0, 1), self._triangle.mT), dim=-1)
         return norm
-
-
-def norm_without(
-    x: Float[Tensor, "batch position d_model"],
-    constant: Float[Tensor, " d_model"],
-    by_token: Float[Tensor, "batch position"],
-) -> Float[Tensor, "batch position"]:
-    """‖x − b c‖ for a constant c and a factor b for each token."""
-    parts = zip(_parts(x), _parts(by_token[..., None]), strict=True)
-    norms = [torch.linalg.vector_norm(part - factor * constant, dim=-1) for part, factor in parts]
-    return torch.cat(norms).view(x.shape[:2])
 
 
 def _parts(values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "token ..."]]:

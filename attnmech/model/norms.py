@@ -130,8 +130,13 @@ class NormScale:
     `by_dimension` can be folded into the matrix that writes a, and `by_token` multiplied with the result.
     """
 
-    by_dimension: Float[Tensor, " d_model"]
+    by_dimension: Float[Tensor, " d_model"] | None
+    """None if there is no norm."""
     by_token: Float[Tensor, "batch position"]
+
+    def folded(self, written: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
+        """What is written in the stream's dimensions, with `by_dimension` folded in."""
+        return written if self.by_dimension is None else written * self.by_dimension
 
 
 def norm_scale(
@@ -143,7 +148,7 @@ def norm_scale(
     """The factors of an RMSNorm, computed from its own input and output; ones if there is no norm."""
     stream = given.to(precision)
     if norm is None:
-        return NormScale(stream.new_ones(stream.shape[-1]), stream.new_ones(stream.shape[:2]))
+        return NormScale(None, stream.new_ones(stream.shape[:2]))
     by_dimension = gamma_of(norm, given).to(precision)
     if factor_by_dimension(norm, given) is not None:
         return NormScale(by_dimension, stream.new_ones(stream.shape[:2]))

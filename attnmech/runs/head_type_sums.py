@@ -139,7 +139,7 @@ class HeadTypeSums(Reducer):
         held, batch = _Layer.taken(run, end.layer), run.batch.queries(run.stack.label)
         unembedding, direction = _reading_directions(run, batch)
         scale = attention_scale(run.stack, end, unembedding.gamma.dtype)
-        W_O = run.stack.weights(end.layer).W_O.detach().to(scale.by_dimension) * scale.by_dimension
+        W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(unembedding.gamma.dtype))
         # What the logit of each place's token reads of a value.
         read = product_by_head(direction, W_O.mT)
         gate = None if end.notes.gate is None else end.notes.gate.transpose(1, 2).to(read)

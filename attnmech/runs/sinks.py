@@ -147,7 +147,7 @@ class SinkReducer(Reducer):
             state["most"][layer] = sink.transpose(0, 1)
         others = real[:, None] & ~sink
         scale = attention_scale(run.stack, end, received.dtype)
-        W_O = run.stack.weights(end.layer).W_O.detach().to(received.dtype) * scale.by_dimension
+        W_O = scale.folded(run.stack.weights(end.layer).W_O.detach().to(received.dtype))
         x, z, v = (end[name].to(received.dtype) for name in ("resid_pre", "z", "v"))
         writer = Writer(W_O)
         values = repeat(v, "batch key kv d_head -> batch key (kv group) d_head", group=len(W_O) // v.shape[2])

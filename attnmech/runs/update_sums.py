@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..maths.updates import Writer, cosine, norm_without
+from ..maths.compared import Compared, compared
+from ..maths.updates import Writer, cosine
 from ..model.block import attention_scale, before_mlp
 from ..model.carried import values_read
 from ..model.local_global import global_tokens
-from ..model.norms import NormScale
 from ..model.observed import LayerEnd, RowBlock
 from ..model.stack import Stack
 from ..model.unembedding import Unembedding
@@ -89,9 +89,11 @@ class UpdateSums(Reducer):
         precision = state["values"].dtype
         scale = attention_scale(run.stack, end, precision)
         weights = run.stack.weights(end.layer)
-        W_O = weights.W_O.detach().to(precision) * scale.by_dimension
-        x, z, v = (end[name].to(precision) for name in ("resid_pre", "z", "v"))
-        stream_norm = torch.linalg.vector_norm(x, dim=-1)[:, None]
+        W_O = scale.folded(weights.W_O.detach().to(precision))
+        x, z, v, out = (end[name].to(precision) for name in ("resid_pre", "z", "v", "attn_out"))
+        constant = None if weights.b_O is None else scale.folded(weights.b_O.detach().to(precision))
+        attention = compared(out, x, constant, scale.by_token)
+        stream_norm = attention.stream[:, None]
         writer, read = Writer(W_O), self._read(v, end.layer, run)
         # By the stack's name: at the end of a decoder's layer the notes are those of its cross-attention.
         key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
@@ -105,7 +107,7 @@ class UpdateSums(Reducer):
         )
         key = top.masked_fill(~choice[:, None], -1)
         state["top_key"][end.index] = key.transpose(0, 1)
-        key_norm = torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
+        key_norm = stream_norm if key_stream is x else torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
         attended = [
             _attended(*each, key_norm, key, scale.by_token) for each in of_keys or writer.against(key_stream, *read)
         ]
@@ -137,7 +139,7 @@ class UpdateSums(Reducer):
             state["logits"][end.index] = towards * scale.by_token[texts, last]
             if end.index == run.n_layers - 1:
                 state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
-        blocks = _whole_blocks(run.stack, end, norm, scale, weights.b_O)
+        blocks = _whole_blocks(run.stack, end, attention, norm.sum(dim=1))
         _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
 
     def _read(self, v: Tensor, layer: int, run: Run) -> list[Float[Tensor, "batch key some_head d_value"]]:
@@ -193,42 +195,31 @@ def _attended(
 
 
 def _whole_blocks(
-    stack: Stack,
-    end: LayerEnd,
-    norm: Float[Tensor, "batch head position"],
-    scale: NormScale,
-    b_O: Float[Tensor, " d_model"] | None,
+    stack: Stack, end: LayerEnd, attention: Compared, parts: Float[Tensor, "batch position"]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each of `BLOCK_STATISTICS` as values and where they are defined."""
-    precision = norm.dtype
-    x, out = end["resid_pre"].to(precision), end["attn_out"].to(precision)
-    constant = None if b_O is None else scale.by_dimension * b_O.detach().to(precision)
-    total = torch.linalg.vector_norm(out, dim=-1) if constant is None else norm_without(out, constant, scale.by_token)
-    parts = norm.sum(dim=1)
-    found = _against("attn", out, x, end.real) | {
-        "cancellation": (total / parts.clamp_min(torch.finfo(parts.dtype).tiny), end.real & (parts > 0)),
+    """Each of `BLOCK_STATISTICS` as values and where they are defined; `parts` are the sums of the heads' norms."""
+    found = _against("attn", attention, end.real) | {
+        "cancellation": (attention.rest / parts.clamp_min(torch.finfo(parts.dtype).tiny), end.real & (parts > 0)),
     }
-    none = torch.zeros_like(total), torch.zeros_like(end.real)
+    none = torch.zeros_like(parts), torch.zeros_like(end.real)
     found |= {"mlp_magnitude": none, "mlp_orientation": none}
     if "mlp_out" in end:
-        mlp, before = end["mlp_out"].to(precision), before_mlp(stack, end).to(precision)
-        found |= _against("mlp", mlp, before, end.real)
+        mlp = compared(end["mlp_out"].to(parts.dtype), before_mlp(stack, end).to(parts.dtype))
+        found |= _against("mlp", mlp, end.real)
     return {name: (value[:, None], valid[:, None]) for name, (value, valid) in found.items()}
 
 
-def _against(name: str, update: Tensor, x: Tensor, real: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def _against(name: str, block: Compared, real: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Magnitude and orientation of a block's update, by their names."""
-    norm, stream = (torch.linalg.vector_norm(each, dim=-1) for each in (update, x))
-    magnitude = norm / stream.clamp_min(torch.finfo(norm.dtype).tiny)
-    orientation = cosine(torch.linalg.vecdot(update, x), norm, stream)
+    magnitude = block.norm / block.stream.clamp_min(torch.finfo(block.norm.dtype).tiny)
+    orientation = cosine(block.product, block.norm, block.stream)
     return {
-        f"{name}_magnitude": (magnitude, real & (stream > 0)),
-        f"{name}_orientation": (orientation, real & (norm * stream > 0)),
+        f"{name}_magnitude": (magnitude, real & (block.stream > 0)),
+        f"{name}_orientation": (orientation, real & (block.norm * block.stream > 0)),
     }
 
 
 def _keep(values: Tensor, valid: Tensor, layer: int, found: list[tuple[Tensor, Tensor]]) -> None:
-    for place, (value, defined) in enumerate(found):
-        kept = defined.expand_as(value)
-        values[place, layer] = value.masked_fill(~kept, 0.0).transpose(0, 1)
-        valid[place, layer] = kept.transpose(0, 1)
+    kept = torch.stack([defined.expand_as(value) for value, defined in found])
+    values[:, layer] = torch.stack([value for value, _ in found]).masked_fill_(~kept, 0.0).transpose(1, 2)
+    valid[:, layer] = kept.transpose(1, 2)

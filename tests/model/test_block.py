@@ -88,6 +88,6 @@ def test_attention_is_scaled_where_a_norm_stands_after_it_and_nowhere_else() -> 
         stack = models.hooked(name).stack()
         for end in ends_of(name):
             scale = attention_scale(stack, end, torch.float32)
-            written = scale.by_token[..., None] * scale.by_dimension * end["attn_raw"]
+            written = scale.by_token[..., None] * scale.folded(end["attn_raw"])
             torch.testing.assert_close(written, end["attn_out"], rtol=1e-4, atol=1e-5)
             assert bool((scale.by_token == 1).all()) == (name != "gemma2")

@@ -1,0 +1,60 @@
+"""The compiled loop of `compared.py`; imported where numba is installed."""
+
+import math
+from typing import Final
+
+from numba import njit
+
+from .loop_parts import taken
+
+_SUMMED: Final = 2048
+"""How many numbers are summed in their own precision before the sum is added to one in float64."""
+
+
+@njit(nogil=True, cache=True)
+def shared_compare(edges, tickets, arguments, _):
+    """`compare` of slices of the tokens that nobody has taken yet."""
+    part = taken(tickets)
+    while part < len(edges) - 1:
+        compare(edges[part], edges[part + 1], *arguments)
+        part = taken(tickets)
+
+
+@njit(nogil=True, cache=True)
+def compare(start, stop, updates, streams, constant, factors, found):
+    """Of each token: ‖u‖, ‖x‖, u · x and, where there is a constant c, ‖u − b c‖."""
+    for token in range(start, stop):
+        u, x = updates[token], streams[token]
+        of_u, of_x, product, of_rest = 0.0, 0.0, 0.0, 0.0
+        for begin in range(0, len(u), _SUMMED):
+            part = slice(begin, begin + _SUMMED)
+            a, b, c = _squares(u[part], x[part])
+            of_u, of_x, product = of_u + a, of_x + b, product + c
+            if len(constant):
+                of_rest += _square_without(u[part], constant[part], factors[token])
+        found[0, token] = math.sqrt(of_u)
+        found[1, token] = math.sqrt(of_x)
+        found[2, token] = product
+        found[3, token] = math.sqrt(of_rest)
+
+
+_summing: Final = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+
+
+@_summing
+def _squares(u, x):
+    of_u = of_x = product = u.dtype.type(0)
+    for j in range(len(u)):
+        of_u += u[j] * u[j]
+        of_x += x[j] * x[j]
+        product += u[j] * x[j]
+    return of_u, of_x, product
+
+
+@_summing
+def _square_without(u, constant, factor):
+    total = u.dtype.type(0)
+    for j in range(len(u)):
+        rest = u[j] - factor * constant[j]
+        total += rest * rest
+    return total
