@@ -118,6 +118,8 @@ def attend(
             )  # fmt: skip
             for observe in watch.rows:
                 observe(block)
+            del block
+        del scores, attention
     return _visit_z(site, torch.cat(blocks, dim=1), keep=weights is None)
 
 
