@@ -46,9 +46,9 @@ def defined_rows(
     rows: range,
     real: Bool[Tensor, "batch row"],
     first: Int[Tensor, " batch"],
+    places: "Places",
     last: int,
     aligned: bool,
-    keys: Int[Tensor, " key"] | None = None,
 ) -> DefinedRows:
     """The rows of one block on which each statistic is defined.
 
@@ -57,23 +57,19 @@ def defined_rows(
     last k keys if it sees others too, "elsewhere" if it sees any other key.
 
     `aligned` says that queries and keys are the same tokens; in cross-attention there is no self, previous or
-    distance. `keys` are the positions of the keys, in order, if those are not all from 0 on.
+    distance.
     """
     seen = visible[:, 0]
     count = seen.sum(dim=-1)
     place = torch.arange(rows.start, rows.stop, device=seen.device)
     choice = real & (count > 1)
-
-    def sees(key: Tensor) -> Tensor:
-        at, inside = _find(key, keys, seen.shape[-1])
-        return real & inside & seen.gather(-1, at.expand(len(seen), len(rows))[..., None])[..., 0]
-
+    sees = real[..., None] & ~places.missing[:, 0] & seen.gather(-1, places.at)
     none = torch.zeros_like(real)
-    start = sees(first[:, None])
-    itself, before = (sees(place), sees(place - 1)) if aligned else (none, none)
+    start = sees[..., 0]
+    itself, before = (sees[..., 1], sees[..., 2]) if aligned else (none, none)
     apart = itself.int() + (before & (place > first[:, None])).int()
     apart = apart + (start & (place > first[:, None] + 1)).int()
-    recent = torch.stack([sees(place - back) for back in range(min(last, rows.stop))]).sum(dim=0)
+    recent = sees[..., 1 : 1 + min(last, rows.stop)].sum(dim=-1)
     beyond = choice & (count > recent) if aligned else none
     by_distance = choice if aligned else none
     valid = {

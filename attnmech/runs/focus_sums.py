@@ -79,10 +79,10 @@ class FocusSums(Reducer):
 
         def make() -> _OfMask:
             first, rows, keys = block.batch.keys(block.stack).begins, block.rows, block.keys
-            defined = defined_rows(block.visible, rows, block.real, first, self.last, block.stack != "cross", keys)
             count = block.scores.shape[-1]
             at = torch.arange(count, device=classes.device) if keys is None else keys
             places = Places.of(rows, first, self.last, keys, count)
+            defined = defined_rows(block.visible, rows, block.real, first, places, self.last, block.stack != "cross")
             uniform, seen = uniform_attention(block.visible, classes[:, :, rows.start : rows.stop])
             return _OfMask(defined, places, at, uniform, seen)
 

@@ -53,7 +53,9 @@ def sums_by_text(
 def _sums_of(values: Tensor, valid: Tensor, members: Bool[Tensor, "batch query"]) -> tuple[Tensor, Tensor]:
     """The sums of one class, some at a time, so that what is cast to float64 stays in the cache."""
     found = members.any(dim=0).nonzero()[:, 0]
-    first, last = (int(found[0]), int(found[-1])) if len(found) else (0, -1)
+    if not len(found):
+        return values.new_zeros(values.shape[:-1]).double(), valid.new_zeros(valid.shape[:-1]).double()
+    first, last = int(found[0]), int(found[-1])
     rows = slice(first, last + 1) if last + 1 - first == len(found) else found
     here = members[:, rows]
     all_count = bool(here.all())

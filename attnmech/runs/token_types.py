@@ -1,5 +1,6 @@
 """What type of token is it: a word, a number, a mark, a special token, the first of its text?"""
 
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -25,6 +26,7 @@ def token_types(batch: Batch) -> Int[Tensor, "batch position"]:
     return found.scatter(1, batch.begins[:, None], TOKEN_TYPES.index("first token"))
 
 
+@lru_cache(2**16)
 def type_of(token: str) -> int:
     """The index in `TOKEN_TYPES` of a token's text, wherever it stands.
 
