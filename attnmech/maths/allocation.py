@@ -11,7 +11,7 @@ from typing import Any, Final
 LEAST: Final = 8 * 2**20
 """Passes whose widest activation takes fewer bytes find room anyway."""
 
-HELD: Final = 2**30
+HELD: Final = 2**29
 """How many bytes of freed memory stay with the process after a pass, for the next."""
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
