@@ -1,18 +1,20 @@
 """Where does a pass get its memory? From what it or the last freed, which glibc would give back and ask for again."""
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 LEAST: Final = 8 * 2**20
 """Passes whose widest activation takes fewer bytes find room anyway."""
 
-HELD: Final = 2**29
-"""How many bytes of freed memory stay with the process after a pass, for the next."""
+HELD: Final = 384 * 2**20
+"""By how many bytes the process may have grown after a pass before all that is free goes back."""
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _DURING: Final = {_TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 * 2**20, _MMAP_THRESHOLD: 2**31 - 1}
@@ -23,22 +25,11 @@ _SET_BY_USER: Final = ("MALLOC_", "GLIBC_TUNABLES")
 """The beginnings of variables with which somebody has told the C library what to keep."""
 
 
-class _Found(ctypes.Structure):
-    """What `mallinfo2` says of the heap."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    )  # fmt: skip
-
-
 class _Passes:
-    """How many passes of all threads are under way."""
+    """How many passes of all threads are under way, and the least that the process held since free memory went back."""
 
     def __init__(self) -> None:
-        self.lock, self.count = threading.Lock(), 0
+        self.lock, self.count, self.least = threading.Lock(), 0, math.inf
 
 
 _passes: Final = _Passes()
@@ -50,9 +41,9 @@ def freed_memory_kept(widest: int) -> Iterator[None]:
 
     glibc gives arrays above 32 MB back as soon as they are freed, and what is free at the end of its heap above 64 MB.
     Every page that is asked for again costs a fault: a fifth of the time of a pass over 2048 tokens. What a pass leaves
-    free goes back if it is more than `HELD` bytes; less stays for the next pass. Nothing is done on other C libraries,
-    where a `MALLOC_` variable or `GLIBC_TUNABLES` is set, and where the `widest` activation takes less than `LEAST`
-    bytes.
+    free stays for the next, until the process has grown by more than `HELD` bytes. Nothing is done on other C
+    libraries, where a `MALLOC_` variable or `GLIBC_TUNABLES` is set, and where the `widest` activation takes less than
+    `LEAST` bytes.
     """
     libc = _glibc() if widest >= LEAST else None
     if libc is None:
@@ -61,6 +52,7 @@ def freed_memory_kept(widest: int) -> Iterator[None]:
     with _passes.lock:
         _passes.count += 1
         if _passes.count == 1:
+            _passes.least = min(_passes.least, _resident())
             _set(libc, _DURING)
     try:
         yield
@@ -69,8 +61,9 @@ def freed_memory_kept(widest: int) -> Iterator[None]:
             _passes.count -= 1
             if not _passes.count:
                 _set(libc, _AFTER)
-                if libc.mallinfo2().fordblks > HELD:
+                if _resident() - _passes.least > HELD:
                     libc.malloc_trim(0)
+                    _passes.least = _resident()
 
 
 def _set(libc: Any, settings: dict[int, int]) -> None:
@@ -86,7 +79,12 @@ def _glibc() -> Any | None:
     try:
         libc = ctypes.CDLL(None)
         libc.gnu_get_libc_version, libc.mallopt, libc.malloc_trim  # noqa: B018 - raises if there is none
-        libc.mallinfo2.restype = _Found
+        _resident()
     except (OSError, AttributeError, TypeError):
         return None
     return libc
+
+
+def _resident() -> int:
+    """How many bytes of memory the process holds."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from threading import Event, Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,24 +83,24 @@ def test_what_a_user_told_the_c_library_stays() -> None:
 class _Library:
     """Notes what it is told."""
 
-    def __init__(self, free: int) -> None:
+    def __init__(self) -> None:
         self.told: list[str] = []
-        self.free = free
 
     def mallopt(self, name: int, value: int) -> None:
         if name == -1:
             self.told.append("keep" if value > allocation.HELD else "usual")
 
-    def mallinfo2(self) -> SimpleNamespace:
-        return SimpleNamespace(fordblks=self.free)
-
     def malloc_trim(self, _: int) -> None:
         self.told.append("trim")
 
 
-@pytest.mark.parametrize(("free", "then"), [(allocation.HELD, []), (allocation.HELD + 1, ["trim"])])
-def test_the_last_of_several_threads_gives_it_back(monkeypatch: pytest.MonkeyPatch, free: int, then: list[str]) -> None:
-    library = _Library(free)
+@pytest.mark.parametrize(("grown", "then"), [(allocation.HELD, []), (allocation.HELD + 1, ["trim"])])
+def test_the_last_of_several_threads_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch, grown: int, then: list[str]
+) -> None:
+    library, held = _Library(), iter([7, 7 + grown, 8])
+    monkeypatch.setattr(allocation, "_passes", allocation._Passes())
+    monkeypatch.setattr(allocation, "_resident", lambda: next(held))
     monkeypatch.setattr(allocation, "_glibc", lambda: library)
     began, end = Event(), Event()
 
