@@ -16,7 +16,7 @@ from numba import njit
 
 from .loop_parts import taken
 
-_SUMMED: Final = 2048
+SUMMED: Final = 2048
 """How many keys are summed in the scores' precision before the sum is added to one in float64."""
 _SEARCHED: Final = 128
 """How many probabilities have a maximum of their own, so that the highest is found without reading the row again."""
@@ -24,7 +24,7 @@ _FAR_BELOW: Final = -1000.0
 """exp(-1000) is 0 in any precision, and 0 · (−∞) would be NaN."""
 _LN_2: Final = 0.693359375, math.log(2) - 0.693359375
 """In two parts: n times the first is exact."""
-_compiled: Final = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+compiled: Final = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 """Sums may be rearranged; NaN and infinities keep their meaning."""
 
 
@@ -39,7 +39,7 @@ PRECISIONS: Final = {
 }
 
 
-@_compiled
+@compiled
 def shared_softmax(edges, tickets, arguments, _):
     """`softmax` of the slices, between the edges, that nobody has taken yet."""
     part = taken(tickets)
@@ -48,7 +48,7 @@ def shared_softmax(edges, tickets, arguments, _):
         part = taken(tickets)
 
 
-@_compiled
+@compiled
 def shared_sum_by_key(edges, tickets, arguments, _):
     """`sum_by_key` of such slices."""
     part = taken(tickets)
@@ -57,7 +57,7 @@ def shared_sum_by_key(edges, tickets, arguments, _):
         part = taken(tickets)
 
 
-@_compiled
+@compiled
 def shared_sum_by_diagonal(edges, tickets, arguments, _):
     """`sum_by_diagonal` of such slices."""
     part = taken(tickets)
@@ -66,7 +66,7 @@ def shared_sum_by_diagonal(edges, tickets, arguments, _):
         part = taken(tickets)
 
 
-@_compiled
+@compiled
 def softmax(
     start, stop, first_row, places, begins, last, with_sink, precision, sinks, runs, tokens, classes,
     scores, pattern, key, by_key, by_diagonal, measured,
@@ -121,7 +121,7 @@ def softmax(
                        by_diagonal[head, kind])  # fmt: skip
 
 
-@_compiled
+@compiled
 def _near(p, begin, here, last, masses):
     """The probability of a text's first token, of a row's own, of the one before, and of the last together."""
     masses[0] = p[begin] if begin < len(p) else 0
@@ -132,7 +132,7 @@ def _near(p, begin, here, last, masses):
         masses[3] += p[place]
 
 
-@_compiled
+@compiled
 def _receive(p, at_key, at_diagonal, row, rows, runs, tokens):
     """Adds a row to what its keys and their diagonals receive, run by run of neighbouring keys.
 
@@ -147,7 +147,7 @@ def _receive(p, at_key, at_diagonal, row, rows, runs, tokens):
             shifted[j] += weights[j]
 
 
-@_compiled
+@compiled
 def _flush(at_key, at_diagonal, first_row, rows, runs, tokens, by_key, by_diagonal):
     """Adds what a block's rows give to the sums of the layer, whose diagonals are those of all rows and tokens."""
     queries = len(by_diagonal) - tokens + 1
@@ -164,7 +164,7 @@ def _flush(at_key, at_diagonal, first_row, rows, runs, tokens, by_key, by_diagon
                 total[j] += far[j]
 
 
-@_compiled
+@compiled
 def _highest(bits):
     """The bits of the largest of a row of floats of either sign."""
     whole = bits.dtype.type
@@ -177,7 +177,7 @@ def _highest(bits):
     return whole(best ^ whole(whole(best >> sign) & magnitude))
 
 
-@_compiled
+@compiled
 def _exponentials(s, shift, p, powers, unit, lowest, coefficients):
     """e^(s − shift) = 2^n · Σ_k g^k / k!, |g| at most half of ln 2: the sums, and n in the exponent's bits."""
     whole, real = powers.dtype.type, p.dtype.type
@@ -196,19 +196,19 @@ def _exponentials(s, shift, p, powers, unit, lowest, coefficients):
         powers[j] = whole(n * unit)
 
 
-@_compiled
+@compiled
 def _add(bits, powers):
     for j in range(len(bits)):
         bits[j] += powers[j]
 
 
-@_compiled
+@compiled
 def _sums(p, s, shift):
     """Σ p and Σ p (s − shift)."""
     real = p.dtype.type
     far_below, total, weighted = real(_FAR_BELOW), 0.0, 0.0
-    for begin in range(0, len(p), _SUMMED):
-        weights, scores = p[begin : begin + _SUMMED], s[begin : begin + _SUMMED]
+    for begin in range(0, len(p), SUMMED):
+        weights, scores = p[begin : begin + SUMMED], s[begin : begin + SUMMED]
         a, b = real(0), real(0)
         for j in range(len(weights)):
             a += weights[j]
@@ -218,12 +218,12 @@ def _sums(p, s, shift):
     return total, weighted
 
 
-@_compiled
+@compiled
 def _far(p, places, here):
     """Σ p |here − place|."""
     far = 0.0
-    for begin in range(0, len(p), _SUMMED):
-        weights, at = p[begin : begin + _SUMMED], places[begin : begin + _SUMMED]
+    for begin in range(0, len(p), SUMMED):
+        weights, at = p[begin : begin + SUMMED], places[begin : begin + SUMMED]
         a = p.dtype.type(0)
         for j in range(len(weights)):
             a += weights[j] * abs(here - at[j])
@@ -231,7 +231,7 @@ def _far(p, places, here):
     return far
 
 
-@_compiled
+@compiled
 def _normalise(p, bits, factor, maxima):
     """Multiplies a row, and finds the largest of every `_SEARCHED` keys."""
     whole = bits.dtype.type
@@ -245,7 +245,7 @@ def _normalise(p, bits, factor, maxima):
         maxima[part] = best
 
 
-@_compiled
+@compiled
 def _place(bits, maxima):
     """Where the largest is; the last place if all are NaN."""
     best = maxima.dtype.type(0)
@@ -259,7 +259,7 @@ def _place(bits, maxima):
     return place
 
 
-@_compiled
+@compiled
 def _second(bits, best):
     """The bits of the next to the largest: the same if there are several."""
     whole = bits.dtype.type

@@ -1,14 +1,11 @@
 """The compiled loop of `compared.py`; imported where numba is installed."""
 
 import math
-from typing import Final
 
 from numba import njit
 
 from .loop_parts import taken
-
-_SUMMED: Final = 2048
-"""How many numbers are summed in their own precision before the sum is added to one in float64."""
+from .row_loops import SUMMED, compiled
 
 
 @njit(nogil=True, cache=True)
@@ -26,8 +23,8 @@ def compare(start, stop, updates, streams, constant, factors, found):
     for token in range(start, stop):
         u, x = updates[token], streams[token]
         of_u, of_x, product, of_rest = 0.0, 0.0, 0.0, 0.0
-        for begin in range(0, len(u), _SUMMED):
-            part = slice(begin, begin + _SUMMED)
+        for begin in range(0, len(u), SUMMED):
+            part = slice(begin, begin + SUMMED)
             a, b, c = _squares(u[part], x[part])
             of_u, of_x, product = of_u + a, of_x + b, product + c
             if len(constant):
@@ -38,10 +35,7 @@ def compare(start, stop, updates, streams, constant, factors, found):
         found[3, token] = math.sqrt(of_rest)
 
 
-_summing: Final = njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
-
-
-@_summing
+@compiled
 def _squares(u, x):
     of_u = of_x = product = u.dtype.type(0)
     for j in range(len(u)):
@@ -51,7 +45,7 @@ def _squares(u, x):
     return of_u, of_x, product
 
 
-@_summing
+@compiled
 def _square_without(u, constant, factor):
     total = u.dtype.type(0)
     for j in range(len(u)):
