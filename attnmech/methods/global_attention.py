@@ -14,12 +14,13 @@ from ..draw.section import Section
 from ..draw.text import percent
 from ..errors import InputError
 from ..maths.local_global import MASSES, masses
+from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.local_global import global_tokens
 from ..model.observed import RowBlock
 from ..runs.row_classes import ROW_CLASSES, row_classes
-from ..runs.row_means import RowMeans, added, closed, sums_by_text
+from ..runs.row_means import RowMeans, added, closed
 from ..runs.stream import Reducer, Run, Source, State, stream
 
 FIGURES: Final = {"global_mass": "attention of local tokens to global ones", "window_mass": "attention in the window"}
@@ -103,9 +104,9 @@ class GlobalReducer(Reducer):
         keys = chosen[:, : block.scores.shape[-1]] if block.keys is None else chosen[:, block.keys]
         values, valid = masses(block.pattern, block.visible, chosen[:, rows], keys, block.real)
         by_head = values.transpose(1, 2)
-        sums, counts = sums_by_text(by_head, valid[:, None], state["classes"][:, :, rows])
-        state["sums"][:, :, layer] += sums
-        state["counts"][:, :, layer] += counts
+        classes = state["classes"][:, :, rows]
+        state["sums"][:, :, layer] += sums_by_text(by_head, classes)
+        state["counts"][:, :, layer] += counts_by_text(valid[:, None], classes)
         if "values" in state:
             state["values"][:, layer, :, :, rows] = by_head
             state["valid"][:, layer, 0, :, rows] = valid

@@ -24,6 +24,7 @@ from ..maths.focus import STATISTICS as OF_FOCUS
 from ..maths.focus import collapse_class
 from ..maths.intervals import LEAST_TEXTS, TextMeans
 from ..maths.outliers import critical_score, robust_scores, spread_of
+from ..maths.update_statistics import STATISTICS as OF_UPDATES
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.observed import LayerEnd, RowBlock
@@ -34,7 +35,6 @@ from ..runs.groups import by_group, joined
 from ..runs.row_classes import ROW_CLASSES, row_classes
 from ..runs.stream import Reducer, Run, Source, State, stream
 from ..runs.summed import Summed
-from ..runs.update_sums import STATISTICS as OF_UPDATES
 from ..runs.update_sums import UpdateSums
 
 STATISTICS: Final = {

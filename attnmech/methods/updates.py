@@ -22,13 +22,14 @@ from ..draw.section import Section
 from ..draw.text import percent, signed
 from ..draw.update_sections import update_sections
 from ..errors import InputError, index_of
+from ..maths.update_statistics import STATISTICS
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..model.unembedding import unembedding_of
 from ..runs.answers import Answers, answer_ids
 from ..runs.row_means import RowMeans
 from ..runs.stream import Source, State, stream
-from ..runs.update_sums import BLOCK_STATISTICS, STATISTICS, Towards, UpdateSums
+from ..runs.update_sums import BLOCK_STATISTICS, Towards, UpdateSums
 
 _ANSWERS: Final = "ask for it: am.residual_updates(model, text, answers=[' Tom'])"
 

@@ -9,11 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..arguments import whole_number
-from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, row_statistics
+from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
 from ..maths.received import uniform_attention
+from ..maths.sums_by_text import counts_by_text
 from ..model.observed import RowBlock
 from .row_classes import ROW_CLASSES, row_classes
-from .row_means import RowMeans, added, closed, sums_by_text
+from .row_means import RowMeans, added, closed
 from .stream import Reducer, Run, State
 from .token_types import TOKEN_TYPES, token_types
 
@@ -101,16 +102,19 @@ class FocusSums(Reducer):
         self, state: State, block: RowBlock, measures: tuple[RowMeasures, ...], masks: "tuple[_OfMask, ...]"
     ) -> None:
         """Adds the statistics of a layer's rows, block by block in order."""
-        layer, width = block.index, state["uniform"].shape[-1]
-        defined, uniform, seen = block.mask.once(
-            ("focus", self.last), lambda: (DefinedRows.joined([each.defined for each in masks]), *_summed(masks, width))
-        )
+        layer, width, classes = block.index, state["uniform"].shape[-1], state["classes"]
+
+        def of_masks() -> tuple[DefinedRows, Tensor, Tensor, Tensor]:
+            defined = DefinedRows.joined([each.defined for each in masks])
+            return defined, counts_by_text(defined.valid[:, None], classes), *_summed(masks, width)
+
+        defined, counts, uniform, seen = block.mask.once(("focus", self.last), of_masks)
         found = RowMeasures.joined(measures)
-        values, valid = row_statistics(found, defined).transpose(1, 2), defined.valid[:, None]
-        state["sums"][:, :, layer], state["counts"][:, :, layer] = sums_by_text(values, valid, state["classes"])
+        values, state["sums"][:, :, layer] = statistics_by_class(found, defined, classes)
+        state["counts"][:, :, layer] = counts
         state["uniform"][layer], state["seen"][layer] = uniform, seen
         if "values" in state:
-            state["values"][:, layer], state["valid"][:, layer] = values, valid
+            state["values"][:, layer], state["valid"][:, layer] = values, defined.valid[:, None]
             choice = defined.valid[STATISTICS.index("tied_top")]
             state["top_key"][layer] = found.key.masked_fill(~choice[:, None], -1).transpose(0, 1).int()
 

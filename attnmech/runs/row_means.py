@@ -24,6 +24,7 @@ from ..draw.section import Section
 from ..errors import InputError, MissingPointError, index_of
 from ..fields import check_entries, check_layers, check_rows
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
+from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..results import Provenance, TextResult, by_layer, shared_layers
 from .claims import about_largest, for_map, interval_note
 from .groups import by_group, joined
@@ -31,48 +32,6 @@ from .layers import count_layers
 from .row_classes import ROW_CLASSES
 from .stream import Run, Source, State
 from .summed import over_shards
-
-_AT_ONCE: Final = 2**18
-"""About how many numbers are summed at a time."""
-
-
-def sums_by_text(
-    values: Float[Tensor, "statistic *layers head batch query"],
-    valid: Bool[Tensor, "statistic *layers _ batch query"],
-    classes: Bool[Tensor, "batch class query"],
-) -> tuple[Float[Tensor, "statistic class *layers head batch"], Float[Tensor, "statistic class *layers _ batch"]]:
-    """Sums over each text's rows, by class, on which a statistic is defined, and the number of these rows.
-
-    `values` are 0 where a statistic is not defined.
-    """
-    by_class = [_sums_of(values, valid, members) for members in classes.unbind(dim=1)]
-    sums, counts = (torch.stack(each, dim=1) for each in zip(*by_class, strict=True))
-    return sums, counts
-
-
-def _sums_of(values: Tensor, valid: Tensor, members: Bool[Tensor, "batch query"]) -> tuple[Tensor, Tensor]:
-    """The sums of one class, some at a time, so that what is cast to float64 stays in the cache."""
-    found = members.any(dim=0).nonzero()[:, 0]
-    if not len(found):
-        return values.new_zeros(values.shape[:-1]).double(), valid.new_zeros(valid.shape[:-1]).double()
-    first, last = int(found[0]), int(found[-1])
-    rows = slice(first, last + 1) if last + 1 - first == len(found) else found
-    here = members[:, rows]
-    all_count = bool(here.all())
-    axes = values.shape[:-3]
-    values, valid = values.flatten(0, -4), valid.flatten(0, -4)
-    at_once = max(1, _AT_ONCE * len(values) // max(1, values.numel()))
-    sums, counts = [], []
-    for some, some_valid in zip(torch.split(values, at_once), torch.split(valid, at_once), strict=True):
-        value, defined = some[..., rows], some_valid[..., rows]
-        if not all_count:
-            value, defined = value.masked_fill(~here, 0.0), defined & here
-        sums.append(value.sum(dim=-1, dtype=torch.float64))
-        # As bytes: torch sums Booleans more slowly.
-        counts.append(defined.view(torch.uint8).sum(dim=-1, dtype=torch.int32))
-    sums_of, counts_of = torch.cat(sums), torch.cat(counts).double()
-    return sums_of.view(*axes, *sums_of.shape[1:]), counts_of.view(*axes, *counts_of.shape[1:])
-
 
 SUMMED: Final = ("sums", "counts", "block_sums", "block_counts")
 """The entries of a state whose last axis is texts, or groups of them."""
@@ -290,7 +249,7 @@ class RowMeans(TextResult):
         kept = {name: value for name, value in self.state.items() if name in self.BY_ROW}
         members = classes & rows.cpu()[:, None]
         defined = kept["values"].masked_fill(~kept["valid"], 0.0)
-        sums, counts = sums_by_text(defined, kept["valid"], members)
+        sums, counts = sums_by_text(defined, members), counts_by_text(kept["valid"], members)
         state = kept | {"sums": sums, "counts": counts}
         return replace(self, chosen=chosen, state=by_group(state, torch.arange(len(classes)), ("sums", "counts")))
 

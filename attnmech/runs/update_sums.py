@@ -5,11 +5,13 @@ from typing import ClassVar, Final
 
 import torch
 from einops import einsum, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import InputError
 from ..maths.compared import Compared, compared
+from ..maths.sums_by_text import counts_by_text, sums_by_text
+from ..maths.update_statistics import STATISTICS, AgainstStream, LayerRows, update_statistics
 from ..maths.updates import Writer, cosine
 from ..model.block import attention_scale, before_mlp
 from ..model.carried import values_read
@@ -19,14 +21,8 @@ from ..model.stack import Stack
 from ..model.unembedding import Unembedding
 from ..model.weights import tensors_hash
 from .row_classes import row_classes
-from .row_means import added, closed, sums_by_text
+from .row_means import added, closed
 from .stream import Reducer, Run, State
-
-STATISTICS: Final = (
-    "magnitude", "orientation", "along", "across", "target_magnitude", "target_orientation",
-    "magnitude_at_self", "magnitude_at_first", "magnitude_elsewhere",
-)  # fmt: skip
-"""What is measured for every head, row by row, in the order of the axis `statistic`."""
 
 BLOCK_STATISTICS: Final = ("attn_magnitude", "attn_orientation", "mlp_magnitude", "mlp_orientation", "cancellation")
 """What is measured for a layer's whole attention and whole MLP, row by row."""
@@ -93,53 +89,34 @@ class UpdateSums(Reducer):
         x, z, v, out = (end[name].to(precision) for name in ("resid_pre", "z", "v", "attn_out"))
         constant = None if weights.b_O is None else scale.folded(weights.b_O.detach().to(precision))
         attention = compared(out, x, constant, scale.by_token)
-        stream_norm = attention.stream[:, None]
         writer, read = Writer(W_O), self._read(v, end.layer, run)
         # By the stack's name: at the end of a decoder's layer the notes are those of its cross-attention.
         key_stream = x if end.stack != "cross" or end.notes.key_input is None else end.notes.key_input.to(precision)
         (norm, product), *of_keys = writer.against(x, z, *(read if key_stream is x else ()))
-        norm, product = norm * scale.by_token[:, None], product * scale.by_token[:, None]
-        magnitude, orientation = norm / stream_norm, cosine(product, norm, stream_norm)
-        real = end.real[:, None] & (stream_norm > 0)
+        of_keys = of_keys or writer.against(key_stream, *read)
+        key_norm = attention.stream if key_stream is x else torch.linalg.vector_norm(key_stream, dim=-1)
 
         top, choice = (
             torch.cat(each, dim=-1) for each in zip(*run.between.pop((id(state["classes"]), end.index)), strict=True)
         )
         key = top.masked_fill(~choice[:, None], -1)
         state["top_key"][end.index] = key.transpose(0, 1)
-        key_norm = stream_norm if key_stream is x else torch.linalg.vector_norm(key_stream, dim=-1)[:, None]
-        attended = [
-            _attended(*each, key_norm, key, scale.by_token) for each in of_keys or writer.against(key_stream, *read)
-        ]
-        target = attended[0]
-        for of_global in attended[1:]:
-            target = target.but(global_tokens(run.batch)[:, None], of_global)
-        seen = real & (key >= 0)
-        at_first = key == run.batch.keys(end.stack).begins[:, None, None]
-        at_self = key == torch.arange(key.shape[-1], device=key.device)
-        if end.stack == "cross":
-            at_self = torch.zeros_like(at_self)
-        found = {
-            "magnitude": (magnitude, real),
-            "orientation": (orientation, real & (norm > 0)),
-            "along": (magnitude * orientation, real),
-            "across": (magnitude * (1 - orientation**2).clamp_min(0).sqrt(), real),
-            "target_magnitude": (target.magnitude, real & target.compared),
-            "target_orientation": (target.orientation, real & target.directed),
-            "magnitude_at_self": (magnitude, seen & at_self),
-            "magnitude_at_first": (magnitude, seen & at_first & ~at_self),
-            "magnitude_elsewhere": (magnitude, seen & ~at_first & ~at_self),
-        }
-        _keep(state["values"], state["valid"], end.index, [found[name] for name in STATISTICS])
+        rows = LayerRows(
+            key, end.real, run.batch.keys(end.stack).begins, scale.by_token,
+            aligned=end.stack != "cross", by_global=global_tokens(run.batch) if len(of_keys) > 1 else None,
+        )  # fmt: skip
+        state["values"][:, end.index], state["valid"][:, end.index] = update_statistics(
+            AgainstStream(norm, product, attention.stream), [AgainstStream(*each, key_norm) for each in of_keys], rows
+        )
         if self.towards is not None:
             texts = torch.arange(len(x), device=x.device)
             last = end.real.shape[1] - 1 - end.real.int().flip(1).argmax(dim=1)
-            written = einsum(z[texts, last], W_O, "batch head d_head, head d_head d_model -> batch head d_model")
-            towards = einsum(written, self.towards.direction, "batch head d_model, batch d_model -> head batch")
+            at_last = einsum(z[texts, last], W_O, "batch head d_head, head d_head d_model -> batch head d_model")
+            towards = einsum(at_last, self.towards.direction, "batch head d_model, batch d_model -> head batch")
             state["logits"][end.index] = towards * scale.by_token[texts, last]
             if end.index == run.n_layers - 1:
                 state["final_scale"][:] = self.towards.unembedding.scale(end["resid_post"][texts, last])
-        blocks = _whole_blocks(run.stack, end, attention, norm.sum(dim=1))
+        blocks = _whole_blocks(run.stack, end, attention, norm.sum(dim=1) * scale.by_token)
         _keep(state["block_values"], state["block_valid"], end.index, [blocks[name] for name in BLOCK_STATISTICS])
 
     def _read(self, v: Tensor, layer: int, run: Run) -> list[Float[Tensor, "batch key some_head d_value"]]:
@@ -154,44 +131,13 @@ class UpdateSums(Reducer):
         """Sums over the rows of each of the batch's texts."""
         sums = {}
         for prefix in ("", "block_"):
-            by_text = sums_by_text(state[f"{prefix}values"], state[f"{prefix}valid"], state["classes"])
-            sums[f"{prefix}sums"], sums[f"{prefix}counts"] = by_text
+            sums[f"{prefix}sums"] = sums_by_text(state[f"{prefix}values"], state["classes"])
+            sums[f"{prefix}counts"] = counts_by_text(state[f"{prefix}valid"], state["classes"])
         return closed(sums if run.corpus else sums | state, run)
 
     def merge(self, one: State, other: State) -> State:
         """The sum of both."""
         return added(one, other)
-
-
-@dataclass(frozen=True)
-class _Attended:
-    """What the key that each row attends to most would write, against the stream there."""
-
-    magnitude: Float[Tensor, "batch head query"]
-    orientation: Float[Tensor, "batch head query"]
-    compared: Bool[Tensor, "batch head query"]
-    """Whether there is such a key, with a nonzero stream."""
-    directed: Bool[Tensor, "batch head query"]
-    """Whether, in addition, its value is nonzero."""
-
-    def but(self, rows: Bool[Tensor, "batch 1 query"], other: "_Attended") -> "_Attended":
-        """The same with other numbers in some rows."""
-        return _Attended(*(torch.where(rows, vars(other)[name], value) for name, value in vars(self).items()))
-
-
-def _attended(
-    norm: Float[Tensor, "batch head key"],
-    product: Float[Tensor, "batch head key"],
-    stream: Float[Tensor, "batch 1 key"],
-    key: Int[Tensor, "batch head query"],
-    by_token: Float[Tensor, "batch query"],
-) -> _Attended:
-    """v_j W_O against x_j, for the key j that each row attends to most."""
-    magnitude, orientation = norm / stream, cosine(product, norm, stream)
-    at = key.clamp(min=0)
-    compared = (key >= 0) & (stream > 0).expand_as(norm).gather(-1, at)
-    directed = compared & (norm > 0).gather(-1, at)
-    return _Attended(magnitude.gather(-1, at) * by_token[:, None], orientation.gather(-1, at), compared, directed)
 
 
 def _whole_blocks(

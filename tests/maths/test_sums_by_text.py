@@ -1,10 +1,10 @@
-"""Sums by text and class of row, against a loop."""
+"""Sums and counts by text and class of row, against a loop."""
 
 import pytest
 import torch
 
-from attnmech.runs import row_means
-from attnmech.runs.row_means import sums_by_text
+from attnmech.maths import sums_by_text as sums_module
+from attnmech.maths.sums_by_text import counts_by_text, sums_by_text
 
 CLASSES = {
     "one text, all but the first": [[[1, 0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]],
@@ -23,12 +23,12 @@ CLASSES = {
 def test_against_a_loop(
     monkeypatch: pytest.MonkeyPatch, layers: tuple[int, ...], valid_heads: int, at_once: int, name: str
 ) -> None:
-    monkeypatch.setattr(row_means, "_AT_ONCE", at_once)
+    monkeypatch.setattr(sums_module, "_AT_ONCE", at_once)
     classes = torch.tensor(CLASSES[name]).bool()
     texts, _, rows = classes.shape
     valid = torch.rand(4, *layers, valid_heads, texts, rows) > 0.3
     values = torch.randn(4, *layers, 5, texts, rows).masked_fill(~valid, 0.0)
-    sums, counts = sums_by_text(values, valid, classes)
+    sums, counts = sums_by_text(values, classes), counts_by_text(valid, classes)
     assert sums.dtype == counts.dtype == torch.float64
     assert sums.shape == (4, 3, *layers, 5, texts) and counts.shape == (4, 3, *layers, valid_heads, texts)
     for kind in range(3):

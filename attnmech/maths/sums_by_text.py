@@ -1,0 +1,55 @@
+"""How are rows summed by text and by class of row? Statistics in float64, and the rows on which they are defined."""
+
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+_AT_ONCE: Final = 2**18
+"""About how many numbers are summed at a time, so that what is cast to float64 stays in the cache."""
+
+
+def sums_by_text(
+    values: Float[Tensor, "statistic *layers head batch query"], classes: Bool[Tensor, "batch class query"]
+) -> Float[Tensor, "statistic class *layers head batch"]:
+    """Sums over the rows of each class in each text; `values` are 0 where a statistic is not defined.
+
+    >>> sums_by_text(torch.tensor([[[[1.0, 2.0, 4.0]]]]), torch.tensor([[[True, False, True]]])).item()
+    5.0
+    """
+    return torch.stack([_sums_of(values, members, torch.float64) for members in classes.unbind(dim=1)], dim=1)
+
+
+def counts_by_text(
+    valid: Bool[Tensor, "statistic *layers head batch query"], classes: Bool[Tensor, "batch class query"]
+) -> Float[Tensor, "statistic class *layers head batch"]:
+    """On how many rows of each class in each text a statistic is defined.
+
+    >>> counts_by_text(torch.tensor([[[[True, True, False]]]]), torch.tensor([[[True, False, True]]])).item()
+    1.0
+    """
+    # As bytes: torch sums Booleans more slowly.
+    whole = valid.view(torch.uint8)
+    counts = [_sums_of(whole, members, torch.int32) for members in classes.unbind(dim=1)]
+    return torch.stack(counts, dim=1).double()
+
+
+def _sums_of(values: Tensor, members: Bool[Tensor, "batch query"], precision: torch.dtype) -> Tensor:
+    """The sums of one class, in a wider type."""
+    found = members.any(dim=0).nonzero()[:, 0]
+    if not len(found):
+        return values.new_zeros(values.shape[:-1], dtype=precision)
+    first, last = int(found[0]), int(found[-1])
+    rows = slice(first, last + 1) if last + 1 - first == len(found) else found
+    here = members[:, rows]
+    all_count = bool(here.all())
+    axes = values.shape[:-3]
+    values = values.flatten(0, -4)
+    at_once = max(1, _AT_ONCE * len(values) // max(1, values.numel()))
+    sums = []
+    for some in torch.split(values, at_once):
+        value = some[..., rows]
+        sums.append((value if all_count else value.masked_fill(~here, 0)).sum(dim=-1, dtype=precision))
+    together = torch.cat(sums)
+    return together.view(*axes, *together.shape[1:])
