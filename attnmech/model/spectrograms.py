@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy import signal  # type: ignore[import-untyped]
 
 from ..batch import Batch
 from .sounds import SoundEncoder
@@ -36,6 +35,8 @@ def spectrogram_of(encoder: SoundEncoder, batch: Batch, row: int) -> Spectrogram
     Of samples, 10 log₁₀ of the power in windows of 25 ms, down to 80 dB below the loudest; of what is a spectrogram
     already, what the model is given.
     """
+    from scipy import signal  # type: ignore[import-untyped]
+
     values = batch.extra[encoder.signal.argument][row].detach().double().cpu().numpy()
     if not encoder.signal.is_wave:
         levels = values if encoder.signal.argument == "input_features" else values.T

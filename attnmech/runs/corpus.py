@@ -15,6 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -206,8 +207,8 @@ def _text(value: Any, where: str) -> str:
 
 # -- batches -----------------------------------------------------------------------------------------------------
 
-WORTH_A_BATCH: Final = 512
-"""From so many tokens on, a batch ends where the next document would leave more than a quarter of it to padding."""
+A_BATCH: Final = 128
+"""A batch costs as much as so many tokens more."""
 
 
 @dataclass(frozen=True)
@@ -237,12 +238,11 @@ def batches(
 ) -> Iterator[CorpusBatch]:
     """Splits a corpus into batches, reading no further ahead than one window of documents.
 
-    The documents of a window are sorted by length, and a new batch begins where one more would exceed
-    `tokens_per_batch` tokens, padding included, or where padding would take more than a quarter of a batch of
-    `WORTH_A_BATCH` tokens; a longer document is a batch on its own. So the batches depend only on the documents and
-    these settings. Inputs that cannot be split and padded again without changing numbers stay the batch they were given
-    as: images, texts with extra inputs or decoder tokens, and texts with padding on the left or inside; the window ends
-    before them.
+    The documents of a window are sorted by length and cut into batches of up to `tokens_per_batch` tokens, padding
+    included, so that batches and padding together cost the least (`A_BATCH`); a longer document is a batch on its own.
+    So the batches depend only on the documents and these settings. Inputs that cannot be split and padded again without
+    changing numbers stay the batch they were given as: images, texts with extra inputs or decoder tokens, and texts
+    with padding on the left or inside; the window ends before them.
 
     `truncate` cuts documents to the model's number of positions. `shard` (k, n) takes only the documents k, k + n, ...
     `bos` is that of `HookedModel.encode`. `whole` hashes every document, those of other shards too.
@@ -427,20 +427,27 @@ def _one_by_one(inputs: Iterable[Any], *, splits: bool) -> Iterator[Any]:
             yield item
 
 
-def _groups(window: Sequence[_Document], tokens_per_batch: int) -> Iterator[list[_Document]]:
-    """The documents of a window by length, in groups as large as `tokens_per_batch` and padding allow."""
-    group: list[_Document] = []
-    tokens = 0
-    for document in sorted(window, key=lambda document: len(document.ids)):
-        length = len(document.ids)
-        padded = (len(group) + 1) * length
-        if group and (padded > tokens_per_batch or (tokens >= WORTH_A_BATCH and padded - tokens - length > padded / 4)):
-            yield group
-            group, tokens = [], 0
-        group.append(document)
-        tokens += length
-    if group:
-        yield group
+def _groups(window: Sequence[_Document], tokens_per_batch: int) -> list[list[_Document]]:
+    """The documents of a window by length, in the groups of up to `tokens_per_batch` tokens that cost the least.
+
+    Σ over groups (documents · the longest's tokens + `A_BATCH`), least over all ways to cut the sorted documents; a
+    longer document is alone.
+    """
+    documents = sorted(window, key=lambda document: len(document.ids))
+    costs, begins = np.zeros(len(documents) + 1, np.int64), [0]
+    for end, longest in enumerate((len(document.ids) for document in documents), start=1):
+        least = max(0, end - max(1, tokens_per_batch // longest))
+        padded = np.arange(end - least, 0, -1) * longest + A_BATCH
+        before = costs[least:end] + padded
+        best = int(before.argmin())
+        costs[end] = before[best]
+        begins.append(least + best)
+    groups: list[list[_Document]] = []
+    end = len(documents)
+    while end:
+        groups.append(documents[begins[end] : end])
+        end = begins[end]
+    return groups[::-1]
 
 
 def _is_text_alone(batch: Batch, decoder_start: int | None) -> bool:

@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Float
-from plotly import express  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..batch import Batch
@@ -73,6 +72,8 @@ def data_uri(image: Float[Tensor, "channel height width"]) -> str:
 
 
 def _uri(image: Float[Tensor, "3 height width"]) -> str:
+    from plotly import express  # type: ignore[import-untyped]
+
     picture = image.permute(1, 2, 0).round().to(torch.uint8).numpy()
     found: str = express.imshow(picture, binary_string=True).data[0].source
     return found

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -180,14 +180,10 @@ def signature(each: CorpusBatch) -> tuple[Any, ...]:
 LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=30)
 
 
-@given(LENGTHS, st.integers(1, 40), st.integers(1, 12), st.integers(1, 40))
-def test_every_document_once_in_batches_as_full_as_they_may_be(
-    lengths: list[int], tokens: int, window: int, worth: int
-) -> None:
+@given(LENGTHS, st.integers(1, 40), st.integers(1, 12))
+def test_every_document_once_by_length_in_batches_that_fit(lengths: list[int], tokens: int, window: int) -> None:
     documents = documents_of(lengths)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("attnmech.runs.corpus.WORTH_A_BATCH", worth)
-        found = list(batches(iter(documents), models.hooked("bloom"), tokens_per_batch=tokens, window=window))
+    found = list(batches(iter(documents), models.hooked("bloom"), tokens_per_batch=tokens, window=window))
     assert rows_of(found) == {number: ids.tolist() for number, ids in enumerate(documents)}
     windows: list[list[CorpusBatch]] = [[] for _ in range(-(-len(lengths) // window))]
     for each in found:
@@ -200,15 +196,26 @@ def test_every_document_once_in_batches_as_full_as_they_may_be(
     for parts in windows:
         order = [(lengths[number], number) for each in parts for number in each.documents.tolist()]
         assert order == sorted(order)
-        for here, after in pairwise(parts):
-            real = [lengths[number] for number in (*here.documents.tolist(), int(after.documents[0]))]
-            mostly_padding = sum(real) < 0.75 * len(real) * real[-1] and sum(real[:-1]) >= worth
-            assert len(real) * real[-1] > tokens or mostly_padding
-        for each in parts:
-            for stop in range(2, len(each.documents) + 1):
-                real = [lengths[number] for number in each.documents.tolist()[:stop]]
-                assert sum(real[:-1]) < worth or sum(real) >= 0.75 * len(real) * real[-1]
         assert len({each.digest for each in parts}) == 1
+
+
+@given(st.lists(st.integers(1, 14), min_size=1, max_size=9), st.integers(1, 40), st.integers(0, 30))
+def test_no_other_batches_cost_less(lengths: list[int], tokens: int, a_batch: int) -> None:
+    def cost_of(parts: Iterable[list[int]]) -> int:
+        return sum(len(part) * max(part) + a_batch for part in parts)
+
+    def ways(left: list[int]) -> Iterator[list[list[int]]]:
+        """All ways to cut a list into parts that fit, or hold one document."""
+        if not left:
+            yield []
+        for count in range(1, len(left) + 1):
+            if count == 1 or count * max(left[:count]) <= tokens:
+                yield from ([left[:count], *rest] for rest in ways(left[count:]))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("attnmech.runs.corpus.A_BATCH", a_batch)
+        found = list(batches(iter(documents_of(lengths)), models.hooked("bloom"), tokens_per_batch=tokens))
+    assert cost_of(each.batch.lengths.tolist() for each in found) == min(map(cost_of, ways(sorted(lengths))))
 
 
 @given(LENGTHS, st.integers(1, 40), st.integers(1, 12), st.data())
