@@ -248,7 +248,7 @@ def test_the_report(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Anna lost the keys."
     module = importlib.import_module("attnmech.report")
     monkeypatch.setattr(module, "MAX_REASONS", 0)  # 40 s with all annotations checked
-    swept = decoder.hooked.dtype == torch.float16
+    swept = decoder.hooked.dtype == torch.bfloat16
     if not swept:
         monkeypatch.setattr(module, "MAX_WORK", 0)
     report = am.report(decoder.hooked, text)
