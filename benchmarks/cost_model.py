@@ -394,6 +394,7 @@ def measured_constants() -> Constants:
     """Of the machine that this runs on, with as many threads as torch has here; the best of some rounds each."""
     import torch
 
+    from attnmech.maths.allocation import freed_memory_kept
     from attnmech.maths.compiled import AVAILABLE
     from attnmech.maths.compiled_rows import measured_softmax
     from attnmech.maths.products import product
@@ -408,9 +409,10 @@ def measured_constants() -> Constants:
     here, places, runs = range(tokens - rows, tokens), torch.arange(tokens), neighbours(None, tokens)
     received = Received.nothing(torch.ones(1, 1, tokens, dtype=torch.bool), heads, tokens, tokens)
 
-    @torch.no_grad()
-    def by_weight() -> object:
-        return product(x, weight)
+    def products() -> float:
+        # In the memory of the product before, as in a pass of ours; torch's own gets fresh pages, as in transformers'.
+        with torch.no_grad(), freed_memory_kept(4 * x.nbytes):
+            return rate(lambda: product(x, weight), x.numel() * len(weight))
 
     def softmax() -> object:
         return measured_softmax(scores, None, here, places, into) if AVAILABLE else scores.softmax(dim=-1)
@@ -419,7 +421,7 @@ def measured_constants() -> Constants:
         return measured_softmax(scores, None, here, places, into, received.receivers(here, runs))
 
     return Constants(
-        multiplications=rate(by_weight, x.numel() * len(weight)),
+        multiplications=products(),
         in_torch=rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight)),
         attention=rate(lambda: (torch.bmm(q, k), torch.bmm(pattern[0], k.mT)), 2 * of_products),
         cells=rate(softmax, cells),

@@ -93,10 +93,10 @@ def main() -> None:
     """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="gpt2")
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=2, help="rounds (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=1, help="rounds (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads (default %(default)s)")
     parser.add_argument("--json", type=Path, help="file for every figure")
     chosen = parser.parse_args()
