@@ -119,7 +119,7 @@ def update_rows(
     norm, product, stream, of_read, product_of_read, stream_of_read, values, valid,
 ):  # fmt: skip
     """The statistics of all rows of some heads of some texts, and where they are defined."""
-    texts, rows = real.shape
+    (texts, rows), tokens = real.shape, stream_of_read.shape[1]
     number = norm.dtype.type
     none, one = number(0), number(1)
     for each in range(start, stop):
@@ -138,9 +138,9 @@ def update_rows(
             _put(values, valid, 2, head, text, row, magnitude * orientation, is_real)
             aside = number(math.sqrt(max(one - orientation * orientation, none)))
             _put(values, valid, 3, head, text, row, magnitude * aside, is_real)
-            at = max(top, 0)
+            at = min(max(top, 0), tokens - 1)
             y, of_target = stream_of_read[text, at], of_read[text, head, at]
-            there = seen and y > none
+            there = seen and top < tokens and y > none
             _put(values, valid, 4, head, text, row, of_target / y * factor, there)
             towards = _cosine(product_of_read[text, head, at], of_target, y)
             _put(values, valid, 5, head, text, row, towards, there and of_target > none)

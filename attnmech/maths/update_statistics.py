@@ -48,7 +48,7 @@ class LayerRows:
     """What is known of a layer's rows, whatever its heads write."""
 
     key: Int[Tensor, "batch head row"]
-    """The key that each row attends to most; −1 where it has no choice."""
+    """The key that each row attends to most; −1 where it has no choice. Those after the values read are no tokens."""
     real: Bool[Tensor, "batch row"]
     """Which rows are tokens."""
     begins: Int[Tensor, " batch"]
@@ -110,7 +110,7 @@ class _Target:
     magnitude: Float[Tensor, "batch head row"]
     orientation: Float[Tensor, "batch head row"]
     compared: Bool[Tensor, "batch head row"]
-    """Whether there is such a key, with a nonzero stream."""
+    """Whether there is such a key, a token with a nonzero stream."""
     directed: Bool[Tensor, "batch head row"]
     """Whether, in addition, its value is nonzero."""
 
@@ -121,8 +121,9 @@ class _Target:
 
 def _target(read: AgainstStream, rows: LayerRows) -> _Target:
     """v_j W_O against x_j, for the key j that each row attends to most."""
-    at = rows.key.clamp(min=0)
-    compared = (rows.key >= 0) & (read.stream > 0)[:, None].expand_as(read.norm).gather(-1, at)
+    tokens = read.stream.shape[-1]
+    at = rows.key.clamp(0, tokens - 1)
+    compared = (rows.key >= 0) & (rows.key < tokens) & (read.stream > 0)[:, None].expand_as(read.norm).gather(-1, at)
     directed = compared & (read.norm > 0).gather(-1, at)
     magnitude = read.magnitude.gather(-1, at) * rows.by_token[:, None]
     return _Target(magnitude, read.orientation.gather(-1, at), compared, directed)

@@ -23,6 +23,8 @@ def against(places: int, dtype: torch.dtype) -> AgainstStream:
 def rows_of(dtype: torch.dtype, *, aligned: bool) -> LayerRows:
     key = torch.randint(-1, ROWS, (TEXTS, HEADS, ROWS))
     key[0, 0], key[:, 1] = torch.arange(ROWS), 1
+    # A key that is no token, as some modules have after them.
+    key[1, 0, ::3] = KEYS
     real = torch.rand(TEXTS, ROWS) > 0.2
     return LayerRows(key, real, torch.tensor([0, 1]), torch.rand(TEXTS, ROWS, dtype=dtype) + 0.5, aligned)
 
@@ -45,6 +47,8 @@ def of_one_row(
         return found
     place = "at_self" if rows.aligned and key == row else "at_first" if key == rows.begins[text] else "elsewhere"
     found[f"magnitude_{place}"] = m
+    if key == KEYS:
+        return found
     y, of_value = read.stream[text, key].item(), read.norm[text, head, key].item()
     if y:
         found["target_magnitude"] = of_value * factor / y

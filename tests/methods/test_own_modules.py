@@ -99,6 +99,30 @@ def test_the_ledger_of_further_keys_is_exact() -> None:
         torch.testing.assert_close(total[..., -1], torch.zeros_like(expected), atol=1e-5, rtol=0)
 
 
+def test_a_key_that_is_no_token_has_no_stream_to_be_compared_with() -> None:
+    module = Classifier()
+    for block in module.blocks:
+        block.attn = nn.MultiheadAttention(D, HEADS, batch_first=True, add_bias_kv=True)
+    module = randomised(module)
+    with torch.no_grad():
+        module.blocks[1].attn.bias_k.mul_(6)
+    model = am.load(module, example=IMAGES)
+    updates = am.residual_updates(model, IMAGES)
+    ran = model.run(IMAGES, points=["pattern", "v", "resid_pre"])
+    top, values, stream = ran["pattern", 1].argmax(dim=-1), ran["v", 1], ran["resid_pre", 1]
+    W_O = module.blocks[1].attn.out_proj.weight.detach().T.reshape(HEADS, D // HEADS, D)
+    beyond = 0
+    for head in range(HEADS):
+        found = []
+        for text in range(len(IMAGES)):
+            for key in top[text, head, 1:].tolist():
+                beyond += key == 13
+                if key < 13:
+                    found.append(float((values[text, key, head] @ W_O[head]).norm() / stream[text, key].norm()))
+        assert updates.mean("target_magnitude")[1, head].item() == pytest.approx(sum(found) / len(found), rel=1e-5)
+    assert 0 < beyond < len(IMAGES) * HEADS * 12
+
+
 def test_updates_in_a_post_norm_decoder() -> None:
     module = randomised(nn.Transformer(D, HEADS, 1, 2, 30, batch_first=True))
     given = (noise(TEXTS, LENGTH, D), noise(TEXTS, 6, D, seed=2))
