@@ -22,7 +22,8 @@ def output_weights(stack: Stack, layer: int, precision: torch.dtype) -> Float[Te
     if not path or path == stack.architecture.out:
         return W_O
     norm = stack.module(layer, path)
-    return W_O * gamma_of(norm, W_O[0, :1].to(next(norm.parameters(), W_O).dtype)).to(precision)
+    gamma = gamma_of(norm, W_O[0, :1].to(next(norm.parameters(), W_O).dtype))
+    return W_O * gamma.detach().to(precision)
 
 
 def values_read(

@@ -58,7 +58,7 @@ def rotary_tables(
     """
     if parameters.get("rope_type", "default") != "default" or "rope_theta" not in parameters:
         return None
-    exponent = torch.arange(0, d_head, 2, dtype=torch.float64) / d_head
+    exponent = torch.arange(0, d_head, 2, dtype=torch.float64, device=positions.device) / d_head
     angle = positions.double()[:, None] * float(parameters["rope_theta"]) ** -exponent
     return angle.cos(), angle.sin()
 
