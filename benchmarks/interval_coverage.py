@@ -2,9 +2,8 @@
 
     python benchmarks/interval_coverage.py --out docs/intervals.md
 
-Simulated effects (normal, t with 3 degrees of freedom, centred lognormal; correlated 0.3 between heads), and the demo
-model's own: every head's ablation effect on 600 texts of its grammar, of which few are drawn at a time. About ten
-minutes on two cores, most of them for the 600 texts.
+Simulated effects, correlated 0.3 between heads, and the demo model's own: every head's ablation effect on 600 texts of
+its grammar, of which a few are drawn at a time. About ten minutes on two cores.
 """
 
 import argparse
@@ -20,21 +19,23 @@ from rich.console import Console
 from rich.progress import track
 from scipy.stats import norm, t
 
-from attnmech.maths.intervals import TextMeans
+from attnmech.maths.intervals import HEAVY_SHARE, TextMeans
 
 TEXTS = (5, 10, 20, 50)
-KINDS = ("normal", "t3", "lognormal")
+KINDS = ("normal", "t3", "skewed", "lognormal")
 HEADS = 32
 Array = NDArray[np.float64]
 
 
-def effects(kind: str, texts: int, rng: np.random.Generator) -> Array:
-    """Effects of mean 0 on some texts, `[head text]`."""
-    shared, own = rng.normal(size=(1, texts)), rng.normal(size=(HEADS, texts))
+def effects(kind: str, texts: int, rng: np.random.Generator, heads: int = HEADS) -> Array:
+    """Effects on some texts, `[head text]`: of mean 0, but for "skewed", whose median is 0."""
+    shared, own = rng.normal(size=(1, texts)), rng.normal(size=(heads, texts))
     values = math.sqrt(0.3) * shared + math.sqrt(0.7) * own
     if kind == "t3":
         return np.asarray(t.ppf(norm.cdf(values), 3))
-    return np.exp(values) - math.exp(0.5) if kind == "lognormal" else values
+    if kind in ("lognormal", "skewed"):
+        return np.exp(values) - (math.exp(0.5) if kind == "lognormal" else 1.0)
+    return values
 
 
 def covered(values: Array, mean: Array) -> Array:
@@ -46,44 +47,70 @@ def covered(values: Array, mean: Array) -> Array:
 def simulated(runs: int) -> Iterator[str]:
     """The rows of the first table."""
     rng = np.random.default_rng(0)
-    for kind, texts in track(list(product(KINDS, TEXTS)), "simulated effects", transient=True):
-        pointwise, any_alone, any_clear = [], [], []
-        for _ in range(runs):
-            means = TextMeans.of_values(torch.from_numpy(effects(kind, texts, rng)))
-            low, high = means.interval()
-            holds = (low <= 0) & (high >= 0)
-            pointwise.append(float(holds.double().mean()))
-            any_alone.append(not bool(holds.all()))
-            any_clear.append(bool(means.clear.any()))
-        numbers = (np.mean(pointwise), np.mean(any_alone), np.mean(any_clear))
-        yield f"| {kind} | {texts} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |"
+    for kind, heads, texts in track(list(product(KINDS, (HEADS, 1024), TEXTS)), "simulated effects", transient=True):
+        true_mean = math.exp(0.5) - 1.0 if kind == "skewed" else 0.0
+        coverage, directions, sizes = [], [], []
+        for _ in range(runs if heads == HEADS else runs // 4):
+            values = effects(kind, texts, rng, heads)
+            means = TextMeans.of_values(torch.from_numpy(values))
+            coverage.append(covered(values, np.asarray(true_mean)).mean())
+            directions.append(bool(means.direction.any()))
+            sizes.append(kind != "skewed" and bool(means.clear_size.any()))
+        direction = "" if kind == "lognormal" else f"{np.mean(directions):.3f}"
+        size = "" if kind == "skewed" else f"{np.mean(sizes):.3f}"
+        yield f"| {kind} | {heads:,} | {texts} | {np.mean(coverage):.3f} | {direction} | {size} |"
 
 
 def found(runs: int) -> Iterator[str]:
     """The rows of the table of effects that are found."""
     rng = np.random.default_rng(1)
-    for texts in track(TEXTS, "power", transient=True):
+    for texts, heavy in track(list(product((5, 10, 20, 40), (False, True))), "power", transient=True):
         shares = []
         for size in (1.0, 2.0, 4.0, 8.0):
-            hits = 0
+            clear, sized = 0, 0
             for _ in range(runs):
                 values = effects("normal", texts, rng)
                 values[7] += size
-                hits += bool(TextMeans.of_values(torch.from_numpy(values)).clear[7])
-            shares.append(f"{hits / runs:.2f}")
-        yield f"| {texts} | {' | '.join(shares)} |"
+                if heavy:
+                    values[3] *= 0.01
+                    values[3, rng.integers(texts)] = 20.0
+                means = TextMeans.of_values(torch.from_numpy(values))
+                clear += bool(means.clear[7])
+                sized += bool(means.clear_size[7])
+            shares.append(f"{clear / runs:.2f}, {sized / runs:.2f}")
+        yield f"| {texts} | {'one heavy tail' if heavy else 'normal'} | {' | '.join(shares)} |"
 
 
-def of_the_demo_model(texts: int, runs: int) -> Iterator[str]:
-    """The rows of the table of real effects."""
+def effects_of_the_demo_model(texts: int) -> Array:
+    """The effect of zero-ablating each head on each text, `[head text]`."""
     import attnmech as am
     from attnmech.demo.text import documents
 
     swept = am.ablate_heads(am.load(), documents(texts, seed=11), progress=True)
-    values = swept.per_text.flatten(0, 1).numpy()
+    return np.asarray(swept.per_text.flatten(0, 1).numpy())
+
+
+def exchanged(values: Array, draws: int) -> Iterator[str]:
+    """The rows of the table of exchanged texts."""
+    rng = np.random.default_rng(3)
+    for name in ("clear", "clear_size"):
+        changes, counts = [], []
+        for _ in track(range(draws), f"exchanged texts, {name}", transient=True):
+            drawn = values[:, rng.choice(values.shape[1], 42, replace=False)]
+            before, after = (getattr(TextMeans.of_values(torch.from_numpy(each)), name) for each in
+                             (drawn[:, :41], drawn[:, 1:]))  # fmt: skip
+            changes.append(int((before != after).sum()))
+            counts.append(int(before.sum()))
+        shares = [np.mean([change == count for change in changes]) for count in range(3)]
+        columns = " | ".join(f"{share:.3f}" for share in (*shares, 1 - sum(shares)))
+        yield f"| {name} | {columns} | {np.mean(counts):.1f} |"
+
+
+def coverage_of_the_demo_model(values: Array, runs: int) -> Iterator[str]:
+    """The rows of the table of real effects."""
     mean, rng = values.mean(axis=1), np.random.default_rng(2)
     for size in track(TEXTS, "the demo model's effects", transient=True):
-        held = [covered(values[:, rng.choice(texts, size, replace=False)], mean) for _ in range(runs)]
+        held = [covered(values[:, rng.choice(values.shape[1], size, replace=False)], mean) for _ in range(runs)]
         by_head = np.mean(held, axis=0)
         yield f"| {size} | {by_head.mean():.2f} | {np.median(by_head):.2f} | {by_head.min():.2f} |"
 
@@ -92,16 +119,20 @@ def main() -> None:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/intervals.md"))
-    parser.add_argument("--runs", type=int, default=2000, help="simulated experiments (default %(default)s)")
+    parser.add_argument("--runs", type=int, default=2000, help="experiments and draws (default %(default)s)")
     parser.add_argument("--texts", type=int, default=600, help="texts of the demo model (default %(default)s)")
     arguments = parser.parse_args()
     template = (Path(__file__).parent / "intervals.md").read_text(encoding="utf-8")
+    values = effects_of_the_demo_model(arguments.texts)
     page = template.format(
-        runs=arguments.runs,
+        runs=f"{arguments.runs:,}",
         texts=arguments.texts,
+        heavy=HEAVY_SHARE,
+        exchanges=f"{arguments.runs:,}",
         simulated="\n".join(simulated(arguments.runs)),
         found="\n".join(found(min(1000, arguments.runs))),
-        demo="\n".join(of_the_demo_model(arguments.texts, arguments.runs)),
+        exchanged="\n".join(exchanged(values, arguments.runs)),
+        demo="\n".join(coverage_of_the_demo_model(values, arguments.runs)),
     )
     arguments.out.write_text(page, encoding="utf-8")
     Console().print(page, markup=False, highlight=False)

@@ -1,7 +1,8 @@
 """What can be said about a mean over few texts, and about the largest of many means (formulas §7)?
 
-Pointwise intervals are t intervals over texts; simultaneous ones hold for all quantities together, by the bootstrap of
-the largest studentised deviation (max-T: Romano & Wolf 2005; Chernozhukov et al. 2013).
+Direction: the sign test over texts, corrected for all quantities. Size: pointwise t intervals over texts, and
+simultaneous ones that hold for all quantities together, by the bootstrap of the largest studentised deviation (max-T:
+Romano & Wolf 2005; Chernozhukov et al. 2013), in which no few heavy-tailed quantities widen the intervals of the rest.
 """
 
 import math
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy.random import Philox
-from scipy.stats import t as student_t  # type: ignore[import-untyped]
+from scipy.stats import binom  # type: ignore[import-untyped]
+from scipy.stats import t as student_t
 from torch import Tensor
 
 from ..arguments import finite_number
@@ -24,6 +26,9 @@ LEAST_TEXTS: Final = 5
 """The fewest texts that give an interval."""
 REPLICATES: Final = 2000
 """Bootstrap replicates behind a simultaneous interval."""
+
+HEAVY_SHARE: Final = 16
+"""One quantity in so many, those whose variance rests on the fewest texts, has a simultaneous interval of its own."""
 
 _NUMBERS_AT_ONCE: Final = 2**22
 """Roughly how many weights of texts are held at once."""
@@ -45,11 +50,12 @@ class TextMeans:
     y_t is a text's sum, and n_t its size, such as its number of rows: a mean of one value per text has n_t = 1. A text
     for which both are 0 does not count for that quantity.
 
-    >>> found = TextMeans.of_values(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.0, 1.0, -1.0, 0.5, 0.0, -0.5]]))
-    >>> found.mean.tolist(), [[round(each, 3) for each in end.tolist()] for end in found.interval()]
-    ([3.5, 0.0], [[1.537, -0.742], [5.463, 0.742]])
-    >>> found.clear.tolist()
-    [True, False]
+    >>> values = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [0.0, 1.0, -1.0, 0.5, 0.0, -0.5, 0.0]])
+    >>> found = TextMeans.of_values(values)
+    >>> found.mean.tolist(), [[round(end, 3) for end in ends.tolist()] for ends in found.interval()]
+    ([4.0, 0.0], [[2.002, -0.597], [5.998, 0.597]])
+    >>> found.agreeing.tolist(), found.clear.tolist(), found.clear_size.tolist()
+    ([7, 0], [True, False], [True, False])
     """
 
     above: Float[Tensor, "*place text"]
@@ -132,17 +138,22 @@ class TextMeans:
     def simultaneous(self, level: float = LEVEL) -> Interval:
         """Low and high end of intervals that hold for all quantities together, so also for one picked among them.
 
-        R ± c · standard error, where max |R* − R| / SE* exceeds c in 1 − `level` of the replicates, each of which draws
-        as many texts again. A quantity that is the same on nearly all texts (`tied`) has replicates without spread; it
-        is treated apart, with a t interval at (1 − level) / quantities. For one that is the same on all n texts, only
-        the sign is known: it has an interval if chance gives the same sign to n texts less often than that.
+        R ± c · standard error, where max |R* − R| / SE* over a group of quantities exceeds c in a share
+        (1 − `level`) · (size of the group) / (all quantities) of the replicates, each of which draws as many texts
+        again. The `heavy` quantities form a group of their own, so that they do not widen the intervals of the rest.
+        A quantity that is the same on nearly all texts (`tied`) has replicates without spread; it has a t interval at
+        (1 − level) / quantities instead. For one that is the same on all n texts, only the sign is known: it has an
+        interval if chance gives the same sign to n texts less often than that.
         """
         low, high = self.interval(level)
-        several = (self.texts >= LEAST_TEXTS).sum()
-        each = (1 - level) / several.clamp_min(1).double()
+        several = (self.texts >= LEAST_TEXTS).sum().clamp_min(1).double()
+        each = (1 - level) / several
         apart = self.tied & (self.texts >= LEAST_TEXTS)
-        place = math.ceil((1 - (1 - level) * (1 - float(apart.sum()) / max(int(several), 1))) * (REPLICATES + 1)) - 1
-        half = (self._largest[place] if place < REPLICATES else torch.inf) * self._linear_error
+        half = torch.full_like(self.mean, torch.inf)
+        for group, largest in ((self._regular, self._largest), (self.heavy, self._largest_of_heavy)):
+            place = math.ceil((1 - float(each * group.sum())) * (REPLICATES + 1)) - 1
+            bound = largest[place] if place < REPLICATES else torch.inf
+            half = torch.where(group, bound * self._linear_error, half)
         half = torch.where(apart, self._half(1 - float(each)), half)
         # At least as wide as the pointwise interval, which may be wider if texts differ in length.
         half = torch.maximum(half, (high - low) / 2)
@@ -150,6 +161,27 @@ class TextMeans:
         half = torch.where(self.varies, half, torch.where(certain, 0.0, torch.nan))
         half = half.masked_fill(self.texts < LEAST_TEXTS, torch.nan)
         return self.mean - half, self.mean + half
+
+    @cached_property
+    def heavy(self) -> Bool[Tensor, "*place"]:
+        """The quantities whose variance rests on the fewest texts: one in `HEAVY_SHARE`, and at least one of several.
+
+        Those with the largest Σ_t d_t⁴ / (Σ_t d_t²)², d_t the deviation of a text: 1 where a single text makes up all
+        of the variance. Their number is fixed, so that an ordinary quantity is not judged by its own sample alone.
+        """
+        known = self.varies & ~self.tied & (self.texts >= LEAST_TEXTS)
+        squares = self._deviations**2
+        share = (squares**2).sum(dim=-1) / squares.sum(dim=-1) ** 2
+        count = int(known.sum())
+        places = share.masked_fill(~known, -1.0).flatten().topk(math.ceil(count / HEAVY_SHARE) if count > 1 else 0)
+        heavy = torch.zeros_like(known.flatten())
+        heavy[places.indices] = True
+        return heavy.view_as(known)
+
+    @property
+    def _regular(self) -> Bool[Tensor, "*place"]:
+        """The quantities that are neither `heavy` nor `tied` and have an interval."""
+        return self.varies & ~self.tied & ~self.heavy & (self.texts >= LEAST_TEXTS)
 
     @cached_property
     def tied(self) -> Bool[Tensor, "*place"]:
@@ -171,11 +203,18 @@ class TextMeans:
 
     @cached_property
     def _largest(self) -> Float[Tensor, " replicate"]:
-        """max |R* − R| / SE* over the quantities, for each replicate, sorted; NaN if none has an interval."""
-        known = self.varies & ~self.tied & (self.texts >= LEAST_TEXTS)
-        if not known.any():
+        """max |R* − R| / SE* over the regular quantities, for each replicate, sorted; NaN if there are none."""
+        return self._largest_among(self._regular)
+
+    @cached_property
+    def _largest_of_heavy(self) -> Float[Tensor, " replicate"]:
+        """max |R* − R| / SE* over the heavy quantities, likewise."""
+        return self._largest_among(self.heavy)
+
+    def _largest_among(self, group: Bool[Tensor, "*place"]) -> Float[Tensor, " replicate"]:
+        if not group.any():
             return torch.full((REPLICATES,), torch.nan, dtype=torch.float64)
-        deviations, below = self._deviations[known], self.below[known]
+        deviations, below = self._deviations[group][:, self._order], self.below[group][:, self._order]
         texts, alike = deviations.shape[-1], bool((below == 1).all())
         at_once = max(1, _NUMBERS_AT_ONCE // texts)
         largest = []
@@ -189,10 +228,48 @@ class TextMeans:
         return torch.cat(largest).sort().values
 
     @cached_property
+    def _order(self) -> Int[Tensor, " text"]:
+        """An order of the texts that depends on their values alone, so that draws do not depend on the order given."""
+        values = torch.cat((self.above.flatten(0, -2), self.below.flatten(0, -2)))
+        weights = torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
+        return (weights[:, None] * values).sum(dim=0).argsort(stable=True)
+
+    @cached_property
+    def _signs(self) -> tuple[Int[Tensor, "*place"], Int[Tensor, "*place"]]:
+        """On how many texts a quantity is above 0, and below."""
+        return (self.above > 0).sum(dim=-1), (self.above < 0).sum(dim=-1)
+
+    @cached_property
+    def agreeing(self) -> Int[Tensor, "*place"]:
+        """The number of texts on which a quantity has the sign of its mean; 0 if the mean is 0."""
+        above, below = self._signs
+        return torch.where(self.mean > 0, above, torch.where(self.mean < 0, below, 0))
+
+    @cached_property
+    def direction(self) -> Int[Tensor, "*place"]:
+        """+1 or −1 if a quantity has that sign on more texts than chance allows, else 0.
+
+        An exact two-sided sign test, valid for any distribution whose median is 0: P = 2 · P[B ≤ min(n₊, n₋)], B
+        binomial of n₊ + n₋ and ½, and texts on which it is 0 not counted; at 1 − `LEVEL` over all quantities by Holm's
+        procedure (1979). 0 under five texts.
+        """
+        above, below = self._signs
+        measured = self.texts >= LEAST_TEXTS
+        rejected = holm(sign_test(above, below)[measured])
+        sign = torch.zeros_like(above)
+        sign[measured] = torch.where(rejected, (above - below)[measured].sign(), 0)
+        return sign
+
+    @cached_property
     def clear(self) -> Bool[Tensor, "*place"]:
-        """Whether a mean differs from 0 among all of these: its simultaneous 95 % interval excludes 0."""
+        """Whether a quantity's `direction` is clear among all of these, and its mean does not contradict it."""
+        return (self.direction != 0) & (self.direction == self.mean.sign())
+
+    @cached_property
+    def clear_size(self) -> Bool[Tensor, "*place"]:
+        """Whether the simultaneous 95 % interval excludes 0, and the mean does not rest on `one_text`."""
         low, high = self.simultaneous()
-        return (low > 0) | (high < 0)
+        return ((low > 0) | (high < 0)) & ~self.one_text
 
     @cached_property
     def one_text(self) -> Bool[Tensor, "*place"]:
@@ -201,19 +278,44 @@ class TextMeans:
         return (self.texts > 1) & (size.amax(dim=-1) > size.sum(dim=-1) / 2)
 
     def texts_needed(self, at: tuple[int, ...]) -> int | None:
-        """Roughly how many texts would make an effect of this size and spread clear in half of all cases.
+        """Roughly how many texts would make an effect clear whose sign stays as consistent as on these.
 
-        The least n with |R| ≥ t · SD / √n, t of (1 − 0.05 / 2m) with 0.632 n − 1 degrees of freedom: what max-T
-        requires of m normal effects, as resampled texts repeat. None if that is unknown.
+        The least n on which the same share of texts as here has the sign of the mean, and the sign test then gives
+        P ≤ 0.05 / quantities. None if no more than half of the texts have that sign.
         """
-        size, error = float(self.mean[at].abs()), float(self.standard_error[at])
-        if not (size > 0 and error > 0):
+        above, below = (int(count[at]) for count in self._signs)
+        counted, agreeing = above + below, int(self.agreeing[at])
+        if 2 * agreeing <= counted:
             return None
-        spread, count = error * float(self.texts[at]) ** 0.5, int((self.texts >= 2).sum())
-        numbers = np.unique(np.geomspace(LEAST_TEXTS, 1e6, 400).astype(int))
-        needed = student_t.ppf(1 - (1 - LEVEL) / 2 / count, 0.632 * numbers - 1) * spread / np.sqrt(numbers)
-        enough = numbers[needed <= size]
+        numbers = torch.from_numpy(np.unique(np.geomspace(LEAST_TEXTS, 1e6, 2000).astype(int)))
+        same = (numbers * (agreeing / counted)).round().long()
+        quantities = int((self.texts >= 2).sum())
+        enough = numbers[sign_test(same, numbers - same) <= (1 - LEVEL) / quantities]
         return int(enough[0]) if len(enough) else None
+
+
+def sign_test(above: Int[Tensor, "*place"], below: Int[Tensor, "*place"]) -> Float[Tensor, "*place"]:
+    """The two-sided P of the exact sign test: 2 · P[B ≤ min(above, below)], B binomial of above + below and ½.
+
+    >>> sign_test(torch.tensor([10, 6, 0]), torch.tensor([0, 4, 0])).tolist()
+    [0.001953125, 0.75390625, 1.0]
+    """
+    one_sided = binom.cdf(torch.minimum(above, below).numpy(), (above + below).numpy(), 0.5)
+    return torch.from_numpy(np.minimum(1.0, 2 * np.asarray(one_sided, dtype=np.float64)))
+
+
+def holm(p: Float[Tensor, " test"], level: float = LEVEL) -> Bool[Tensor, " test"]:
+    """Which of several tests reject together, with at most 1 − `level` false rejections (Holm 1979).
+
+    The k-th smallest of m values of P (k from 0) is rejected if it and all smaller ones are at most
+    (1 − level) / (m − k).
+
+    >>> holm(torch.tensor([0.02, 0.01, 0.04])).tolist(), holm(torch.tensor([0.03, 0.01, 0.04])).tolist()
+    ([True, True, True], [False, True, False])
+    """
+    ordered, order = p.sort()
+    within = ordered <= (1 - level) / (len(p) - torch.arange(len(p)))
+    return torch.zeros_like(within).scatter(0, order, within.cummin(dim=0).values)
 
 
 def checked_level(level: Any) -> float:

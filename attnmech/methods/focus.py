@@ -314,8 +314,8 @@ class AttentionFocus(RowMeans):
         known = (
             ""
             if ends is None
-            else f", {percent(float(ends[0][layer, head]), 0)} to "
-            f"{percent(float(ends[1][layer, head]), 0)} with all heads at once"
+            else f"; 95 % interval, corrected for {len(self.layers) * per_layer} heads: "
+            f"{percent(float(ends[0][layer, head]), 0)} to {percent(float(ends[1][layer, head]), 0)}"
         )
         over = f"Averaged over {len(self.layers) * per_layer} heads, the highest score of a row is at the first"
         mean, most = (percent(float(value), 0) for value in (self.first_top.nanmean(), self.first_top[layer, head]))

@@ -28,7 +28,7 @@ from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.observed import RowBlock
 from ..results import PagedResult, Provenance, by_layer
-from ..runs.claims import PALE, for_map, interval_note
+from ..runs.claims import PALE, for_map, interval_note, interval_of
 from ..runs.groups import by_group, joined
 from ..runs.layers import count_layers
 from ..runs.stream import Reducer, Run, State, stream
@@ -396,7 +396,7 @@ class GroupAttention(PagedResult):
         """The rows of `to_frame` that are claimed, the largest difference first, with simultaneous intervals."""
         low, high = self._differences.simultaneous()
         mean, pairs = self._differences.mean, self.matched_pairs.sum(dim=-1)
-        away = ((low > 0) | (high < 0)) & (mean.abs() >= LEAST_DIFFERENCE)
+        away = self._differences.clear_size & (mean.abs() >= LEAST_DIFFERENCE)
         claimed = away & (pairs >= LEAST_PAIRS)[:, None, None] & self._over_words
         places = claimed.nonzero().tolist()
         rows = [self._row(direction, layer, head, low, high) for direction, layer, head in places]
@@ -408,7 +408,7 @@ class GroupAttention(PagedResult):
         """Whether a difference is clear over the words of each group that has enough of them in matched pairs."""
         sides = (TextMeans.of_ratio(self.by_query, self.query_pairs[:, None, None]),
                  TextMeans.of_ratio(self.by_key, self.key_pairs[:, None, None]))  # fmt: skip
-        clear = [side.clear | (side.texts < LEAST_TEXTS) for side in sides]
+        clear = [side.clear_size | (side.texts < LEAST_TEXTS) for side in sides]
         return clear[0] & clear[1]
 
     def _holds_for(self, direction: int) -> str:
@@ -430,6 +430,7 @@ class GroupAttention(PagedResult):
             "difference_low": float(low[at]),
             "difference_high": float(high[at]),
             "clear": bool(self._differences.clear[at]),
+            "clear_size": bool(self._differences.clear_size[at]),
             "holds_for": self._holds_for(direction),
             "matched": int(self.matched_pairs[direction].sum()),
             "found": int(self.found_pairs[direction].sum()),
@@ -438,8 +439,8 @@ class GroupAttention(PagedResult):
     def to_frame(self) -> pd.DataFrame:
         """One row per ordered pair of groups and head.
 
-        Columns: query, key, layer, head, attention, baseline, difference with its pointwise interval, clear, holds_for
-        (of which words a claim would be), and how many pairs were matched and found.
+        Columns: query, key, layer, head, attention, baseline, difference with its pointwise interval, clear,
+        clear_size, holds_for (of which words a claim would be), and how many pairs were matched and found.
         """
         low, high = self._differences.interval()
         places = [
@@ -483,10 +484,11 @@ class GroupAttention(PagedResult):
         if best is None:
             return "no head differs clearly from matched words"
         more = "more" if best["difference"] > 0 else "less"
+        ends = best["difference_low"], best["difference_high"]
+        span = interval_of(ends, "+.2g", self._differences.mean.numel(), "differences")
         return (
             f"L{best['layer']}H{best['head']} attends {more} than to matched words ({best['attention']:.3f} against "
-            f"{best['baseline']:.3f}; difference {best['difference_low']:+.2g} to {best['difference_high']:+.2g} with "
-            f"all heads at once; this is known of {best['holds_for']})"
+            f"{best['baseline']:.3f}; the difference is known of {best['holds_for']}){span}"
         )
 
     @property
@@ -526,5 +528,5 @@ class GroupAttention(PagedResult):
 
 _COLUMNS: Final = [
     "query", "key", "layer", "head", "attention", "baseline", "difference", "difference_low", "difference_high",
-    "clear", "holds_for", "matched", "found",
+    "clear", "clear_size", "holds_for", "matched", "found",
 ]  # fmt: skip

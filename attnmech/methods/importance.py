@@ -121,7 +121,8 @@ class HeadImportance(OverTexts, TextResult):
         return float(ranks["score"].corr(ranks["effect"]))
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: layer, head, score, score_low, score_high, clear, one_text, normalised.
+        """One row per head: layer, head, score, score_low, score_high, agreeing, clear, clear_size, one_text,
+        normalised.
 
         And `exact`, if a sweep was given.
         """

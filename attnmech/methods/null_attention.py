@@ -3,6 +3,7 @@
 After Vig & Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,10 +22,10 @@ from ..draw.section import Section
 from ..errors import InputError
 from ..interventions import Head, Heads, Intervention, Values
 from ..maths.intervals import LEVEL, TextMeans
-from ..maths.null_attention import VERDICTS, verdict_of
+from ..maths.null_attention import VERDICTS, texts_to_decide, verdict_of
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..results import Provenance, TextResult, by_layer, subtracted
+from ..results import Provenance, TextResult, by_layer, clarity_of, subtracted
 from ..runs.ablations import reread
 from ..runs.claims import no_interval
 from ..runs.effects import HeadEffects, effects_of, unit_of
@@ -78,9 +79,9 @@ def null_attention(
     (`least_ratio` or more), and the effect of zero_value whether that matters: it does not if the whole interval of the
     effect lies within ±`delta`, and does if it lies outside. "resting" writes little and it does not matter, "active"
     writes and it matters, "unused" writes and it does not matter, "subtle" writes little and it matters; "undecided" is
-    a head whose interval crosses a bound. The intervals hold for all heads that are changed, together (95 %,
-    `HeadEffects.simultaneous`), so that verdicts are not chance finds among many heads; there are none under five
-    texts, and useful ones take some tens.
+    a head whose interval crosses a bound, and `NullAttention.texts_needed` how many texts would decide it. Intervals
+    are corrected for all heads that are changed (95 %, `HeadEffects.simultaneous`), so that verdicts are not chance
+    finds among many heads; there are none under five texts, and useful ones take some tens.
 
     Args:
         model: the model.
@@ -280,6 +281,23 @@ class NullAttention(TextResult):
             )
         )
 
+    @cached_property
+    def texts_needed(self) -> Float[Tensor, "layer head"]:
+        """Roughly how many texts would decide each undecided head, if its effect and spread stay; NaN elsewhere.
+
+        Infinite where the effect is at a bound. The interval of the effect narrows with √texts.
+        """
+        effects = self.effects["zero_value"]
+        needed = torch.full_like(effects.effect, torch.nan)
+        low, high = effects.simultaneous()
+        for layer, row in enumerate(self.verdict):
+            for head, name in enumerate(row):
+                if name == "undecided":
+                    at = layer, head
+                    numbers = (float(each[at]) for each in (effects.effect, low, high))
+                    needed[at] = texts_to_decide(*numbers, int(effects.texts[at]), self.delta)
+        return needed
+
     @property
     def null_share(self) -> Float[Tensor, " layer"]:
         """The share of a layer's attention that is null: (1/H) Σ_h sink mass, over its resting heads.
@@ -317,14 +335,17 @@ class NullAttention(TextResult):
     # -- how it is shown and kept -----------------------------------------------------------------------------
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: its numbers, every effect with its interval, NaN if it was not changed, and the verdict."""
+        """One row per head: its numbers, every effect with its interval and what is clear of it, and the verdict.
+
+        NaN where a head was not changed. `texts_needed` says how many texts would decide an undecided head.
+        """
         columns: dict[str, Tensor] = {name: self._mean(name) for name in FACTS}
         columns["update_difference"] = self.update_difference
         columns["update_difference_low"], columns["update_difference_high"] = self.update_interval()
         for name, effects in self.effects.items():
             columns[name] = effects.effect
             columns[f"{name}_low"], columns[f"{name}_high"] = effects.interval()
-            columns[f"{name}_clear"], columns[f"{name}_one_text"] = effects.clear, effects.one_text
+            columns |= {f"{name}_{flag}": value for flag, value in clarity_of(effects._means).items()}
         places = self._asked.nonzero()
         layer, head = places.unbind(dim=1)
         frame = pd.DataFrame(
@@ -333,6 +354,7 @@ class NullAttention(TextResult):
                 "head": head.tolist(),
                 **{name: value[layer, head].tolist() for name, value in columns.items()},
                 "verdict": [self.verdict[row][column] for row, column in places.tolist()],
+                **({} if self.parts else {"texts_needed": self.texts_needed[layer, head].tolist()}),
             }
         )
         frame.attrs["intervals"] = self._first.note
@@ -397,7 +419,7 @@ class NullAttention(TextResult):
             f"{self.least_mass:g} or more, and writes if what that value writes is {self.least_ratio:g} or more of "
             "the other tokens' median. What it writes matters if zeroing the value changes the metric by more than "
             f"{self.delta:g} over the whole interval, and does not matter if the interval lies within that; intervals "
-            "are over texts and hold for all heads that were changed, together. Resting: writes little, and it does "
+            "are over texts, corrected for all heads that were changed. Resting: writes little, and it does "
             "not matter. Active: writes, and it matters. Unused: writes, and it does not matter. Subtle: writes "
             "little, and it matters. Beside each layer is the share of its attention that is null: that of resting "
             "heads. "
@@ -424,8 +446,19 @@ class NullAttention(TextResult):
         part = "" if self.complete else "; stopped early, incomplete"
         return (
             f"Of {len(verdicts)} heads, for {TARGETS[self.target]} on {self._texts}: {found} (within ±{self.delta:g} "
-            f"{unit_of(self.metric)}){no_interval(self._n_texts)}{part}."
+            f"{unit_of(self.metric)}){self._would_decide}{no_interval(self._n_texts)}{part}."
         )
+
+    @property
+    def _would_decide(self) -> str:
+        """How many texts would decide undecided heads, as the end of a sentence."""
+        needed = sorted(value for value in self.texts_needed.flatten().tolist() if not math.isnan(value))
+        if not needed:
+            return ""
+        half = needed[(len(needed) - 1) // 2]
+        if len(needed) == 1:
+            return "" if math.isinf(half) else f"; about {round(half):,} texts would decide that head"
+        return "" if math.isinf(half) else f"; about {round(half):,} texts would decide half of the undecided heads"
 
     @property
     def _n_texts(self) -> int:

@@ -19,7 +19,7 @@ from ..interventions import Head, Heads, Values
 from ..maths.intervals import LEVEL, TextMeans
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
-from ..results import OverTexts, Provenance, TextResult, subtracted
+from ..results import OverTexts, Provenance, TextResult, clarity_of, subtracted
 from ..runs.ablations import Ablations, reread
 from ..runs.claims import about_largest, interval_note
 from ..runs.effects import unit_of
@@ -38,7 +38,7 @@ class PairEffects(OverTexts, TextResult):
 
     interaction = effect of both − effect of the one − effect of the other. For metrics that rise with damage (loss,
     KL), it is above 0 for heads that back each other up, and below 0 for heads that need each other. Intervals are
-    over texts; `simultaneous`, `clear` and `one_text` are those of the interactions.
+    over texts; `simultaneous`, `clear`, `clear_size` and `one_text` are those of the interactions.
     """
 
     metric: str
@@ -109,7 +109,7 @@ class PairEffects(OverTexts, TextResult):
     def to_frame(self) -> pd.DataFrame:
         """One row per pair: its heads; both, one, other and interaction, each with its _low and _high; texts.
 
-        And `clear` and `one_text` of the interaction.
+        And `agreeing`, `clear`, `clear_size` and `one_text` of the interaction.
         """
         places = [(*one, *other) for one, other in self.pairs]
         frame = pd.DataFrame(places, columns=["layer", "head", "other_layer", "other_head"])
@@ -118,7 +118,8 @@ class PairEffects(OverTexts, TextResult):
             low, high = intervals[name]
             frame[name] = values.nanmean(dim=-1).numpy()
             frame[f"{name}_low"], frame[f"{name}_high"] = low.numpy(), high.numpy()
-        frame["clear"], frame["one_text"] = self.clear.numpy(), self.one_text.numpy()
+        for name, flags in clarity_of(self._means).items():
+            frame[name] = flags.numpy()
         frame["texts"] = self.texts.numpy()
         frame.attrs["intervals"] = interval_note(self._n_texts)
         return frame

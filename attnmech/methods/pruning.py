@@ -1,6 +1,5 @@
 """How many heads does a model need? Ablate them one after another, the least harmful first (formulas §5)."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import OverTexts, PagedResult, Provenance
 from ..runs.ablations import Ablations, checked_seed, reread
-from ..runs.claims import interval_note, no_interval
+from ..runs.claims import interval_note, interval_of, no_interval
 from ..runs.effects import unit_of
 from ..runs.journal import Entry, Journal, leave, owning_journal
 from ..runs.metrics import HIGHER_IS_BETTER, Metric, MetricLike
@@ -87,7 +86,7 @@ class PruningCurve(OverTexts, PagedResult):
         return len(self.order) == self.asked and not bool(self.random.isnan().any())
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per step: removed, layer, head, effect with its interval, clear, one_text, after, random.
+        """One row per step: removed, layer, head, effect with its interval and what is clear of it, after, random.
 
         `random` is the mean effect of the random orders; `random_least` and `random_most` are the lowest and highest.
         """
@@ -136,12 +135,8 @@ class PruningCurve(OverTexts, PagedResult):
         texts = "1 text" if len(self.before) == 1 else f"{len(self.before)} texts"
         frame = self.to_frame()
         middle = frame.iloc[(len(frame) + 1) // 2 - 1]
-        low, high = (float(end[int(middle.removed) - 1]) for end in self.simultaneous())
-        known = (
-            ""
-            if math.isnan(low)
-            else f" ({signed(low, '.3g')} to {signed(high, '.3g')} with all {len(frame)} steps at once)"
-        )
+        ends = [float(end[int(middle.removed) - 1]) for end in self.simultaneous()]
+        known = interval_of(ends, "+.3g", len(frame), "steps")
         against = "" if pd.isna(middle["random"]) else f", in random order {signed(middle['random'], '.3g')}"
         part = "" if self.complete else f"; stopped early, after {len(self.order)} of {self.asked} heads"
         return (

@@ -23,7 +23,7 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import OverTexts, PagedResult, Provenance
 from ..runs.ablations import Ablations, reread
-from ..runs.claims import interval_note, no_interval
+from ..runs.claims import interval_note, interval_of, no_interval
 from ..runs.divergences import DivergenceReducer, Divergences, clustered
 from ..runs.halves import halves
 from ..runs.stream import stream
@@ -259,7 +259,7 @@ class PruningAdvice(OverTexts, PagedResult):
         """One row per piece of advice, the most redundant first.
 
         Columns: layer, head, repeats_layer, repeats_head, divergence with its interval; formed, the cost on the texts
-        that formed the advice; cost, on the others, with its pointwise interval, `clear` and `one_text`; control;
+        that formed the advice; cost, on the others, with its pointwise interval and what is clear of it; control;
         against_control, cost − control with its pointwise interval; verdict.
         """
         low, high = self.against_control.interval()
@@ -300,8 +300,7 @@ class PruningAdvice(OverTexts, PagedResult):
 
     def _told(self, number: int, low: float, high: float) -> str:
         texts, count = len(self.before), len(self.removed)
-        at_once = f" with all {count} at once" if count > 1 else ""
-        span = "" if math.isnan(low) else f" [{low:.3g}, {high:.3g}{at_once}]"
+        span = interval_of((low, high), ".3g", count, "pieces of advice")
         control = float(self.control[number].mean())
         layer = self.removed[number][0]
         against = "" if math.isnan(control) else f"; a random head of layer {layer} costs {control:.3g}"

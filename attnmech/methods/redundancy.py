@@ -26,6 +26,7 @@ from ..maths.intervals import LEVEL, checked_level
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import by_layer
+from ..runs.claims import interval_of
 from ..runs.divergences import STATE, DivergenceReducer, Divergences, axis_lengths, clustered
 from ..runs.stream import Reducer, Source, State, stream
 from ..runs.summed import Summed
@@ -269,12 +270,12 @@ class Redundancy(Summed):
             return ""
         row, pair = divmod(int(pairs.nan_to_num(torch.inf).argmin()), pairs.shape[1])
         one, other = self._pairs[:, pair].tolist()
-        low, high = (float(end[self.layers[row], one, other]) for end in self.simultaneous())
-        span = f", {low:.3g} to {high:.3g} with all {pairs.numel()} pairs at once" if not math.isnan(low) else ""
+        ends = [float(end[self.layers[row], one, other]) for end in self.simultaneous()]
+        span = interval_of(ends, ".3g", pairs.numel(), "pairs")
         layer = self.layers[row]
         return (
             f"; the two heads of one layer that attend most alike are L{layer}H{one} and L{layer}H{other} "
-            f"({float(pairs[row, pair]):.3g} nats of at most 0.693{span})"
+            f"at {float(pairs[row, pair]):.3g} nats of at most 0.693{span}"
         )
 
     @property
@@ -288,11 +289,11 @@ class Redundancy(Summed):
         closest = float(between.flatten()[place])
         across, head, other_head = np.unravel_index(place, between.shape)
         one, other = list(combinations(self.layers, 2))[int(across)]
-        low, high = (float(end[place - between.numel()].clamp(0.0, math.log(2))) for end in means.simultaneous())
-        span = f", {low:.3g} to {high:.3g} with all {means.mean.numel()} pairs at once" if not math.isnan(low) else ""
+        ends = [float(end[place - between.numel()].clamp(0.0, math.log(2))) for end in means.simultaneous()]
+        span = interval_of(ends, ".3g", means.mean.numel(), "pairs")
         return (
-            f"; of two layers, L{one}H{head} and L{other}H{other_head} ({closest:.3g} nats{span}, on at most "
-            f"{self.rows} sampled rows of each text)"
+            f"; of two layers, L{one}H{head} and L{other}H{other_head} at {closest:.3g} nats{span}, on at most "
+            f"{self.rows} sampled rows of each text"
         )
 
     def _sections(self) -> "Sequence[Section]":

@@ -333,7 +333,10 @@ class SegmentAttention(Summed):
         return self._by_layer(low), self._by_layer(high)
 
     def clear(self, part: str) -> Tensor:
-        """`[layer head]`: whether the excess differs from 0 among all heads (studentised max-T, 95 %)."""
+        """`[layer head]`: whether more texts than chance allows have an excess of one sign, that of the mean.
+
+        By an exact sign test at 5 %, corrected for all heads. Source: `attnmech.maths.intervals`.
+        """
         return self._by_layer(self._excess(part).clear.double()).nan_to_num(0.0).bool()
 
     @property

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..maths.intervals import LEVEL, TextMeans, checked_level
@@ -29,14 +29,28 @@ class OverTexts:
     def simultaneous(self, level: float = LEVEL) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
         """Simultaneous intervals: they hold for all places together, so also for one picked among them.
 
-        Source: `attnmech.maths.intervals`, studentised max-T.
+        Source: `attnmech.maths.intervals`, studentised max-T, heavy tails apart.
         """
         return self._means.simultaneous(checked_level(level))
 
     @property
     def clear(self) -> Bool[Tensor, "*place"]:
-        """Whether a mean differs from 0 among all places: its simultaneous 95 % interval excludes 0."""
+        """Whether more texts than chance allows have one sign, that of the mean.
+
+        By an exact sign test at 5 %, corrected for all places by Holm's procedure; `clear_size` says whether the mean
+        differs from 0, too. Source: `attnmech.maths.intervals`.
+        """
         return self._means.clear
+
+    @property
+    def clear_size(self) -> Bool[Tensor, "*place"]:
+        """Whether the simultaneous 95 % interval of the mean excludes 0, and not `one_text`."""
+        return self._means.clear_size
+
+    @property
+    def agreeing(self) -> Int[Tensor, "*place"]:
+        """The number of texts on which the value has the sign of the mean."""
+        return self._means.agreeing
 
     @property
     def one_text(self) -> Bool[Tensor, "*place"]:
@@ -44,7 +58,12 @@ class OverTexts:
         return self._means.one_text
 
     def _columns(self, name: str) -> dict[str, Tensor]:
-        """A table's columns for these means: the name, _low and _high, `clear` and `one_text`, `[*place]` each."""
+        """A table's columns for these means: the name, _low, _high, and what is clear, `[*place]` each."""
         low, high = self._means.interval()
         ends = {name: self._means.mean, f"{name}_low": low, f"{name}_high": high}
-        return ends | {"clear": self.clear, "one_text": self.one_text}
+        return ends | clarity_of(self._means)
+
+
+def clarity_of(means: TextMeans) -> dict[str, Tensor]:
+    """What a table says beside an effect: agreeing, clear, clear_size, one_text."""
+    return {name: getattr(means, name) for name in ("agreeing", "clear", "clear_size", "one_text")}

@@ -1,4 +1,4 @@
-"""What can be said about the largest of many effects? Which are clear, and how many texts would show one."""
+"""What can be said about the largest of many effects? Which are clear, and how many texts would make one clear."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,9 +32,9 @@ def about_largest(
     """The sentence about the largest, as one picked out of many; `group` is how many texts were summed into one.
 
     >>> import torch
-    >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1]])
-    >>> about_largest(TextMeans.of_values(steady), lambda place: f"L0H{place[0]}", things="heads", unit="nats")
-    '1 of 2 heads has a clear effect: L0H0, +1 nats (+0.817 to +1.18 with all 2 at once)'
+    >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.0], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1, 0.1]])
+    >>> about_largest(TextMeans.of_values(steady), lambda place: f"L0H{place[0]}", things="heads", unit="nats")[:71]
+    '1 of 2 heads has a clear effect: L0H0, +1 nats, above 0 on 7 of 7 texts'
     >>> about_largest(TextMeans.of_values(steady[1:, :3]), lambda place: "L0H1", things="heads")
     'L0H1 has an effect of −0.0333; 3 texts are too few for an interval, which needs 5 or more'
     """
@@ -45,30 +45,48 @@ def about_largest(
     name, texts = named(top), int(means.texts[top])
     value = f"{float(means.mean[top]):{sign}.3g}{f' {unit}' if unit else ''}"
     # One alone was not picked out of many: its interval is the one of the table.
-    low, high = (float(end[top]) for end in (means.simultaneous() if count > 1 else means.interval()))
-    known = not math.isnan(low)
-    at_once = f" with all {count} at once" if count > 1 else ""
-    span = f" ({low:{sign}.3g} to {high:{sign}.3g}{at_once})" if known else ""
+    ends = tuple(float(end[top]) for end in (means.simultaneous() if count > 1 else means.interval()))
+    known = not math.isnan(ends[0])
+    shown = interval_of(ends, f"{sign}.3g", count, things)
     one = "one text carries" if group == 1 else "one group of texts carries"
     carried = f"; {one} more than half of it" if known and bool(means.one_text[top]) else ""
+    counted = f", {_same_sign(means, top, group)}" if signed and known else ""
     if not signed or count == 1:
-        told = f"{name} has {f'the largest {what},' if count > 1 else f'{_a(what)} of'} {value}{span}"
+        told = f"{name} has {f'the largest {what},' if count > 1 else f'{_a(what)} of'} {value}{counted}{shown}"
     elif not known:
         told = f"{name} has the largest {what}, {value}"
     elif clear := int(means.clear.sum()):
         has = "has a" if clear == 1 else "have a"
         largest = ":" if clear == 1 else "; the largest is that of"
-        told = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{span}"
+        told = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{counted}{shown}"
     else:
         needed = means.texts_needed(top)
-        # Half of all cases are clear on so many: these may be the other half.
-        more = needed is not None and needed > texts
-        enough = f"; about {round(needed * group)} texts would show one of that size" if needed and more else ""
+        enough = f"; if it stays so, about {round(needed * group)} texts would make it clear" if needed else ""
         told = (
             f"none of {count} {things} has a clear {what} on {round(texts * group)} texts "
-            f"(the largest, that of {name}, is {value}{enough})"
+            f"(the largest, that of {name}, is {value}{counted}{enough})"
         )
     return with_minus_signs(f"{told}{carried}{no_interval(texts)}")
+
+
+def interval_of(ends: Sequence[float], spec: str, count: int = 1, things: str = "") -> str:
+    """An interval in words, as the end of a sentence; empty if there is none. `count` things were measured together.
+
+    >>> interval_of((0.04, 0.6), "+.3g", 32, "heads"), interval_of((0.1, 0.2), ".3g")
+    (' (95 % interval, corrected for 32 heads: +0.04 to +0.6)', ' (95 % interval: 0.1 to 0.2)')
+    """
+    low, high = ends
+    if math.isnan(low):
+        return ""
+    corrected = f", corrected for {count:,} {things}" if count > 1 else ""
+    return with_minus_signs(f" (95 % interval{corrected}: {low:{spec}} to {high:{spec}})")
+
+
+def _same_sign(means: TextMeans, place: tuple[int, ...], group: float) -> str:
+    """On how many texts a value has the sign of its mean."""
+    side = "below" if float(means.mean[place]) < 0 else "above"
+    texts = "texts" if group == 1 else "groups of texts"
+    return f"{side} 0 on {int(means.agreeing[place])} of {int(means.texts[place])} {texts}"
 
 
 def _a(what: str) -> str:
@@ -88,9 +106,10 @@ def interval_note(texts: int) -> str:
     if texts < LEAST_TEXTS:
         return f"No intervals{no_interval(texts)}.".replace("; ", ": ", 1)
     return (
-        "Intervals are pointwise 95 % t intervals over texts. Clear: the simultaneous 95 % interval over all shown "
-        "(studentised max-T) excludes 0. One text: a single text carries more than half of the sum of sizes; no "
-        "interval then has its nominal coverage."
+        "Intervals are pointwise 95 % t intervals over texts. Agreeing: the number of texts with the sign of the mean. "
+        "Clear: more texts than chance allows have one sign, that of the mean (exact sign test at 5 %, corrected for "
+        "all shown by Holm's procedure). Clear size: the simultaneous 95 % interval over all shown excludes 0. One "
+        "text: a single text carries more than half of the sum of sizes, and the size is not called clear."
     )
 
 

@@ -122,8 +122,9 @@ class Effects(OverTexts, TextResult):
     def to_frame(self) -> pd.DataFrame:
         """One row per head (or position) swept.
 
-        Columns: layer, head, effect, effect_low, effect_high, clear, one_text, before, after, texts. Low and high are
-        the pointwise interval of the effect. `attrs["intervals"]` says what the intervals are, or why there are none.
+        Columns: layer, head, effect, effect_low, effect_high, agreeing, clear, clear_size, one_text, before, after,
+        texts. Low and high are the pointwise interval of the effect. `attrs["intervals"]` says what the columns mean,
+        or why there are no intervals.
         """
         index, place = self.swept.nonzero().T
         columns = self._columns("effect") | {

@@ -25,7 +25,7 @@ from ..errors import InputError, MissingPointError, index_of
 from ..fields import check_entries, check_layers, check_rows
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
 from ..maths.sums_by_text import counts_by_text, sums_by_text
-from ..results import Provenance, TextResult, by_layer, shared_layers
+from ..results import Provenance, TextResult, by_layer, clarity_of, shared_layers
 from .claims import about_largest, for_map, interval_note
 from .groups import by_group, joined
 from .layers import count_layers
@@ -180,18 +180,28 @@ class RowMeans(TextResult):
     ) -> tuple[Float[Tensor, "layer head"], Float[Tensor, "layer head"]] | None:
         """Simultaneous intervals: they hold for all heads together, so also for one picked among them.
 
-        Source: `attnmech.maths.intervals`, studentised max-T.
+        Source: `attnmech.maths.intervals`, studentised max-T, heavy tails apart.
         """
         return self._ends(statistic, self._means(statistic).simultaneous(checked_level(level)))
 
     def clear(self, statistic: str) -> Bool[Tensor, "layer head"]:
-        """Whether the simultaneous 95 % interval excludes 0: in a difference, whether the two results differ."""
-        clear = self._by_layer(self._means(statistic).clear.double())
-        return clear.nan_to_num(0.0).bool()
+        """In a difference, whether the two results differ: more texts than chance allows have the sign of the mean.
+
+        By an exact sign test at 5 %, corrected for all heads by Holm's procedure. Source: `attnmech.maths.intervals`.
+        """
+        return self._clarity(statistic)["clear"].bool()
+
+    def clear_size(self, statistic: str) -> Bool[Tensor, "layer head"]:
+        """Whether the simultaneous 95 % interval excludes 0, and not `one_text`."""
+        return self._clarity(statistic)["clear_size"].bool()
 
     def one_text(self, statistic: str) -> Bool[Tensor, "layer head"]:
         """Whether one text, or group of texts, carries more than half of Σ |value|; intervals then undercover."""
-        return self._by_layer(self._means(statistic).one_text.double()).nan_to_num(0.0).bool()
+        return self._clarity(statistic)["one_text"].bool()
+
+    def _clarity(self, statistic: str) -> dict[str, Int[Tensor, "layer head"]]:
+        flags = clarity_of(self._means(statistic))
+        return {name: self._by_layer(flag.double()).nan_to_num(0.0).long() for name, flag in flags.items()}
 
     def _ends(self, statistic: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         if not self.has_intervals:
@@ -296,8 +306,8 @@ class RowMeans(TextResult):
     def to_frame(self) -> pd.DataFrame:
         """One row per head: layer, head, every statistic, and its `_low` and `_high` where there is an interval.
 
-        In a difference also `_clear`, whether the two results differ at that head (by simultaneous intervals), and
-        `_one_text`, whether one text carries more than half of the difference.
+        In a difference also `_agreeing`, the number of texts with the sign of the mean, `_clear` and `_clear_size`,
+        whether the two results differ at that head, and `_one_text`, whether one text carries more than half of it.
         """
         columns: dict[str, Tensor] = {}
         for name in self.STATISTICS:
@@ -306,7 +316,9 @@ class RowMeans(TextResult):
             if ends is not None:
                 columns[f"{name}_low"], columns[f"{name}_high"] = ends
                 if self.parts is not None:
-                    columns[f"{name}_clear"], columns[f"{name}_one_text"] = self.clear(name), self.one_text(name)
+                    flags = self._clarity(name)
+                    columns |= {f"{name}_agreeing": flags.pop("agreeing")}
+                    columns |= {f"{name}_{flag}": value.bool() for flag, value in flags.items()}
         heads, rows = columns[self.STATISTICS[0]].shape[1], list(self.layers)
         frame = pd.DataFrame(
             {

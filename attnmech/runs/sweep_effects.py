@@ -87,8 +87,9 @@ class SweepEffects(OverTexts, TextResult):
     def to_frame(self) -> pd.DataFrame:
         """One row per entry of the sweep.
 
-        Columns: intervention (its name), effect, effect_low, effect_high, clear, one_text, before, after, texts,
-        rows_without_keys. `attrs["intervals"]` says what the intervals are, or why there are none.
+        Columns: intervention (its name), effect, effect_low, effect_high, agreeing, clear, clear_size, one_text,
+        before, after, texts, rows_without_keys. `attrs["intervals"]` says what the columns mean, or why
+        there are no intervals.
         """
         columns = self._columns("effect") | {
             "before": self.before.nanmean().expand(len(self.names)),

@@ -8,23 +8,27 @@ import naive
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm, t
+from scipy.stats import binomtest, norm, t
 from torch import Tensor
 
 import attnmech as am
-from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, difference, resampled
+from attnmech.maths.intervals import LEAST_TEXTS, TextMeans, difference, holm, resampled, sign_test
 
 RUNS = 400
 
 
 def drawn(kind: str, quantities: int, texts: int, generator: np.random.Generator) -> Tensor:
-    """Effects without an effect: of mean 0, correlated 0.3 between heads."""
+    """Effects of mean 0 (of median 0, for "cauchy" and "skewed"), correlated 0.3 between heads."""
     shared, own = generator.normal(size=(1, texts)), generator.normal(size=(quantities, texts))
     normal = math.sqrt(0.3) * shared + math.sqrt(0.7) * own
     if kind == "t3":
         normal = t.ppf(norm.cdf(normal), 3)
-    if kind == "lognormal":
+    if kind == "cauchy":
+        normal = t.ppf(norm.cdf(normal), 1)
+    if kind == "lognormal":  # of mean 0
         normal = np.exp(normal) - math.exp(0.5)
+    if kind == "skewed":  # of median 0
+        normal = np.exp(1.5 * normal) - 1
     return torch.from_numpy(normal)
 
 
@@ -75,7 +79,7 @@ def test_the_difference_of_a_mean_and_itself_is_nothing() -> None:
     above, below = torch.rand(3, 9, dtype=torch.float64), torch.randint(1, 9, (3, 9)).double()
     one = TextMeans.of_ratio(above, below)
     found = difference(one, one)
-    assert found.mean.tolist() == [0.0] * 3 and not found.clear.any()
+    assert found.mean.tolist() == [0.0] * 3 and not found.clear.any() and not found.clear_size.any()
 
 
 def test_differences_of_means_over_the_same_texts() -> None:
@@ -122,18 +126,51 @@ def test_the_largest_deviation_of_each_replicate() -> None:
     above = torch.randn(3, 8, generator=generator, dtype=torch.float64)
     below = torch.randint(1, 20, (3, 8), generator=generator).double()
     for means in (TextMeans.of_values(above), TextMeans.of_ratio(above, below)):
-        largest = []
-        for weights in resampled(8, 2000).T.tolist():
-            found = []
-            for y, n in zip(means.above.tolist(), means.below.tolist(), strict=True):
-                whole = sum(y) / sum(n)
-                total = sum(w * each for w, each in zip(weights, n, strict=True))
-                mean = sum(w * each for w, each in zip(weights, y, strict=True)) / total
-                squares = sum(w * (a - mean * b) ** 2 for w, a, b in zip(weights, y, n, strict=True))
-                error = math.sqrt(8 / 7 * squares) / total
-                found.append(math.inf if max(weights) == 8 else abs(mean - whole) / error)
-            largest.append(max(found))
-        torch.testing.assert_close(means._largest, torch.tensor(sorted(largest), dtype=torch.float64))
+        assert int(means.heavy.sum()) == 1
+        for group, measured in ((~means.heavy, means._largest), (means.heavy, means._largest_of_heavy)):
+            sums, sizes = (side[group][:, means._order].tolist() for side in (means.above, means.below))
+            largest = []
+            for weights in resampled(8, 2000).T.tolist():
+                deviations = []
+                for y, n in zip(sums, sizes, strict=True):
+                    whole = sum(y) / sum(n)
+                    total = sum(w * size for w, size in zip(weights, n, strict=True))
+                    mean = sum(w * value for w, value in zip(weights, y, strict=True)) / total
+                    squares = sum(w * (a - mean * b) ** 2 for w, a, b in zip(weights, y, n, strict=True))
+                    error = math.sqrt(8 / 7 * squares) / total
+                    deviations.append(math.inf if max(weights) == 8 else abs(mean - whole) / error)
+                largest.append(max(deviations))
+            torch.testing.assert_close(measured, torch.tensor(sorted(largest), dtype=torch.float64))
+
+
+def test_the_order_of_texts_does_not_matter() -> None:
+    generator = np.random.default_rng(5)
+    values = drawn("t3", 40, 12, generator)
+    values[3:9] += 1.5
+    values[11, 4] = math.nan
+    lengths = torch.from_numpy(generator.integers(3, 60, (40, 12))).double()
+    for below in (torch.ones(40, 12), lengths):
+        means = TextMeans.of_ratio(values * below, below)
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+        other = TextMeans.of_ratio((values * below)[:, order], below[:, order])
+        for end, end_of_other in zip(means.simultaneous(), other.simultaneous(), strict=True):
+            torch.testing.assert_close(end, end_of_other, rtol=1e-9, atol=1e-12)
+        assert torch.equal(means.clear, other.clear) and torch.equal(means.clear_size, other.clear_size)
+
+
+@pytest.mark.parametrize("quantities", [2, 17, 32])
+def test_a_heavy_tail_widens_its_own_interval_alone(quantities: int) -> None:
+    generator = np.random.default_rng(quantities)
+    values = drawn("normal", quantities, 24, generator)
+    plain = TextMeans.of_values(values)
+    values[1] *= 0.01
+    values[1, 20] = 7.0
+    means = TextMeans.of_values(values)
+    assert bool(means.heavy[1]) and int(means.heavy.sum()) == math.ceil(quantities / 16)
+    low, high = means.simultaneous()
+    wide = (high - low) / means.standard_error
+    usual = (plain.simultaneous()[1] - plain.simultaneous()[0]) / plain.standard_error
+    assert float(wide[0]) == pytest.approx(float(usual[0]), rel=0.1) and float(wide[1]) > 2 * float(usual[1])
 
 
 def test_simultaneous_intervals_hold_those_of_each_alone() -> None:
@@ -187,18 +224,52 @@ def test_false_claims_of_effects_that_go_in_steps(texts: int) -> None:
 
 
 def test_how_many_texts_would_do() -> None:
-    generator = np.random.default_rng(0)
-    values = drawn("normal", 32, 10, generator)
-    values[3] = values[3] / values[3].std() + 1.0 - float((values[3] / values[3].std()).mean())
-    needed = TextMeans.of_values(values).texts_needed((3,))
-    assert needed is not None and 15 < needed < 25  # formulas §7: 1 SD is found in 64 % of cases at 20 texts
-    found = 0
-    for _ in range(100):
-        more = drawn("normal", 32, needed, generator)
-        more[3] += 1.0
-        found += bool(TextMeans.of_values(more).clear[3])
-    assert 30 <= found <= 85
+    values = torch.randn(32, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values[3] = torch.tensor([1.0, 2.0, 3.0, 1.0, 1.0, -0.5, 2.0, 1.0, -1.0, 2.0, 0.0, 1.0])  # above 0 on 9 of 11
+    means = TextMeans.of_values(values)
+    needed = means.texts_needed((3,))
+    wanted = next(n for n in range(5, 100) if binomtest(round(n * 9 / 11), n).pvalue <= 0.05 / 32)
+    assert needed == wanted
+    values[3] = torch.cat((torch.full((7,), -0.1), torch.full((5,), 9.0)))
+    assert TextMeans.of_values(values).texts_needed((3,)) is None  # the mean is above 0, most texts are below
     assert TextMeans.of_values(torch.zeros(2, 6)).texts_needed((0,)) is None
+    all_alike = TextMeans.of_values(torch.rand(32, 6) + 0.1)
+    assert all_alike.texts_needed((0,)) == 11  # 2^(1 − 11) ≤ 0.05 / 32
+
+
+# -- direction -----------------------------------------------------------------------------------------------
+
+
+def test_the_sign_test_is_scipys() -> None:
+    above, below = torch.tensor([0, 3, 9, 12, 20, 7]), torch.tensor([0, 8, 9, 1, 3, 0])
+    wanted = [
+        binomtest(one, one + other).pvalue if one + other else 1.0
+        for one, other in zip(above.tolist(), below.tolist(), strict=True)
+    ]
+    assert sign_test(above, below).tolist() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_holms_procedure_step_by_step() -> None:
+    generator = np.random.default_rng(7)
+    for _ in range(200):
+        p = generator.random(6) ** 3 / 3
+        rejected = [False] * 6
+        for step, place in enumerate(np.argsort(p)):
+            if p[place] > 0.05 / (6 - step):
+                break
+            rejected[place] = True
+        assert holm(torch.from_numpy(p)).tolist() == rejected
+
+
+def test_direction_counts_texts_and_leaves_ties_out() -> None:
+    values = torch.zeros(3, 14)
+    values[0, :11] = 1.0  # 11 of 11, three ties
+    values[1, :10], values[1, 10] = 1.0, -90.0  # 10 of 11, and a mean below 0
+    values[2, :7], values[2, 7:] = 1.0, -1.0
+    means = TextMeans.of_values(values)
+    assert means.direction.tolist() == [1, 1, 0]
+    assert means.clear.tolist() == [True, False, False] and means.agreeing.tolist() == [11, 1, 0]
+    assert means.one_text.tolist() == [False, True, False] and not means.clear_size[1]
 
 
 # -- by simulation -------------------------------------------------------------------------------------------
@@ -217,23 +288,44 @@ def test_intervals_cover_means_of_normal_effects(texts: int, lengths: str) -> No
     assert covered >= 0.94
 
 
-@pytest.mark.parametrize("kind", ["normal", "t3", "lognormal"])
-@pytest.mark.parametrize("texts", [5, 10, 20, 50])
-def test_false_claims_among_many_heads(texts: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["normal", "t3", "cauchy", "skewed"])
+@pytest.mark.parametrize("texts", [5, 12, 20, 50])
+def test_false_claims_of_a_direction_among_many_heads(texts: int, kind: str) -> None:
     generator = np.random.default_rng(texts)
-    false = [bool(TextMeans.of_values(drawn(kind, 32, texts, generator)).clear.any()) for _ in range(RUNS)]
+    false = [bool(TextMeans.of_values(drawn(kind, 32, texts, generator)).direction.any()) for _ in range(RUNS)]
     assert np.mean(false) <= 0.05 + two_errors(0.05, RUNS)
 
 
-@pytest.mark.parametrize(("texts", "size"), [(10, 4.0), (20, 2.0)])
-def test_a_large_effect_is_found(texts: int, size: float) -> None:
+@pytest.mark.parametrize("kind", ["normal", "t3", "lognormal"])
+@pytest.mark.parametrize("texts", [5, 10, 20, 50])
+def test_false_claims_of_a_size_among_many_heads(texts: int, kind: str) -> None:
     generator = np.random.default_rng(texts)
-    found = 0
-    for _ in range(100):
-        values = drawn("normal", 32, texts, generator)
-        values[17] += size
-        found += bool(TextMeans.of_values(values).clear[17])
-    assert found >= 90
+    false = [bool(TextMeans.of_values(drawn(kind, 32, texts, generator)).clear_size.any()) for _ in range(RUNS)]
+    assert np.mean(false) <= 0.05 + two_errors(0.05, RUNS)
+
+
+@pytest.mark.parametrize("kind", ["normal", "lognormal"])
+def test_false_claims_of_a_size_among_a_thousand_heads(kind: str) -> None:
+    generator = np.random.default_rng(0)
+    false = [bool(TextMeans.of_values(drawn(kind, 1024, 20, generator)).clear_size.any()) for _ in range(40)]
+    assert np.mean(false) <= 0.05 + two_errors(0.05, 40)
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_an_effect_of_one_standard_deviation_on_forty_texts_is_found(heavy: bool) -> None:
+    """Also beside a head whose effect sits in one text; by the binomial, 0.91 have a clear direction."""
+    generator = np.random.default_rng(3)
+    found, sized = 0, 0
+    for _ in range(RUNS):
+        values = drawn("normal", 32, 40, generator)
+        values[17] += 1.0
+        if heavy:
+            values[4] *= 0.01
+            values[4, generator.integers(40)] = 20.0
+        means = TextMeans.of_values(values)
+        found += bool(means.clear[17])
+        sized += bool(means.clear_size[17])
+    assert found / RUNS >= 0.9 - two_errors(0.1, RUNS) and sized / RUNS >= 0.9
 
 
 def test_under_five_texts_there_is_no_interval() -> None:

@@ -295,7 +295,8 @@ def test_intervals_and_what_it_says() -> None:
     torch.testing.assert_close((high - low) / (2 * 1.96 * spread), torch.ones_like(spread), rtol=0.35, atol=0)
     frame = effects.to_frame()
     assert list(frame.columns) == [
-        "layer", "head", "effect", "effect_low", "effect_high", "clear", "one_text", "before", "after", "texts",
+        "layer", "head", "effect", "effect_low", "effect_high", "agreeing", "clear", "clear_size", "one_text", "before",
+        "after", "texts",
     ]  # fmt: skip
     assert len(frame) == hooked.n_layers * hooked.n_heads
     top = effects.strongest(1).iloc[0]

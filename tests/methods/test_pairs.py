@@ -121,7 +121,8 @@ def test_intervals_and_what_it_says(tmp_path: Path) -> None:
     assert f"zero of 3 pairs of heads on 30 texts: {clear}" in repr(found) and found.clear[top]
     lower, higher = found.simultaneous()
     ends = " to ".join(signed(float(end[top]), ".3g") for end in (lower, higher))
-    assert f"({ends} with all 3 at once)" in repr(found)
+    agreeing = f"{int(found.agreeing[top])} of 30 texts (95 % interval, corrected for 3 pairs: {ends})"
+    assert agreeing in repr(found)
     assert frame["clear"].tolist() == found.clear.tolist() and bool((lower < low).all()) and bool((high < higher).all())
     again = am.PairEffects.load(found.save(tmp_path / "pairs.safetensors"))
     assert again.to_frame().equals(frame) and repr(again) == repr(found) and again.pairs == tuple(PAIRS)

@@ -8,6 +8,7 @@ import naive
 import pytest
 import torch
 from by_hand import losses, point_changed, z_changed, zeroed
+from scipy.stats import binomtest
 from torch import Tensor
 from transformers.models.bloom import modeling_bloom
 
@@ -217,11 +218,17 @@ def test_intervals_tables_and_files(tmp_path: Path) -> None:
         assert (float(low[row]), float(high[row])) == pytest.approx(wanted, rel=1e-6)
     lower, higher = found.simultaneous()
     assert bool((lower < low).all()) and bool((high < higher).all())
-    assert found.clear.tolist() == ((lower > 0) | (higher < 0)).tolist()
+    assert found.clear_size.tolist() == (((lower > 0) | (higher < 0)) & ~found.one_text).tolist()
+    signs = found.per_text.sign()
+    agreeing = (signs == found.effect.sign()[:, None]).sum(dim=-1)
+    assert found.agreeing.tolist() == agreeing.tolist()
+    p = sorted((binomtest(int(count), 23).pvalue, row) for row, count in enumerate(agreeing))
+    rejected = {row for step, (value, row) in enumerate(p) if value <= 0.05 / (2 - step)}
+    assert found.clear.tolist() == [row in rejected for row in range(2)]
     frame = found.to_frame()
     assert list(frame.columns) == [
-        "intervention", "effect", "effect_low", "effect_high", "clear", "one_text", "before", "after", "texts",
-        "rows_without_keys",
+        "intervention", "effect", "effect_low", "effect_high", "agreeing", "clear", "clear_size", "one_text",
+        "before", "after", "texts", "rows_without_keys",
     ]  # fmt: skip
     assert frame["intervention"].tolist() == list(named) and frame["texts"].tolist() == [23, 23]
     assert frame["effect"].tolist() == found.effect.tolist()
