@@ -48,10 +48,10 @@ def ablate_heads(
             inputs, or on one of the texts in `reference` ("resample"). Or an `am.Intervention` in all heads, such as
             `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`: a template that is
             applied to each head alone.
-        metric: "loss" (cross-entropy of the next token, nats; in a masked language model such as BERT, of masked tokens:
-            each ordinary token of a text is masked once, in a copy in which about 15 % of its tokens are, the same ones
-            before and after); "kl" (divergence from the clean output, nats); "logit_difference" and "accuracy" at the
-            last token, of `answers` (one token per text, or one for all) `against` another; "log_probability" of
+        metric: "loss" (cross-entropy of the next token, nats; in a masked language model such as BERT, of masked
+            tokens: each ordinary token of a text is masked once, in a copy of which about 15 % is masked, with the same
+            masks before and after); "kl" (divergence from the clean output, nats); "logit_difference" and "accuracy" at
+            the last token, of `answers` (one token per text, or one for all) `against` another; "log_probability" of
             answers of one token or several, with which the texts must end: the sum over an answer's tokens of ln p,
             each given all before it. For a classifier and a module of your own, "cross_entropy" (nats), "accuracy" and
             "mse" of the output against `answers`: the class of each text or token (-100 does not count), or numbers in

@@ -129,9 +129,8 @@ def _gradient_flow(
     by_head = weighted_gradients(model, batch, judge, chosen)
     tokens = tuple(token for token, kept in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if kept)
     noted = {"kind": "gradient", "metric": judge.name, "bos": bos}
-    return AttentionFlow(
-        "gradient", chosen, positive_part(by_head), by_head, tokens, model.provenance(batch, batch.tokens, noted), judge.name
-    )
+    provenance = model.provenance(batch, batch.tokens, noted)
+    return AttentionFlow("gradient", chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
 
 
 def _require_one(texts: int) -> None:

@@ -162,9 +162,8 @@ class _Cutting:
         self.model.forward(self.batch, captures=[("logits", None)])
         begin = time.perf_counter()
         self.model.forward(self.batch, captures=[("logits", None)])
-        return (time.perf_counter() - begin) * changes * {"next token": 2, "masked token": 1 + GROUPS}.get(
-            self.model.predicts, 1
-        )
+        passes = {"next token": 2, "masked token": 1 + GROUPS}.get(self.model.predicts, 1)
+        return (time.perf_counter() - begin) * changes * passes
 
     def journals(self) -> ExitStack:
         """Owns the journals of all sweeps, so that each lasts until the last sweep has ended."""

@@ -44,7 +44,7 @@ def masked_token_losses(batch: Batch, mask_id: int, logits_of: LogitsOf) -> Floa
     copies.require_all(range(len(batch.ids)))
     hidden = copies.hidden >= 0
     by_copy = torch.stack((_sums(copies.batch, hidden, copies.hidden, logits_of), hidden.sum(dim=1).double().cpu()))
-    sums, counts = by_copy.new_zeros(2, len(batch.ids)).index_add(1, copies.text_of, by_copy)
+    sums, counts = by_copy.new_zeros(2, len(batch.ids)).index_add(1, copies.text_of, by_copy).unbind()
     return sums / counts
 
 

@@ -76,7 +76,7 @@ def _groups(
 ) -> Int[Tensor, " position"]:
     """The group of each ordinary token of a text; -1 at all others.
 
-    The bits are Philox-4×64's (Salmon et al. 2011), keyed by the ids: neither padding nor the rest of the batch matters.
+    The bits are Philox-4×64's (Salmon et al. 2011), keyed by the ids: neither padding nor the batch matters.
     """
     content = hashlib.sha256(ids[real].cpu().numpy().astype("<i8").tobytes()).digest()
     places = ordinary.cpu().nonzero()[:, 0]

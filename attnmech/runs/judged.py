@@ -34,11 +34,13 @@ class JudgedTexts:
         """
         if judge.mask_id is None:
             return cls(parts, judge, torch.arange(sum(len(part.documents) for part in parts)))
-        found, of_text, hidden = [], [], []
+        found: list[CorpusBatch] = []
+        of_text: list[Tensor] = []
+        hidden: list[Tensor] = []
         for part in parts:
             copies = MaskedCopies.of(part.batch, judge.mask_id)
             copies.require_all(part.documents.tolist())
-            first = sum(map(len, of_text))
+            first = len(hidden)
             numbers = torch.arange(first, first + len(copies.text_of))
             found += CorpusBatch(copies.batch, numbers, 0, part.digest).pieces(tokens)
             of_text.append(part.documents[copies.text_of])

@@ -308,8 +308,8 @@ def _classes(
     """The right classes in the shape of an output, and which of them count."""
     right, places = batch.answers, output.shape[:-1]
     assert right is not None
-    if right.ndim == 2 and places == batch.mask.shape:
-        # One class for each token; other texts may be longer than this batch.
+    if batch.texts_of is not None and right.ndim == 2 and places == batch.mask.shape:
+        # Of tokens: texts of other batches may be longer.
         right = right[:, : places[1]]
     if right.shape != places or right.is_floating_point() or right.is_complex() or right.dtype == torch.bool:
         raise InputError(
@@ -331,9 +331,7 @@ def _real(values: Shaped[Tensor, "*output"], batch: Batch) -> Bool[Tensor, "*out
     return batch.mask.to(values.device) if values.shape == batch.mask.shape else everywhere
 
 
-def _mean_of_places(
-    values: Float[Tensor, "text *place"], counted: Bool[Tensor, "text *place"]
-) -> Float[Tensor, " text"]:
+def _mean_of_places(values: Float[Tensor, "*output"], counted: Bool[Tensor, "*output"]) -> Float[Tensor, " text"]:
     """The mean over the places that count; NaN for a text without any."""
     kept = values.masked_fill(~counted, 0.0)
     return kept.reshape(len(kept), -1).sum(dim=1) / counted.reshape(len(kept), -1).sum(dim=1)

@@ -174,7 +174,7 @@ class Sweeps:
                         raise
                     leave(journal)
         if record.left_out:
-            left_out = judged.text_of[sorted(record.left_out)].unique().tolist()
+            left_out = sorted(set(judged.text_of[sorted(record.left_out)].tolist()))
             provenance = replace(provenance, options={**provenance.options, **warn_left_out(left_out)})
         before, after = judged.by_text(record.before), judged.by_text(record.after)
         shift = None if record.shift is None else judged.by_text(record.shift, axis=1).nanmean(dim=1)

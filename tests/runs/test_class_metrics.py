@@ -148,7 +148,7 @@ def test_importance_of_every_metric_with_a_gradient(kind: str) -> None:
     def whole(logits: Tensor, batch: Batch) -> Tensor:
         return logits.argmax(dim=-1).double()
 
-    with pytest.raises(am.InputError, match="the metric whole has no gradient: .* computed from the logits"):
+    with pytest.raises(am.InputError, match=r"the metric whole has no gradient: .* computed from the logits"):
         am.head_importance(model, iter(IDS), metric=whole)
 
 
@@ -161,7 +161,7 @@ def test_what_classes_may_be_is_said() -> None:
     ):
         with pytest.raises(am.InputError, match=said):
             am.ablate_heads(model, torch.stack([IDS[1]] * 3), metric="cross_entropy", answers=answers)
-    with pytest.raises(am.InputError, match="`metric` of a classifier must be one of .*'cross_entropy'.*'kl'"):
+    with pytest.raises(am.InputError, match=r"`metric` of a classifier must be one of .*'cross_entropy'.*'kl'"):
         am.ablate_heads(model, iter(IDS))
     with pytest.raises(am.InputError, match="a classifier predicts none"):
         am.ablate_heads(model, iter(IDS), metric="accuracy", answers=LABELS, against=LABELS)

@@ -247,7 +247,9 @@ def test_a_mask_token_is_no_special_key() -> None:
     text = TEXTS[1]
     length = len(model.encode(text).ids[0])
     found = am.sweep(
-        model, [text], [am.Intervention.remove_keys("all", "special"), am.Intervention.remove_keys("all", [0, length - 1])]
+        model,
+        [text],
+        [am.Intervention.remove_keys("all", "special"), am.Intervention.remove_keys("all", [0, length - 1])],
     )
     torch.testing.assert_close(found.after[0], found.after[1], rtol=1e-12, atol=1e-12)
     assert abs(float(found.effect[0])) > 1e-6
@@ -363,9 +365,7 @@ def test_what_cannot_be_masked_says_so() -> None:
         with pytest.raises(am.InputError, match=r"am\.load\(model, tokenizer=tokenizer\)"):
             call()
     bare.config.mask_token_id = 4
-    assert float(am.ablate_heads(bare, ids).before[0]) == pytest.approx(
-        float(bare.loss(ids)[0]), abs=1e-5
-    )
+    assert float(am.ablate_heads(bare, ids).before[0]) == pytest.approx(float(bare.loss(ids)[0]), abs=1e-5)
     model = loaded("bert")
     for call in (
         lambda: am.ablate_heads(model, [TEXTS[0], "[MASK]"]),
