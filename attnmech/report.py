@@ -37,6 +37,7 @@ from .model.certificate import Certificate
 from .model.certify import certify
 from .model.hooked import HookedModel, require_model
 from .model.inputs import Inputs
+from .model.masking import MaskedCopies
 from .model.other_layers import about_other_layers
 from .model.stack import Stack
 from .points import full_name
@@ -686,14 +687,24 @@ def _types(model: HookedModel, stack: Stack, notes: list[str]) -> HeadTypes | No
 
 def _measured(model: HookedModel, batch: Batch, notes: list[str]) -> tuple[Measured, ...]:
     """The sweeps that can be had in seconds: on the page's text and, with the demo model, on more of its language."""
-    if not model.causal or model.points["logits"].absent is not None or len(model.stacks) > 1 or model.is_own:
+    predicts_tokens = model.points["logits"].absent is None and model.predicts in ("next token", "masked token")
+    if not predicts_tokens or len(model.stacks) > 1:
         return ()
+    copies = 1
+    if model.predicts == "masked token":
+        try:
+            masked = MaskedCopies.of(batch, model.mask_id)
+            masked.require_all([0])
+        except InputError as error:
+            notes.append(f"Ablations are left out: {first_line(error)}")
+            return ()
+        copies = len(masked.text_of)
     texts: list[Any] = [batch]
     if model.is_demo:
         texts += documents(OTHER_TEXTS)
     heads = model.n_layers * model.n_heads
     weights = sum(parameter.numel() for parameter in model.base.parameters()) - model.embedding.numel()
-    work = heads * weights * batch.ids.numel() * len(texts)
+    work = heads * weights * batch.ids.numel() * copies * len(texts)
     if batch.ids.shape[1] < 2 or work > MAX_WORK:
         notes.append("Ablations are left out, since they would take minutes: see attnmech ablate and attnmech null.")
         return ()

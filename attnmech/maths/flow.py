@@ -64,16 +64,13 @@ def value_norms(
     return torch.stack(each, dim=-1)
 
 
-def gradient_weighted(
-    pattern: Float[Tensor, "*layer head query key"], gradient: Float[Tensor, "*layer head query key"]
-) -> tuple[Float[Tensor, "*layer head query key"], Float[Tensor, "*layer query key"]]:
-    """p ⊙ ∂m/∂p of each head, signed; and of a layer E_h[(p ⊙ ∂m/∂p)⁺], the mean over heads of the positive parts.
+def positive_part(by_head: Float[Tensor, "*layer head query key"]) -> Float[Tensor, "*layer query key"]:
+    """E_h[(p ⊙ ∂m/∂p)⁺] of a layer, the mean over heads of the positive parts, from p ⊙ ∂m/∂p of each head, signed.
 
     The sum of p ⊙ ∂m/∂p over a head is dm/dε where its pattern is multiplied by 1 + ε. Source: Chefer et al. 2021,
     "Generic Attention-model Explainability", equation 5; Barkan et al. 2021, "Grad-SAM", who average over layers, too.
 
-    >>> gradient_weighted(torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[4.0, -2.0]]]))
-    (tensor([[[ 2., -1.]]]), tensor([[2., 0.]]))
+    >>> positive_part(torch.tensor([[[0.5, 0.5]]]) * torch.tensor([[[4.0, -2.0]]]))
+    tensor([[2., 0.]])
     """
-    by_head = pattern * gradient
-    return by_head, by_head.clamp_min(0).mean(dim=-3)
+    return by_head.clamp_min(0).mean(dim=-3)

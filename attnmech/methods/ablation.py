@@ -48,10 +48,15 @@ def ablate_heads(
             inputs, or on one of the texts in `reference` ("resample"). Or an `am.Intervention` in all heads, such as
             `am.Intervention.attend("all", "uniform")` or `am.Intervention.scale("position")`: a template that is
             applied to each head alone.
-        metric: "loss" (cross-entropy of the next token, nats), "kl" (divergence from the clean output, nats),
-            "logit_difference" and "accuracy" at the last token, of `answers` (one token per text, or one for all)
-            `against` another; "log_probability" of answers of one token or several, with which the texts must end: the
-            sum over an answer's tokens of ln p, each given all before it; or a function `(logits, batch) -> [text]`.
+        metric: "loss" (cross-entropy of the next token, nats; in a masked language model such as BERT, of masked
+            tokens: each ordinary token of a text is masked once, in a copy of which about 15 % is masked, with the same
+            masks before and after); "kl" (divergence from the clean output, nats); "logit_difference" and "accuracy" at
+            the last token, of `answers` (one token per text, or one for all) `against` another; "log_probability" of
+            answers of one token or several, with which the texts must end: the sum over an answer's tokens of ln p,
+            each given all before it. For a classifier and a module of your own, "cross_entropy" (nats), "accuracy" and
+            "mse" of the output against `answers`: the class of each text or token (-100 does not count), or numbers in
+            the output's shape. Or a function `(logits, batch) -> [text]`, which finds `answers` in `batch.answers`:
+            `lambda logits, batch: logits[range(len(logits)), batch.answers]` is the logit of the right class.
         layers: the layers of the heads, where `heads` is "all"; by default all.
         reference: the texts over which means are taken, or what `am.mean_z` returned for them; for "resample", the
             donors.
@@ -77,7 +82,8 @@ def ablate_heads(
         JournalError: for the journal of another sweep (or if the code of the metric or of a hook has changed), or of
             one that another process is running.
 
-    Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample).
+    Source: Michel et al. 2019 (zero), Wang et al. 2023 (mean), Chan et al. 2022 (resample); Salazar et al. 2020
+    (pseudo-log-likelihood, which masks one token at a time).
     """
     require_model(model)
     require_known(options, SweepOptions)

@@ -52,6 +52,7 @@ _QUANTITY: Final = {
     "log_probability": ("log probability of the answer", "nats"),
     "accuracy": ("accuracy", ""),
     "loss": ("loss", "nats"),
+    "cross_entropy": ("cross-entropy", "nats"),
     "kl": ("divergence from the clean output", "nats"),
 }
 

@@ -23,7 +23,7 @@ from ..draw.sentence import sentence_view
 from ..draw.text import percent, quoted, signed, token_labels
 from ..draw.token_sections import flow_section
 from ..errors import InputError, index_of
-from ..maths.flow import gradient_weighted, rolled_out, summed_norms, value_norms
+from ..maths.flow import positive_part, rolled_out, summed_norms, value_norms
 from ..maths.norms import norm_multiplier
 from ..model.block import attention_scale
 from ..model.carried import output_weights
@@ -35,7 +35,7 @@ from ..model.weights import bias_of
 from ..results import PagedResult, Provenance
 from ..runs.answers import Answers
 from ..runs.metrics import Metric, MetricLike
-from ..runs.pattern_gradients import pattern_gradients
+from ..runs.pattern_gradients import weighted_gradients
 from ..runs.stream import Reducer, Run, Source, State, stream
 
 KINDS: Final = ("rollout", "norm", "norm_residual", "gradient")
@@ -126,12 +126,11 @@ def _gradient_flow(
     length = batch.ids.shape[1]
     size = len(chosen) * (4 * stack.n_heads + 1) * length**2 * torch.promote_types(model.dtype, torch.float32).itemsize
     _require_room("gradient", size, length)
-    by_head, maps = gradient_weighted(*pattern_gradients(model, batch, judge, chosen))
+    by_head = weighted_gradients(model, batch, judge, chosen)
     tokens = tuple(token for token, kept in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if kept)
     noted = {"kind": "gradient", "metric": judge.name, "bos": bos}
-    return AttentionFlow(
-        "gradient", chosen, maps, by_head, tokens, model.provenance(batch, batch.tokens, noted), judge.name
-    )
+    provenance = model.provenance(batch, batch.tokens, noted)
+    return AttentionFlow("gradient", chosen, positive_part(by_head), by_head, tokens, provenance, judge.name)
 
 
 def _require_one(texts: int) -> None:

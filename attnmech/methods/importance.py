@@ -27,6 +27,7 @@ from ..runs.ablations import check_reference, mean_of, reread
 from ..runs.claims import about_largest, for_map, interval_note
 from ..runs.corpus import CorpusBatch
 from ..runs.effects import HeadEffects, unit_of
+from ..runs.judged import JudgedTexts
 from ..runs.layers import count_layers
 from ..runs.metrics import Metric, MetricLike, require_finite
 from ..runs.options import MeasuringOptions, require_known
@@ -223,8 +224,8 @@ def head_importance(
         model: the model.
         inputs: texts, or token ids.
         method: "michel", "zero" or "mean", as in `HeadImportance`.
-        metric: as in `am.ablate_heads`, or a function `(logits, batch) -> [text]`; but "accuracy" has no gradient, and
-            the gradient of "kl" is 0 where nothing is changed.
+        metric: as in `am.ablate_heads`, or a differentiable function `(logits, batch) -> [text]`; but "accuracy" has no
+            gradient, and the gradient of "kl" is 0 where nothing is changed.
         layers: by default all.
         reference: for "mean", the texts over which the mean is taken, or what `am.mean_z` returned for them.
         per_position: whether means are taken position by position, rather than pooled over tokens.
@@ -258,27 +259,31 @@ def head_importance(
         # Building the intervention checks their shapes.
         model.applied(Intervention.replace([(layer, 0) for layer in chosen], values, stack=stack.label))
         means = values.by_layer
-    parts = batches_of(model, reread(inputs), _tokens_at_once(model, memory), bos)
+    at_once = _tokens_at_once(model, memory)
+    parts = batches_of(model, reread(inputs), at_once, bos)
     texts = sum(len(part.documents) for part in parts)
     judge = Metric.of(model, metric, answers, against, texts)
     judge.require_gradient()
     tokens = tokens_of(parts, texts, stack.label)
     noted = {"bos": bos, "metric": judge.name, "method": method, "per_position": per_position}
     provenance = model.provenance_of(parts[-1].digest, tokens, noted)
-    before = torch.empty(texts, dtype=torch.float64)
-    per_text = torch.empty(len(chosen), stack.n_heads, texts, dtype=torch.float64)
+    judged = JudgedTexts.of(parts, judge, at_once)
+    count = len(judged.text_of)
+    before = torch.empty(count, dtype=torch.float64)
+    scores = torch.empty(len(chosen), stack.n_heads, count, dtype=torch.float64)
     n_layers = count_layers(model, stack)
     exact = None if sweep is None else _effects_for(sweep, provenance, chosen, n_layers)
-    with steps("texts", texts, show=progress) as bar:
-        for part in parts:
-            before[part.documents], per_text[:, :, part.documents] = _scores(
-                model, part, judge.at(part.documents), chosen, method, means
+    with steps("texts", count, show=progress) as bar:
+        for part in judged.parts:
+            before[part.documents], scores[:, :, part.documents] = _scores(
+                model, part, judged.judge.at(part.documents), chosen, method, means, judged.text_of[part.documents]
             )
             bar.advance(len(part.documents))
-    whole = by_layer(per_text, chosen, n_layers)
+    per_text = by_layer(judged.by_text(scores), chosen, n_layers)
     return HeadImportance(
-        method, judge.name, chosen, before, whole, exact, None if sweep is None else sweep.method, tokens, provenance
-    )
+        method, judge.name, chosen, judged.by_text(before), per_text, exact, None if sweep is None else sweep.method,
+        tokens, provenance,
+    )  # fmt: skip
 
 
 def _scores(
@@ -288,14 +293,16 @@ def _scores(
     layers: tuple[int, ...],
     method: str,
     means: Mapping[int, Tensor],
+    texts: Int[Tensor, " text"],
 ) -> tuple[Float[Tensor, " text"], Float[Tensor, "layer head text"]]:
-    """The metric of each text of a batch, and the scores of all heads on it."""
+    """The metric of each text of a batch, and the scores of all heads on it; `texts` are their numbers."""
     stack = model.output_stack
     measured: list[Tensor] = []
 
     def measure(logits: Tensor, batch: Batch) -> Tensor:
         found = judge.of_logits(logits, batch.queries(stack.label))
-        require_finite(judge.name, found.detach().cpu(), part.documents.tolist(), "with nothing changed")
+        judge.require_graph(found)
+        require_finite(judge.name, found.detach().cpu(), texts.tolist(), "with nothing changed")
         measured.append(found.detach().cpu())
         return found
 

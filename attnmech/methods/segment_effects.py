@@ -1,5 +1,6 @@
 """What does the model lose when one segment of a text can no longer look at another?"""
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from ..errors import InputError
 from ..interventions import Heads, Intervention, checked_heads
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
+from ..model.masking import GROUPS
 from ..results import PagedResult, Provenance
 from ..runs.engine import Change
 from ..runs.journal import kept
@@ -47,9 +49,10 @@ def segment_effects(
     """The effect on the later text of cutting one segment of a text off another, pair by pair.
 
     For segments s after t, attention from the rows of s to the keys of t is removed inside the softmax of the heads
-    (`am.Intervention.cut`); the effect is measured per token from the beginning of s on, in nats: KL of the next token
-    from the clean output and, in a causal model, the change of loss. Each segment is also cut off from all later ones.
-    No row is left without a key, since each keeps its own segment.
+    (`am.Intervention.cut`); the effect is measured in nats per token: KL from the clean output and, where the model
+    predicts tokens, the change of loss. In a causal model the tokens are those from the beginning of s on, since no
+    others change, else all of the text; a classifier has a KL for the text. Each segment is also cut off from all later
+    ones. No row is left without a key, since each keeps its own segment.
 
     >>> import attnmech as am
     >>> model = am.load()
@@ -126,6 +129,7 @@ def segment_effects(
         fields |= {metric: whole, f"{metric}_from_later": alone}
     tokens = tuple(token for token, real in zip(batch.tokens[0], batch.mask[0].tolist(), strict=True) if real)
     about = {"segments": segments if isinstance(segments, str) else "span", "heads": str(chosen), "bos": bos}
+    about["per"] = "" if model.predicts == "output" else "later token" if work.causal else "token"
     return SegmentEffects(
         **fields,
         causal=work.causal,
@@ -158,7 +162,8 @@ class _Cutting:
         self.model.forward(self.batch, captures=[("logits", None)])
         begin = time.perf_counter()
         self.model.forward(self.batch, captures=[("logits", None)])
-        return (time.perf_counter() - begin) * changes * (2 if self.causal else 1)
+        passes = {"next token": 2, "masked token": 1 + GROUPS}.get(self.model.predicts, 1)
+        return (time.perf_counter() - begin) * changes * passes
 
     def journals(self) -> ExitStack:
         """Owns the journals of all sweeps, so that each lasts until the last sweep has ended."""
@@ -176,7 +181,8 @@ class _Cutting:
         """The effect of each cut, per token that can feel it."""
         changes = [self._change(query, key) for query, key in pairs]
         found = {}
-        for metric in METRICS if self.causal else METRICS[:1]:
+        has_loss = self.model.predicts in ("next token", "masked token")
+        for metric in METRICS if has_loss else METRICS[:1]:
             options = {**self.options, "journal": self._journal(what, metric)}
             swept = sweep(self.model, self.batch, changes, metric, **options)
             effects = (swept.after - swept.before)[:, 0].tolist()
@@ -195,7 +201,7 @@ class _Cutting:
 
     def _scale(self, pair: _Pair, metric: str) -> float:
         """From the mean over the text to that from the first row of the cut on: rows before it do not change."""
-        if not self.causal:
+        if not self.causal or self.model.predicts == "output":
             return 1.0
         query, key = pair
         start = self.spans[key][1] if query is None else self.spans[query][0]
@@ -205,19 +211,19 @@ class _Cutting:
 
 @dataclass(frozen=True, repr=False)
 class SegmentEffects(PagedResult):
-    """What a model loses when rows of one segment of a text do not attend to another: nats per later token.
+    """What a model loses when rows of one segment of a text do not attend to another, in nats per token.
 
-    In a causal model, later tokens are those from the query segment's first on; else all of the text.
+    In a causal model, the tokens are those from the query segment's first on; else all of the text.
     """
 
     SUBTRACT = "subtract what you compare: one.kl - other.kl"
 
     kl: Float[Tensor, "query_segment key_segment"]
-    """Mean KL divergence of the next token from the clean output, in nats; NaN where not measured."""
+    """Mean KL divergence from the clean output, in nats; NaN where not measured."""
     kl_from_later: Float[Tensor, " segment"]
     """The same where all later segments (all others, in a model that looks ahead) are cut off from this one."""
     loss: Float[Tensor, "query_segment key_segment"] | None
-    """The change of the mean cross-entropy, in nats; None in a model that looks ahead."""
+    """The change of the mean cross-entropy, in nats; NaN where no token follows, None in a model without a loss."""
     loss_from_later: Float[Tensor, " segment"] | None
     causal: bool
     starts: tuple[int, ...]
@@ -258,7 +264,7 @@ class SegmentEffects(PagedResult):
         """Query segments × key segments, coloured by the effect of the cut; returned, not shown."""
         values = self.loss if option("metric", metric, METRICS) == "loss" else self.kl
         if values is None:
-            raise InputError('the loss is for the next token, which this model can see; use metric="kl".')
+            raise InputError('this model predicts neither the next token nor masked ones; use metric="kl".')
         return segment_map(values.numpy(), segment_labels(self.segments), kind=metric, title="attention cut")
 
     @property
@@ -267,12 +273,19 @@ class SegmentEffects(PagedResult):
         if not len(frame):
             return "No pair of segments was measured."
         top = frame.iloc[0]
-        loss = f" and {top['loss']:+.3g} of loss".replace("-", "−") if self.loss is not None else ""
+        known = self.loss is not None and not math.isnan(top["loss"])
+        loss = f" and {top['loss']:+.3g} of loss".replace("-", "−") if known else ""
         return (
             f"Of {len(frame)} pairs of segments, cutting segment {top['query_segment']} off segment "
             f"{top['key_segment']}, {quoted(str(top['key']).strip()[:60])}, has the largest effect: {top['kl']:.3g} "
-            f"nats of KL{loss} per later token."
+            f"nats of KL{loss}{self._per}."
         )
+
+    @property
+    def _per(self) -> str:
+        """What each number is a mean over, as the end of a phrase; nothing for what a classifier says of a text."""
+        unit = self.provenance.options.get("per", "later token" if self.causal else "token")
+        return f" per {unit}" if unit else ""
 
     @property
     def _title(self) -> str:
@@ -280,8 +293,8 @@ class SegmentEffects(PagedResult):
 
     def _sections(self) -> "Sequence[Section]":
         reading = (
-            "Each cell: rows of the query segment no longer attend to the key segment; colour is the effect on each "
-            "later token, in nats. Empty cells were not measured. The first segment holds the text's first token, "
+            "Each cell: rows of the query segment no longer attend to the key segment; colour is the effect"
+            f"{self._per}, in nats. Empty cells were not measured. The first segment holds the text's first token, "
             "where many heads rest: its cut also takes that away."
         )
         names = METRICS if self.loss is not None else METRICS[:1]

@@ -38,8 +38,6 @@ class Applied:
     """The rows of the running batch that it changes."""
     source: slice | Tensor = field(default_factory=lambda: slice(None))
     """Which of the texts that the intervention's values are for are in these rows."""
-    special: frozenset[int] = frozenset()
-    """The ids of the tokenizer's special tokens."""
     ledger: Ledger | None = None
     """The function that makes the terms, for changes to a term of the scores."""
 
@@ -99,8 +97,7 @@ class Applied:
         if wanted == "first":
             return place == mask.int().argmax(dim=1, keepdim=True)
         if wanted == "special":
-            known = torch.tensor(sorted(self.special), device=ids.device, dtype=ids.dtype)
-            return torch.isin(ids, known) & mask
+            return (batch.is_special & batch.mask)[self.texts]
         assert isinstance(wanted, tuple)
         if max(wanted) >= ids.shape[1]:
             raise InputError(f"{self.intervention}: the text has only {ids.shape[1]} keys, counted from 0.")

@@ -38,12 +38,14 @@ from .in_force import Edit, InForce, Part, Pass, Watch
 from .inputs import Encoder, Inputs
 from .ledger import ledger_split_at
 from .local_global import GLOBAL_MASK
-from .loss import next_token_losses
+from .loss import masked_token_losses, next_token_losses
+from .masking import mask_id_of
 from .observed import LayerObserver, RowObserver
 from .own_inputs import OwnEncoder, OwnInputs
 from .own_module import NO_TOKENS, OwnModule
 from .passes import CheckedPasses, call
 from .points import ModelPoints, check_size, points_of
+from .predictions import Prediction, predicted_by
 from .senses import signal_encoder
 from .signals import signal_config
 from .sounds import SoundEncoder
@@ -164,6 +166,16 @@ class HookedModel:
     def writes_tokens(self) -> bool:
         """Whether the positions of its output's stack are tokens of a vocabulary."""
         return self.output_stack.architecture.reads == "tokens"
+
+    @property
+    def predicts(self) -> Prediction:
+        """What its logits are of."""
+        return predicted_by(self._original, causal=self.causal, writes_tokens=self.writes_tokens)
+
+    @property
+    def mask_id(self) -> int:
+        """The id of the mask token; `InputError` if neither the tokenizer nor the config says it."""
+        return mask_id_of(self.tokenizer, self.config, self.name)
 
     def special_keys(self, stack: str) -> frozenset[int]:
         """The ids of the tokenizer's special tokens among the keys of a stack; frames have none."""
@@ -383,12 +395,14 @@ class HookedModel:
         return proceed(batch, count, sampling, points)
 
     def loss(self, inputs: Inputs, *, bos: bool | None = None) -> Float[Tensor, " text"]:
-        """The mean cross-entropy of the next token of each text, in nats: what metric="loss" measures.
+        """The mean cross-entropy of each text's tokens, in nats: what metric="loss" measures.
 
         >>> model.loss(["Anna sang of shells.", "Tom lost his old anchor."]).shape     # doctest: +SKIP
         torch.Size([2])
 
-        Padding is excluded; active hooks and interventions act. In an encoder-decoder, of the decoder's tokens.
+        Of the next token, or in a masked language model (BERT) of masked tokens: each ordinary token is masked once,
+        together with about 15 % of the text's others, drawn by its ids; special tokens never are. Padding is excluded;
+        active hooks and interventions act. In an encoder-decoder, of the decoder's tokens.
 
         Args:
             inputs: texts, or token ids.
@@ -398,12 +412,22 @@ class HookedModel:
             One number per text.
 
         Raises:
-            InputError: for a text of a single token, and for a model that sees the next token.
+            InputError: for a text of a single token, or without one to mask; for a model that predicts neither the next
+                token nor masked ones; and for a masked language model whose mask token is not known.
+
+        Source: for masked tokens, the pseudo-log-likelihood of Salazar et al. 2020, which masks one token at a time.
         """
-        if not self.causal or self.points["logits"].absent is not None or not self.writes_tokens:
-            raise InputError(f"a loss is for the next token; {self.name} has no head that predicts it.")
+        predicts = "nothing" if self.points["logits"].absent is not None else self.predicts
         key: PointKey = ("logits", None)
-        return next_token_losses(self.encode(inputs, bos=bos), lambda some: self.forward(some, captures=[key])[key])
+
+        def logits_of(batch: Batch) -> Tensor:
+            return self.forward(batch, captures=[key])[key]
+
+        if predicts == "next token":
+            return next_token_losses(self.encode(inputs, bos=bos), logits_of)
+        if predicts == "masked token":
+            return masked_token_losses(self.encode(inputs, bos=bos), self.mask_id, logits_of)
+        raise InputError(f"a loss is for the next token or a masked one; {self.name} has no head that predicts it.")
 
     def encode(self, inputs: Inputs, *, bos: bool | None = None, target: str | Sequence[str] | None = None) -> Batch:
         """The batch of tokens that `run` makes from its inputs.
@@ -607,12 +631,11 @@ class HookedModel:
         if intervention.centre is not None:
             require_fitting(intervention.centre, stack, by_layer)
         check_values(intervention, by_layer, stack.sizes(intervention.point))
-        special = self.special_keys(stack.label)
-        if intervention.keys == "special" and not special:
+        if intervention.keys == "special" and not self.special_keys(stack.label):
             frames = isinstance(self.encoder, TranscriptEncoder) and stack.label != "decoder"
             why = "frames are no special tokens" if frames else "special tokens need a model loaded with a tokenizer"
             raise InputError(f"{intervention}: {why}.")
-        return Applied(intervention, by_layer, texts, source, special, partial(ledger_split_at, self.stacks))
+        return Applied(intervention, by_layer, texts, source, partial(ledger_split_at, self.stacks))
 
     def check_heads(
         self, heads: Heads, layers: Iterable[int] | None = None, stack: str | None = None

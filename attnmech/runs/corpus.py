@@ -224,6 +224,15 @@ class CorpusBatch:
     """SHA-256 over all tokens read up to and including this batch's window of documents: two readings with the same
     digest have had the same batches so far."""
 
+    def pieces(self, tokens: int) -> Iterator["CorpusBatch"]:
+        """The batch, split into pieces of up to `tokens` tokens, a longer text alone."""
+        count = max(1, tokens // self.batch.ids.shape[1])
+        if len(self.batch.ids) <= count:
+            yield self
+            return
+        for chosen in torch.split(torch.arange(len(self.batch.ids)), count):
+            yield CorpusBatch(self.batch.texts(chosen), self.documents[chosen], 0, self.digest)
+
 
 def batches(
     inputs: Inputs | Iterable[Inputs],

@@ -28,7 +28,8 @@ from .sweep import Swept
 def unit_of(metric: str) -> str:
     """A metric's unit, with its name."""
     known = {"loss": "nats of loss", "kl": "nats of KL", "logit_difference": "logit difference"}
-    return (known | {"log_probability": "nats of log-probability"}).get(metric, metric)
+    known |= {"log_probability": "nats of log-probability", "cross_entropy": "nats of cross-entropy"}
+    return known.get(metric, metric)
 
 
 _DONE = {"zero": "set to zero", "mean": "set to their mean", "resample": "set to what they are in another text"}

@@ -72,6 +72,8 @@ class Engine:
             raise InputError("paths to heads need a model with a single stack, whose passes can begin at any block.")
         if frozen and self.blocks is None:
             raise InputError('later="frozen" needs a model with a single stack, whose passes can begin at any block.')
+        self.text_of: Int[Tensor, " input"] | None = None
+        """The text that each input is a copy of, if they are copies (`JudgedTexts`)."""
         self.held: Change = ()
         """What all changes begin with."""
         self.kept_at: Sequence[int] = ()
@@ -100,6 +102,10 @@ class Engine:
         blocks = Blocks(model) if model and can_begin_in_the_middle(model) else None
         found.__dict__.update(model=model, blocks=blocks, _texts=None, _changes=())
         return found
+
+    def texts_of(self, documents: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+        """The texts that some inputs are, or are copies of: by these an intervention's values are chosen."""
+        return documents if self.text_of is None else self.text_of[documents]
 
     def share(self, changes: Sequence[Change], tokens: int, *, keep: bool) -> None:
         """Prepares for a sweep: what all changes begin with is run once on each text.
@@ -234,7 +240,7 @@ class Texts:
     ) -> None:
         self.engine, self.model, self.blocks = engine, engine.model, engine.blocks
         self.batch, self.documents = batch, documents
-        self._source: slice | Tensor = documents
+        self._source: slice | Tensor = engine.texts_of(documents)
         self.queries = batch.queries(self.model.output_stack.label)
         self._later: dict[tuple[str, int], Tensor] = {}
         self._kept: dict[tuple[int, ...], Tensor] = {}

@@ -1,7 +1,7 @@
 """What is a run judged by? One number per text, from its logits."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -20,7 +20,7 @@ MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]
 """A name of `METRICS`, or `(logits [batch position vocab], batch) -> [batch]`."""
 
 METRICS: Final = {
-    "loss": "mean cross-entropy of the next token, in nats",
+    "loss": "mean cross-entropy of the next token, or of masked ones in a masked language model, in nats",
     "kl": "mean KL divergence from the clean output, in nats",
     "logit_difference": "logit of the answer minus that of the token it is compared with, at the last token",
     "log_probability": "ln p of the answer with which the text ends, summed over the answer's tokens, in nats",
@@ -34,15 +34,20 @@ HIGHER_IS_BETTER: Final = {
     "logit_difference": True,
     "log_probability": True,
     "accuracy": True,
+    "cross_entropy": False,
     "mse": False,
 }
 """Which way each goes when a model does better."""
 
-OWN_METRICS: Final = {
+OUTPUT_METRICS: Final = {
     "accuracy": "share of places where the largest output is that of the class in `answers`",
+    "cross_entropy": "mean cross-entropy of the class in `answers`, in nats",
     "mse": "mean squared difference of the output and `answers`",
 }
-"""Those of a module of the user's own, whose output is not over a vocabulary."""
+"""Those of a classifier and of a module of the user's own, whose output is not over a vocabulary."""
+
+IGNORED: Final = -100
+"""The class in `answers` that marks places that do not count, as in transformers."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +56,27 @@ class Metric:
 
     name: str
     compute: Callable[[Tensor, Batch], Tensor] | None = None
-    """A user's own function; it gets the full logits."""
+    """A function of the full output: a user's own, or one of `OUTPUT_METRICS`."""
     answers: Shaped[Tensor, "*output"] | None = None
     against: Int[Tensor, " text"] | None = None
     has_name: bool = True
     """Whether it was asked for by name."""
     endings: Int[Tensor, "text longest"] | None = None
     """The answers of "log_probability", each at the end of its row; -1 before it."""
+    mask_id: int | None = None
+    """The mask token of a masked language model, whose loss is that of masked copies (`JudgedTexts`)."""
+    hidden: Int[Tensor, "copy longest"] | None = None
+    """The id that each masked token of these copies had; -1 at all others."""
+    of_output: bool = False
+    """Whether the output is that of a classifier or of a user's own module, and not over a vocabulary."""
 
     @classmethod
     def of(cls, model: HookedModel, metric: MetricLike, answers: Answers, against: Answers, texts: int) -> "Metric":
         """A metric for these texts; `InputError` for one without meaning for them or the model."""
         if model.points["logits"].absent is not None:
             raise InputError(f"a metric needs logits, but {model.points['logits'].absent}.")
-        if model.is_own:
-            return cls._of_own(metric, answers, against, texts)
+        if model.predicts == "output":
+            return cls._of_output(model, metric, answers, against, texts)
         if isinstance(metric, str) and metric == "log_probability":
             return cls._of_endings(model, answers, against, texts)
         right = None if answers is None else answer_ids(model, "answers", answers, texts)
@@ -75,40 +86,47 @@ class Metric:
         if callable(metric):
             return cls(_name_of(metric), metric, right, wrong, has_name=False)
         if not isinstance(metric, str) or metric not in METRICS:
-            known = "; ".join(f"{name!r} ({about})" for name, about in METRICS.items())
             raise InputError(
-                f"`metric` must be one of {known}, or a function (logits, batch) -> [batch]; got {shown(metric)}."
+                f"`metric` must be one of {_listed(METRICS)}, or a function (logits, batch) -> [batch]; got "
+                f"{shown(metric)}."
             )
-        if not model.writes_tokens:
-            raise InputError(f"{metric!r} needs tokens, but an image has one row of logits; give a function of them.")
-        if metric == "loss" and not model.causal:
+        if model.predicts == "other" and model.unembedding is None:
             raise InputError(
-                'the loss is for the next token, which this model can see; use metric="kl", or answers with '
-                'metric="logit_difference".'
+                f"metric={metric!r} is of logits over a vocabulary, and this model has none; give a function (logits, "
+                "batch) -> [batch]."
+            )
+        if model.predicts == "other" and metric == "loss":
+            raise InputError(
+                "a loss is for the next token or a masked one; this model sees the next and predicts no masked ones. "
+                'Use metric="kl", or answers with metric="logit_difference".'
             )
         if metric in ("logit_difference", "accuracy") and right is None:
             raise InputError(f'metric="{metric}" needs `answers`: one token per text, such as [" Tom"].')
         if metric == "logit_difference" and wrong is None:
             raise InputError('metric="logit_difference" needs `against`: the token that each answer is compared with.')
-        return cls(metric, None, right, wrong)
+        masks = metric == "loss" and model.predicts == "masked token"
+        return cls(metric, None, right, wrong, mask_id=model.mask_id if masks else None)
 
     @classmethod
-    def _of_own(cls, metric: MetricLike, answers: Any, against: Any, texts: int) -> "Metric":
-        """A metric of a user's own module: of its output, in whatever shape it returns it."""
+    def _of_output(cls, model: HookedModel, metric: MetricLike, answers: Any, against: Any, texts: int) -> "Metric":
+        """A metric of a classifier or a user's own module: of its output, in whatever shape it returns it."""
+        whose = "a module of your own" if model.is_own else "a classifier"
         if against is not None:
-            raise InputError("`against` is a token, and a module of your own has none; leave it out.")
+            raise InputError(f"`against` is a token, and {whose} predicts none; leave it out.")
         right = None if answers is None else _targets(answers, texts)
         if callable(metric):
-            return cls(_name_of(metric), metric, right, has_name=False)
-        known = "; ".join(f"{name!r} ({about})" for name, about in OWN_METRICS.items())
-        if not isinstance(metric, str) or metric not in OWN_METRICS:
+            return cls(_name_of(metric), metric, right, has_name=False, of_output=True)
+        if isinstance(metric, str) and metric == "kl" and not model.is_own:
+            return cls(metric, answers=right, of_output=True)
+        if not isinstance(metric, str) or metric not in OUTPUT_METRICS:
+            also = "" if model.is_own else f"; {_listed({'kl': METRICS['kl']})}"
             raise InputError(
-                f"`metric` of a module of your own must be one of {known}, each with `answers`, or a function (output, "
-                f"batch) -> [batch]; got {shown(metric)}."
+                f"`metric` of {whose} must be one of {_listed(OUTPUT_METRICS)}, each with `answers`{also}, or a "
+                f"function (output, batch) -> [batch]; got {shown(metric)}."
             )
         if right is None:
             raise InputError(f"metric={metric!r} needs `answers`: a tensor with what is right for each text.")
-        return cls(metric, {"accuracy": _accuracy, "mse": _mse}[metric], right)
+        return cls(metric, _OF_OUTPUT[metric], right, of_output=True)
 
     @classmethod
     def _of_endings(cls, model: HookedModel, answers: Answers, against: Answers, texts: int) -> "Metric":
@@ -124,18 +142,32 @@ class Metric:
     @property
     def needs_clean(self) -> bool:
         """Whether it compares with the clean output."""
-        return self.name == "kl" and self.compute is None
+        return self.name == "kl" and self.has_name
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether it needs the full output, and not only some rows of logits."""
+        return self.compute is not None or self.of_output
 
     def require_gradient(self) -> None:
         """Raises `InputError` for a metric whose gradient is 0 or not defined where nothing is changed."""
-        if self.compute is not None:
+        if not self.has_name:
             return
+        instead = '"cross_entropy" with `answers`' if self.of_output else '"loss", or "logit_difference" with `answers`'
         if self.name == "accuracy":
-            raise InputError('metric="accuracy" is a step function and has no gradient; use "logit_difference".')
+            raise InputError(f'metric="accuracy" is a step function and has no gradient; use {instead}.')
         if self.name == "kl":
             raise InputError(
                 'metric="kl" has its minimum where nothing is changed, so its gradient there is 0 and cannot rank '
-                'heads; use "loss", or "logit_difference" with answers.'
+                f"heads; use {instead}."
+            )
+
+    def require_graph(self, found: Float[Tensor, " text"]) -> None:
+        """Raises `InputError` for what a function returned if it has no gradient."""
+        if not found.requires_grad:
+            raise InputError(
+                f"{_called(self.name)} has no gradient: its numbers must be computed from the logits by differentiable "
+                "steps, without argmax, comparisons, .detach() or .item(). am.ablate_heads needs no gradient."
             )
 
     def at(self, documents: Int[Tensor, " batch"]) -> "Metric":
@@ -145,6 +177,7 @@ class Metric:
             answers=_some(self.answers, documents),
             against=_some(self.against, documents),
             endings=_some(self.endings, documents),
+            hidden=_some(self.hidden, documents),
         )
 
     def rows(self, batch: Batch) -> Bool[Tensor, "batch position"]:
@@ -152,6 +185,8 @@ class Metric:
         mask = batch.mask
         if self.name == "kl":
             return mask
+        if self.hidden is not None:
+            return self.hidden[:, : mask.shape[1]] >= 0
         last = _last(mask)
         if self.endings is not None:
             return self._before_endings(batch, self.endings)
@@ -180,6 +215,8 @@ class Metric:
     ) -> Float[Tensor, " row"]:
         """One number for each of the rows, given as (text, position) in the batch."""
         text, position = rows.unbind(dim=1)
+        if self.hidden is not None:
+            return cross_entropy(logits, self.hidden[text, position])
         if self.name == "loss":
             return cross_entropy(logits, batch.ids[text, position + 1])
         if self.name == "kl":
@@ -196,17 +233,21 @@ class Metric:
         assert against is not None
         return logit_difference(logits, self.answers[text], against)
 
-    def of_whole(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
-        """A user's metric, checked."""
+    def of_whole(
+        self, output: Float[Tensor, "*output"], batch: Batch, clean: Float[Tensor, "*output"] | None = None
+    ) -> Float[Tensor, " batch"]:
+        """A metric of the full output, checked; `clean` is for one that compares with it."""
+        if clean is not None:
+            return _divergence(output, clean, batch)
         assert self.compute is not None
-        found = self.compute(logits, replace(batch, answers=self.answers, against=self.against))
+        found = self.compute(output, replace(batch, answers=self.answers, against=self.against))
         texts = len(batch.ids)
         if not isinstance(found, torch.Tensor) or found.shape != (texts,) or found.is_complex():
             raise InputError(
-                f"the metric {self.name} must return one number for each of the {texts} texts, a tensor [{texts}]; got "
+                f"{_called(self.name)} must return one number for each of the {texts} texts, a tensor [{texts}]; got "
                 f"{shown(found)}."
             )
-        return dense(f"what the metric {self.name} returns", found).double()
+        return dense(f"what {_called(self.name)} returns", found).double()
 
     def of_logits(self, logits: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " batch"]:
         """The metric of the full logits, if it needs no clean output; differentiable."""
@@ -225,7 +266,7 @@ def require_finite(name: str, found: Float[Tensor, " text"], documents: Sequence
         place = int(bad[0])
         came = "NaN" if bool(found[place].isnan()) else str(float(found[place]))
         raise InputError(
-            f"the metric {name} is {came} for text {documents[place]} ({what}). Texts need at least two tokens for a "
+            f"{_called(name)} is {came} for text {documents[place]} ({what}). Texts need at least two tokens for a "
             "loss; a function must give a finite number for every text."
         )
 
@@ -240,16 +281,60 @@ def _targets(answers: Any, texts: int) -> Shaped[Tensor, "*output"]:
     return dense("`answers`", found)
 
 
+def _divergence(
+    output: Float[Tensor, "*output classes"], clean: Float[Tensor, "*output classes"], batch: Batch
+) -> Float[Tensor, " text"]:
+    """The mean KL divergence of the classes over the places of a text."""
+    values = divergence(output.flatten(0, -2), clean.flatten(0, -2)).double().reshape(output.shape[:-1])
+    return _mean_of_places(values, _real(values, batch))
+
+
 def _accuracy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
     """The share of places where the largest output is the right class's."""
-    found, right = output.argmax(dim=-1), batch.answers
+    right, counted = _classes(output, batch)
+    return _mean_of_places((output.argmax(dim=-1) == right).double(), counted)
+
+
+def _cross_entropy(output: Float[Tensor, "*output classes"], batch: Batch) -> Float[Tensor, " text"]:
+    """−ln p of the right class, in nats, mean over places."""
+    right, counted = _classes(output, batch)
+    values = cross_entropy(output.flatten(0, -2), right.masked_fill(~counted, 0).flatten()).double()
+    return _mean_of_places(values.reshape(right.shape), counted)
+
+
+def _classes(
+    output: Float[Tensor, "*output classes"], batch: Batch
+) -> tuple[Int[Tensor, "*output"], Bool[Tensor, "*output"]]:
+    """The right classes in the shape of an output, and which of them count."""
+    right, places = batch.answers, output.shape[:-1]
     assert right is not None
-    if found.shape != right.shape or right.is_floating_point():
+    if batch.texts_of is not None and right.ndim == 2 and places == batch.mask.shape:
+        # Of tokens: texts of other batches may be longer.
+        right = right[:, : places[1]]
+    if right.shape != places or right.is_floating_point() or right.is_complex() or right.dtype == torch.bool:
         raise InputError(
-            f"`answers` must hold class numbers {list(found.shape)} for an output {list(output.shape)}; got "
-            f"{shown(right)}."
+            f"`answers` must hold class numbers {list(places)} for an output {list(output.shape)}; got {shown(right)}."
         )
-    return (found == right.to(found.device)).double().reshape(len(found), -1).mean(dim=1)
+    right = right.to(output.device).long()
+    wrong = right[(right != IGNORED) & ((right < 0) | (right >= output.shape[-1]))]
+    if len(wrong):
+        raise InputError(
+            f"`answers` must be classes from 0 to {output.shape[-1] - 1}, or {IGNORED} for places that do not count; "
+            f"got {int(wrong[0])}."
+        )
+    return right, (right != IGNORED) & _real(right, batch)
+
+
+def _real(values: Shaped[Tensor, "*output"], batch: Batch) -> Bool[Tensor, "*output"]:
+    """Which places of an output count: where it has one for each token, those that are not padding."""
+    everywhere = torch.ones_like(values, dtype=torch.bool)
+    return batch.mask.to(values.device) if values.shape == batch.mask.shape else everywhere
+
+
+def _mean_of_places(values: Float[Tensor, "*output"], counted: Bool[Tensor, "*output"]) -> Float[Tensor, " text"]:
+    """The mean over the places that count; NaN for a text without any."""
+    kept = values.masked_fill(~counted, 0.0)
+    return kept.reshape(len(kept), -1).sum(dim=1) / counted.reshape(len(kept), -1).sum(dim=1)
 
 
 def _mse(output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " text"]:
@@ -259,6 +344,13 @@ def _mse(output: Float[Tensor, "*output"], batch: Batch) -> Float[Tensor, " text
     if right.shape != output.shape:
         raise InputError(f"`answers` must have the shape of the output, {list(output.shape)}; got {shown(right)}.")
     return (output.double() - right.to(output.device).double()).square().reshape(len(output), -1).mean(dim=1)
+
+
+_OF_OUTPUT: Final = {"accuracy": _accuracy, "cross_entropy": _cross_entropy, "mse": _mse}
+
+
+def _listed(metrics: Mapping[str, str]) -> str:
+    return "; ".join(f"{name!r} ({about})" for name, about in metrics.items())
 
 
 def _some(values: Tensor | None, documents: Int[Tensor, " batch"]) -> Tensor | None:
@@ -272,12 +364,23 @@ def _last(mask: Bool[Tensor, "batch position"]) -> Bool[Tensor, "batch position"
     return torch.arange(length, device=mask.device) == place[:, None]
 
 
+def _called(name: str) -> str:
+    """A metric in a sentence."""
+    return "the metric" if name == _NAMELESS else f"the metric {name}"
+
+
+_NAMELESS: Final = "metric"
+"""The name of a lambda."""
+
+
 def _name_of(metric: Any) -> str:
     name = getattr(metric, "__name__", type(metric).__name__)
+    if name == "<lambda>":
+        name = _NAMELESS
     try:
         inspect.signature(metric).bind(None, None)
     except TypeError as error:
-        raise InputError(f"the metric {name} must take (logits, batch); {error}.") from error
+        raise InputError(f"{_called(name)} must take (logits, batch); {error}.") from error
     except ValueError:  # builtins may have no signature
         pass
     return str(name)

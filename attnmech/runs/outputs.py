@@ -36,9 +36,10 @@ class Judging:
 
     def of(self, output: Output, count: int, judge: Metric) -> Float[Tensor, "copy batch"]:
         """The metric of each copy of each text."""
-        if judge.compute is not None:
+        if judge.reads_whole:
+            unchanged = self._logits(self.clean, 0) if judge.needs_clean else None
             return torch.stack(
-                [judge.of_whole(self._logits(output, copy), self.queries) for copy in range(count)]
+                [judge.of_whole(self._logits(output, copy), self.queries, unchanged) for copy in range(count)]
             ).cpu()
         rows = judge.rows(self.queries).nonzero()
         sums = torch.zeros(count, len(self.queries.ids), dtype=torch.float64, device=rows.device)

@@ -1,4 +1,4 @@
-"""How does a metric of one text change with each attention probability? One forward and one backward pass."""
+"""How does a metric of one text change with each attention probability? Forward and backward passes."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,37 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..model.hooked import HookedModel
+from .corpus import CorpusBatch
+from .judged import JudgedTexts
 from .metrics import Metric, require_finite
 
 
-def pattern_gradients(
+def weighted_gradients(
     model: HookedModel, batch: Batch, judge: Metric, layers: Sequence[int]
-) -> tuple[Float[Tensor, "layer head query key"], Float[Tensor, "layer head query key"]]:
-    """The pattern of one text and ∂metric/∂p, between its real tokens; padding is left out.
+) -> Float[Tensor, "layer head query key"]:
+    """p ⊙ ∂metric/∂p of one text, between its real tokens; padding is left out.
 
-    Each p_ij is moved alone: rows need not sum to 1 any more, and what follows from them moves too.
+    Each p_ij is moved alone: rows need not sum to 1 any more, and what follows from them moves too. For the loss of a
+    masked language model, p is that of each masked copy: the mean over copies, each weighted by its masked tokens.
     """
+    judged = JudgedTexts.of([CorpusBatch(batch, torch.tensor([0]), 0, "")], judge, batch.ids.numel())
+    weights = torch.ones(1) if judged.masked is None else judged.masked.double() / judged.masked.sum()
+    of_inputs = (
+        weight * _weighted_gradients(model, part.batch, judged.judge.at(part.documents), layers)
+        for part, weight in zip(judged.parts, weights.tolist(), strict=True)
+    )
+    return sum(of_inputs, start=torch.zeros(()))
+
+
+def _weighted_gradients(
+    model: HookedModel, batch: Batch, judge: Metric, layers: Sequence[int]
+) -> Float[Tensor, "layer head query key"]:
     stack = model.output_stack
     point = stack.point("pattern")
 
     def measure(logits: Tensor, given: Batch) -> Tensor:
         found = judge.of_logits(logits, given.queries(stack.label))
+        judge.require_graph(found)
         require_finite(judge.name, found.detach().cpu(), [0], "with nothing changed")
         return found
 
@@ -34,5 +50,5 @@ def pattern_gradients(
         wide = values[0].to(torch.promote_types(values.dtype, torch.float32))
         return wide[:, real][..., real].cpu()
 
-    patterns = torch.stack([of_text(ran[point, layer]) for layer in layers])
-    return patterns, torch.stack([of_text(ran.gradients[point, layer]) for layer in layers])
+    gradients = ran.gradients
+    return torch.stack([of_text(ran[point, layer]) * of_text(gradients[point, layer]) for layer in layers])

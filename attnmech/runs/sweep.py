@@ -29,6 +29,7 @@ from .corpus import CorpusBatch, batches
 from .engine import After, Change, Engine, Receivers
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept, leave
+from .judged import JudgedTexts
 from .metrics import Metric, MetricLike, require_finite
 from .progress import Steps, steps
 from .workers import Workers, warn_left_out, workers_of
@@ -113,14 +114,17 @@ class Sweeps:
         self._engine = Engine(
             model, memory * 1e9, frozen=later == "frozen", shifts=shifts, keyless=keyless, through=through
         )
-        self._parts = batches_of(model, inputs, self._engine.text_tokens, bos)
-        self.texts = sum(len(part.documents) for part in self._parts)
-        self.judge = Metric.of(model, metric, answers, against, self.texts)
-        for part in self._parts:
+        parts = batches_of(model, inputs, self._engine.text_tokens, bos)
+        self.texts = sum(len(part.documents) for part in parts)
+        judge = Metric.of(model, metric, answers, against, self.texts)
+        for part in parts:
             self._engine.check(part.batch)
+        self._judged = JudgedTexts.of(parts, judge, self._engine.text_tokens)
+        self.judge = self._judged.judge
+        self._engine.text_of = self._judged.text_of
         settings = {"bos": bos, "metric": self.judge.name, "later": later, **(noted or {})}
-        self.tokens = tokens_of(self._parts, self.texts, model.output_stack.label)
-        self.provenance = model.provenance_of(self._parts[-1].digest, self.tokens, settings)
+        self.tokens = tokens_of(parts, self.texts, model.output_stack.label)
+        self.provenance = model.provenance_of(parts[-1].digest, self.tokens, settings)
 
     def sweep(
         self,
@@ -142,12 +146,13 @@ class Sweeps:
         Raises `InputError` for what cannot be measured, and `JournalError` for the journal of another sweep: with
         other weights, texts, changes, hooks or metric, judged by their code and by measuring the first texts again.
         """
-        model, provenance = self._model, self.provenance
+        model, provenance, judged = self._model, self.provenance, self._judged
         progress, workers = flag("progress", progress), workers_of(engine)
         _check_changes(model, changes)
-        tokens = sum(part.batch.ids.numel() for part in self._parts)
+        tokens = sum(part.batch.ids.numel() for part in judged.parts)
         self._engine.share(changes, tokens, keep=keep and workers is None)
-        record = Record(len(changes), self.texts, model if self._shifts else None, keyless=self._keyless)
+        inputs = len(judged.text_of)
+        record = Record(len(changes), inputs, model if self._shifts else None, keyless=self._keyless)
         with kept(journal):
             file = None
             if journal is not None:
@@ -156,23 +161,25 @@ class Sweeps:
             work = Sweeping(model, self._engine, changes, self.judge, record, file)
             if file and (entry := file.resume()):
                 record.restore(entry)
-                work.check(self._parts)
-            with steps("ablations", len(changes) * self.texts, show=progress) as bar:
+                work.check(judged.parts)
+            with steps("ablations", len(changes) * inputs, show=progress) as bar:
                 try:
                     if workers is None:
-                        for part in self._parts:
+                        for part in judged.parts:
                             work.part(part, bar)
                     else:
-                        workers.sweep(work, self._parts, bar)
+                        workers.sweep(work, judged.parts, bar)
                 except KeyboardInterrupt:
                     if not partial or not record.any_done:
                         raise
                     leave(journal)
         if record.left_out:
-            options = {**provenance.options, **warn_left_out(sorted(record.left_out))}
-            provenance = replace(provenance, options=options)
-        shift = record.mean_shift()
-        return Swept(record.before, record.after, self.texts, provenance, self.tokens, shift, record.keyless)
+            left_out = sorted(set(judged.text_of[sorted(record.left_out)].tolist()))
+            provenance = replace(provenance, options={**provenance.options, **warn_left_out(left_out)})
+        before, after = judged.by_text(record.before), judged.by_text(record.after)
+        shift = None if record.shift is None else judged.by_text(record.shift, axis=1).nanmean(dim=1)
+        keyless = None if record.keyless is None else judged.by_text(record.keyless)
+        return Swept(before, after, self.texts, provenance, self.tokens, shift, keyless)
 
 
 def _check_changes(model: HookedModel, changes: Sequence[Change]) -> None:
@@ -197,6 +204,7 @@ def identity_of_sweep(model: HookedModel, origin: Provenance, judge: Metric, res
         "inputs": origin.inputs,
         "options": {name: str(value) for name, value in origin.options.items()},
         "answers": targets,
+        "masked with": judge.mask_id,
     }
     return identity_of(model, origin.weights, {**measured, **rest})
 
@@ -206,18 +214,7 @@ def batches_of(
 ) -> list[CorpusBatch]:
     """All texts, in batches of up to `tokens` tokens, a longer text alone; the digest does not depend on `tokens`."""
     parts = batches(inputs, model, tokens_per_batch=tokens, window=4096, bos=bos)
-    return [piece for part in parts for piece in _pieces(part, tokens)]
-
-
-def _pieces(part: CorpusBatch, tokens: int) -> Iterator[CorpusBatch]:
-    """A batch, split into pieces of up to `tokens` tokens."""
-    batch = part.batch
-    count = max(1, tokens // batch.ids.shape[1])
-    if len(batch.ids) <= count:
-        yield part
-        return
-    for chosen in torch.split(torch.arange(len(batch.ids)), count):
-        yield CorpusBatch(batch.texts(chosen), part.documents[chosen], 0, part.digest)
+    return [piece for part in parts for piece in part.pieces(tokens)]
 
 
 def tokens_of(parts: Sequence[CorpusBatch], texts: int, stack: str) -> tuple[tuple[str, ...], ...]:
@@ -252,9 +249,6 @@ class Record:
     @property
     def complete(self) -> bool:
         return not bool(self.after.isnan().any())
-
-    def mean_shift(self) -> Tensor | None:
-        return None if self.shift is None else self.shift.nanmean(dim=1)
 
     def entry(self) -> Entry:
         tensors = {"before": self.before, "after": self.after}
@@ -304,11 +298,12 @@ def measured(
     judge = judge.at(documents)
     texts = runner.texts(batch, documents, [changes[number] for group in groups for number in group])
     before = texts.before(judge)
-    require_finite(judge.name, before, documents.tolist(), "with nothing changed")
+    numbers = runner.texts_of(documents).tolist()
+    require_finite(judge.name, before, numbers, "with nothing changed")
     for group in groups:
         found = texts.after([changes[number] for number in group], judge)
         for number, values in zip(group, found.metric, strict=True):
-            require_finite(judge.name, values, documents.tolist(), _named(changes[number]))
+            require_finite(judge.name, values, numbers, _named(changes[number]))
         yield Measured(documents, group, before, found)
 
 
@@ -346,7 +341,7 @@ class Sweeping:
         names = [
             f"the {judge.name} of text {document} ({_named(change)})"
             for change in ((), *changes)
-            for document in documents.tolist()
+            for document in self.engine.texts_of(documents).tolist()
         ]
         self.journal.require_same(names, torch.cat(held), torch.cat(found), self.model.dtype)
 

@@ -15,7 +15,7 @@ from ..batch import Batch
 from ..demo.tasks import told
 from ..errors import InputError, integer
 from ..maths.intervals import LEAST_TEXTS
-from .metrics import HIGHER_IS_BETTER, METRICS, MetricLike
+from .metrics import HIGHER_IS_BETTER, MetricLike
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ class Task:
     def higher(self) -> bool:
         """Whether a higher value of the metric is better."""
         if isinstance(self.metric, str):
-            if self.metric not in METRICS:
-                raise InputError(f"`metric` must be one of {', '.join(METRICS)}, or a function; got {self.metric!r}.")
+            if self.metric not in HIGHER_IS_BETTER:
+                known = ", ".join(HIGHER_IS_BETTER)
+                raise InputError(f"`metric` must be one of {known}, or a function; got {self.metric!r}.")
             if self.higher_is_better is not None:
                 raise InputError(f"`higher_is_better` is for a metric of your own; {self.metric!r} has a direction.")
             return HIGHER_IS_BETTER[self.metric]

@@ -324,7 +324,8 @@ def test_losses_rise() -> None:
     if claim.effect > 0 and claim.interval()[0] > 0:
         assert "raises the loss on the task by" in claim.lead and "nats" in claim.lead
     own = am.Task("last logit", tuple(cases), lambda logits, batch: logits[:, -1, 5], higher_is_better=True)  # type: ignore[arg-type]
-    assert "<lambda>" in am.confirm_heads(model, [(1, 3)], own).lead
+    claim = am.confirm_heads(model, [(1, 3)], own)
+    assert claim.metric == "metric" and "the metric changes by" in claim.lead and "<lambda>" not in claim.lead
 
 
 def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
