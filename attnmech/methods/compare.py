@@ -116,7 +116,8 @@ def compare(
     return _comparison(
         found, one, other, statistic, layers=tuple(layers), matching=matching, divergence=between,
         by_position=by_position, undone=match, method=getattr(method, "__name__", "method"),
-        a=_told(a, "the first prompt"), b=_told(b, "the second prompt"), texts=sum(len(part.documents) for part in first),
+        a=_told(a, "the first prompt"), b=_told(b, "the second prompt"),
+        texts=sum(len(part.documents) for part in first),
         provenance=provenance,
     )  # fmt: skip
 
