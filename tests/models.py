@@ -136,8 +136,8 @@ def like_llama(
     head_dim = {} if d_head is None else {"head_dim": d_head}
     config = getattr(transformers, f"{family}Config")(
         vocab_size=47, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-        **{"intermediate_size": 34, **head_dim, **options},
+        num_key_value_heads=kv_heads, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        **{"max_position_embeddings": 64, "intermediate_size": 34, **head_dim, **options},
     )  # fmt: skip
     return getattr(transformers, f"{family}ForCausalLM")(config)
 

@@ -20,6 +20,7 @@ from ..model.inputs import Inputs
 from ..results import PagedResult, Provenance, TextResult
 from ..runs.ablations import reread
 from ..runs.claims import no_interval
+from ..runs.corpus import CorpusBatch
 from ..runs.matching import matched, pattern_divergence, reordered
 from ..runs.sweep import batches_of
 
@@ -93,7 +94,7 @@ def compare(
         if inputs is not None or match:
             raise InputError("two prompts are compared on `model`; leave `inputs` and `match` out.")
         runs = ((model, a), (model, b))  # type: ignore[assignment]
-    first, second = ([x.batch for x in batches_of(m, each, _TOKENS, options.get("bos"))] for m, each in runs)  # type: ignore[arg-type]
+    first, second = (batches_of(m, texts, _TOKENS, options.get("bos")) for m, texts in runs)  # type: ignore[arg-type]
     _require_aligned(first, second)
     one, other = (method(each, given, **options) for each, given in runs)
     if not isinstance(one, TextResult):
@@ -101,21 +102,22 @@ def compare(
             f"`method` must give a result by head that can be subtracted, such as am.attention_focus; got a "
             f"{type(one).__name__}."
         )
-    between, by_position = pattern_divergence(runs[0][0], first, runs[1][0], second)  # type: ignore[arg-type]
+    of_first, of_second = ([part.batch for part in parts] for parts in (first, second))
+    between, by_position = pattern_divergence(runs[0][0], of_first, runs[1][0], of_second)  # type: ignore[arg-type]
     layers = runs[0][0].output_stack.layers  # type: ignore[union-attr]
     matching = matched(between) if of_models else torch.arange(between.shape[1]).expand(len(layers), -1).clone()
     if match:
         other = reordered(other, dict(zip(layers, matching.tolist(), strict=True)))
     origin = other.provenance
-    if not of_models:
-        # Aligned prompts are pairs, though not the same texts.
-        other = replace(other, provenance=replace(origin, inputs=one.provenance.inputs))
+    # Aligned texts are pairs, though prompts differ, and a text may be other tokens to another model.
+    other = replace(other, provenance=replace(origin, inputs=one.provenance.inputs))
     found = other - one
     provenance = origin.minus(one.provenance)
     return _comparison(
         found, one, other, statistic, layers=tuple(layers), matching=matching, divergence=between,
         by_position=by_position, undone=match, method=getattr(method, "__name__", "method"),
-        a=_told(a, "the first prompt"), b=_told(b, "the second prompt"), texts=sum(len(each.ids) for each in first),
+        a=_told(a, "the first prompt"), b=_told(b, "the second prompt"),
+        texts=sum(len(part.documents) for part in first),
         provenance=provenance,
     )  # fmt: skip
 
@@ -283,10 +285,31 @@ def _require_same_shape(a: HookedModel, b: HookedModel) -> None:
         )
 
 
-def _require_aligned(first: Sequence[Any], second: Sequence[Any]) -> None:
-    lengths = [[length for each in side for length in each.lengths.tolist()] for side in (first, second)]
+def _require_aligned(first: Sequence[CorpusBatch], second: Sequence[CorpusBatch]) -> None:
+    """Raises `InputError` unless each text has as many tokens on both sides, in batches of the same texts."""
+    lengths, texts = [_lengths(parts) for parts in (first, second)], [_texts(parts) for parts in (first, second)]
     if lengths[0] != lengths[1]:
         raise InputError(
             f"what is compared must be aligned, text by text with as many tokens; got texts of {lengths[0]} and of "
             f"{lengths[1]} tokens. Choose words that are as many tokens, or give token ids."
         )
+    if texts[0] != texts[1]:
+        raise InputError(
+            "both sides of a comparison must be given in the same form; one is a batch that cannot be divided, the "
+            "other is not. Give two lists of texts, or two lists of token ids."
+        )
+
+
+def _lengths(parts: Sequence[CorpusBatch]) -> list[int]:
+    """The number of tokens of each text, in the order in which texts were given."""
+    by_text = {
+        text: length
+        for part in parts
+        for text, length in zip(part.documents.tolist(), part.batch.lengths.tolist(), strict=True)
+    }
+    return [by_text[text] for text in sorted(by_text)]
+
+
+def _texts(parts: Sequence[CorpusBatch]) -> list[list[int]]:
+    """The numbers of the texts in each batch."""
+    return [part.documents.tolist() for part in parts]

@@ -18,20 +18,26 @@ from ..points import POINTS, PointKey, full_name, lens_name
 from .certificate import Certificate, Check, LensHook
 from .copies import cannot_run
 from .edit_checks import EditChecks
+from .far import far_length, one_of_each_kind, plain_block
 from .hooked import HookedModel, require_model
+from .in_force import Part
 from .other_layers import about_other_layers
 from .partial_pass import MIDDLE, Blocks, can_begin_in_the_middle
 from .probe import (
     BEGINNING,
+    FROM_STREAM,
     Compared,
     Passes,
     beginning_of,
     bridge_run,
+    by_row,
     each_token_changed,
     end_changed,
     excess_of,
     output_of,
     padded_batch,
+    text_of,
+    with_least,
 )
 from .unembedding import unembedding_of, why_not_linear
 from .weights import check_finite
@@ -39,6 +45,7 @@ from .weights import check_finite
 _EVERY_POINT: Final = tuple(POINTS)
 _WHOLE: Final = (
     "weights", "points", "transformers", "implementations", "bridge", "padding", "causal", "embed", "logits", "middle",
+    "far",
 )  # fmt: skip
 """The checks of whole passes, which concern every stack."""
 
@@ -129,6 +136,9 @@ class _Statements(EditChecks):
         """The check with its points' full names: a whole pass concerns every stack, a layer only its own."""
         whole = check.name in _WHOLE
         labels = list(self.model.stacks) if whole else [self.stack.label]
+        if check.name == "streams":
+            # What the encoder hands on reaches every stack; the decoder's stream, its own and cross-attention.
+            labels = [label for label in self.model.stacks if self.stack.label == "encoder" or label != "encoder"]
         points = tuple(dict.fromkeys(full_name(label, name) for label in labels for name in check.points))
         name = check.name if whole or not self.stack.label else f"{self.stack.label} {check.name}"
         return replace(check, name=name, points=points)
@@ -143,6 +153,7 @@ class _Statements(EditChecks):
             self._embed,
             self._logits,
             self._middle,
+            self._far,
         ]
 
     # -- the runs ------------------------------------------------------------------------------------------
@@ -331,6 +342,29 @@ class _Statements(EditChecks):
         stream = self.short.values[self.stack.point("resid_pre"), start]
         ran = Blocks(self.model).run(self.batch, start=start, stream=stream, captures=[last])
         return self.compare(MIDDLE, statement, (), ran.values[last], self.short.values[last], self.local)
+
+    def _far(self) -> Check:
+        """Compares one block of each kind with its plain copy, on a text that reaches past windows and branches."""
+        statement = "farther than a window reaches, a block alone ends as in plain transformers"
+        length = far_length(self.model)
+        if length is None:
+            return Check(
+                "far", statement, (), None, detail="the other probes reach as far as this model's code branches"
+            )
+        if not can_begin_in_the_middle(self.model) or not self.plan.batch_first:
+            return Check("far", statement, (), None, detail="a block of this model cannot run alone")
+        batch = text_of(self.model, length)
+
+        def found() -> Iterator[Compared]:
+            for layer in one_of_each_kind(self.model.config, self.layers):
+                name = self.stack.point("resid_post"), layer
+                ours = self.model.forward(batch, captures=[name], part=Part(layer, layer + 1))[name].to(self.wide)
+                theirs = plain_block(self.model, self.stack, layer, batch).to(self.wide)
+                real = torch.ones_like(ours[..., 0], dtype=torch.bool)
+                excess = excess_of(ours, theirs, with_least(by_row(theirs, self.whole), self.model.dtype), real)
+                yield Compared(f"layer {layer} in a text of {length} tokens", excess)
+
+        return self.by_layer("far", statement, FROM_STREAM, found(), self.whole)
 
     def _embed(self) -> Check:
         scale = self.plan.embed_scale

@@ -2,17 +2,21 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import InputError
-from .architectures import Architecture
+from .architectures import Architecture, first_tensor
 from .in_force import InForce
 from .inputs import Encoder
 from .local_global import GLOBAL_MASK, globals_by_default
+
+_TRIED: Final = 3
+"""At how many tokens positions are tried."""
 
 
 def token_embedding(model: PreTrainedModel) -> Tensor:
@@ -79,8 +83,11 @@ def encoder_of(
     device: torch.device,
     *,
     decoder: Architecture | None,
+    first_position: Callable[[], int | None],
 ) -> Encoder:
     """What makes batches for this model, with the ranges of its tables; with a `decoder`, it takes a target, too.
+
+    `first_position` finds what positions are counted from, on demand.
 
     Raises `InputError` for a tokenizer with more tokens than the model has.
     """
@@ -94,7 +101,9 @@ def encoder_of(
     start = None if decoder is None else _decoder_start(model.config)
     target = None if decoder is None else decoder.position_limit
     chosen = globals_by_default(model) if GLOBAL_MASK in further else None
-    return Encoder(tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target)
+    return Encoder(
+        tokenizer, n_vocab, plan.position_limit, further, bos, device, start, chosen, target, cache(first_position)
+    )
 
 
 def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[str, int | None]:
@@ -104,6 +113,24 @@ def _further_inputs(model: PreTrainedModel, position_limit: int | None) -> dict[
         tables["token_type_ids"] = model.config.type_vocab_size
     taken = inspect.signature(model.forward).parameters
     return {name: size for name, size in tables.items() if name in taken}
+
+
+def first_position_of(model: PreTrainedModel) -> int | None:
+    """What a model counts the positions of a text from if it is given none; None if it does not just count them."""
+    device, padding = token_embedding(model).device, getattr(model.config, "pad_token_id", None)
+    ids = torch.tensor([[token for token in range(_TRIED + 1) if token != padding][:_TRIED]], device=device)
+    counted = torch.arange(_TRIED, device=device)[None]
+
+    def stream(**given: Tensor) -> Tensor:
+        with torch.no_grad():
+            return first_tensor(model.base_model(input_ids=ids, use_cache=False, return_dict=True, **given)[0])
+
+    expected = stream()
+    # RoBERTa begins behind the padding's own position.
+    for first in (0, *(() if padding is None else (padding + 1,))):
+        if torch.equal(stream(position_ids=counted + first), expected):
+            return first
+    return None
 
 
 def _decoder_start(config: Any) -> int:

@@ -30,7 +30,7 @@ from .bridges import Bridges
 from .carried import captured_norms
 from .centring import require_fitting, require_weights
 from .copies import copy_of, forget_lengths, use_attention, use_faster_routines
-from .embeddings import encoder_of, token_embedding, wire_further, wire_tokens
+from .embeddings import encoder_of, first_position_of, token_embedding, wire_further, wire_tokens
 from .generation import Continuing, Generated, Sampling, ends_of
 from .gradients import Measure, run_with_gradients
 from .images import ImageEncoder, PatchGrid
@@ -150,7 +150,15 @@ class HookedModel:
         self.n_vocab = len(self.embedding)
         decoder = self.output_stack.architecture if "decoder" in self.stacks else None
         plan = self.architecture if self.reads_tokens else self.output_stack.architecture
-        return encoder_of(self._model, plan, self.tokenizer, bos, self.device, decoder=decoder)
+        return encoder_of(
+            self._model,
+            plan,
+            self.tokenizer,
+            bos,
+            self.device,
+            decoder=decoder,
+            first_position=lambda: first_position_of(self.plain),
+        )
 
     @property
     def is_own(self) -> bool:

@@ -52,6 +52,7 @@ class Encoder:
         decoder_start: int | None = None,
         global_tokens: Callable[[Batch], Tensor] | None = None,
         target_limit: int | None = None,
+        first_position: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
@@ -65,6 +66,8 @@ class Encoder:
         """Which tokens of a text are global if the input does not say; None if the model has no global tokens."""
         self.target_limit = target_limit
         """The number of positions of the decoder's texts."""
+        self._first_position = first_position
+        """What the model counts positions from if it is given none; None if it does not just count them."""
         self.special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         self._known_pieces: dict[int, str | bytes] = {}
         # A fast tokenizer raises "Already borrowed" if a second thread sets its padding meanwhile.
@@ -214,7 +217,25 @@ class Encoder:
             accepted = ("input_ids", "attention_mask", *decoder, *self.further)
             raise InputError(f"this model accepts the inputs {', '.join(accepted)}; got also {', '.join(unknown)}.")
         ids = _tensor("input_ids", ids)
-        return self._ids(ids, mask, {name: self._checked(name, x, ids) for name, x in given.items()}, target)
+        extra = {name: self._checked(name, x, ids) for name, x in given.items()}
+        batch = self._ids(ids, mask, extra, target)
+        # What the model would take anyway is no part of a text's identity.
+        return replace(
+            batch, extra={name: x for name, x in batch.extra.items() if not self._is_default(name, x, batch)}
+        )
+
+    def _is_default(self, name: str, value: Tensor, batch: Batch) -> bool:
+        """Whether the model computes the same of real tokens without this input."""
+        if name == "token_type_ids":
+            return not bool((value * batch.mask).any())
+        if name != "position_ids":
+            return False
+        first = self._first_position()
+        padded_before = bool((~batch.mask[:, :-1] & batch.mask[:, 1:]).any())
+        if first is None or padded_before or (first and bool(((batch.ids == first - 1) & batch.mask).any())):
+            return False
+        counted = first + torch.arange(batch.ids.shape[1], device=value.device)
+        return bool(((value == counted) | ~batch.mask).all())
 
     def _given_target(self, given: dict[str, Any]) -> Batch | None:
         """The decoder's inputs, taken out of a mapping."""
@@ -243,7 +264,8 @@ class Encoder:
                 f"{tuple(found.shape)}."
             )
         low, high = int(found.min()), int(found.max())
-        if low < 0 or (limit is not None and high >= limit):
+        # Zeros are token types of models without a table of them, too (DeBERTa).
+        if low < 0 or (limit is not None and high >= max(limit, 1)):
             bound = "0 or more" if limit is None else f"from 0 to {limit - 1}"
             raise InputError(f"{name} must be {bound}; got {low if low < 0 else high}.")
         return found[None] if found.ndim == 1 else found

@@ -26,6 +26,7 @@ from .local_global import halves_of, patterns_of, sum_of_halves
 from .norms import epsilon_of, weight_of
 from .position import rotary_tables
 from .probe import (
+    FROM_STREAM,
     Compared,
     Probe,
     Run,
@@ -203,7 +204,7 @@ class LayerChecks(Probe):
                         run, layer, self.at(run, "resid_pre", layer), expected, by_row(expected, self.whole), keep
                     )
 
-        return self.by_layer("streams", statement, ("resid_pre", "resid_post"), found(), self.whole)
+        return self.by_layer("streams", statement, FROM_STREAM, found(), self.whole)
 
     def _comes_through(self, theirs: Tensor) -> Tensor:
         """Where transformers gives numbers: in float64, padding that sees no key is NaN, in all layers above too."""

@@ -14,7 +14,7 @@ from ..axes import spread
 from ..batch import Batch
 from ..errors import UnsupportedModelError
 from ..maths.precision import least_rounding, pass_tolerance, step_tolerance, table_tolerance
-from ..points import PointKey, split_stack
+from ..points import POINTS, PointKey, split_stack
 from .certificate import Check, LensHook
 from .hooked import HookedModel
 from .images import ImageEncoder
@@ -27,7 +27,7 @@ from .stack import Stack
 from .transcripts import TranscriptEncoder
 
 _LENGTH: Final = 24
-_LONG: Final = 104
+LONG: Final = 104
 _PADDING: Final = 8
 """Of the long probe, how many places of each text are padding: on the left of the first, on the right of the second."""
 _LONG_LAYERS: Final = 3
@@ -40,6 +40,9 @@ BEGINNING: Final = 12
 """Tokens of a text that is run once for each of them."""
 
 SEED: Final = 20
+
+FROM_STREAM: Final = tuple(name for name in POINTS if name != "embed")
+"""What is computed from the stream: if it is wrong, all of these are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +328,7 @@ def long_batch(model: HookedModel) -> Batch | None:
     """Two longer texts, one padded on the left, one on the right; None for images and short position tables."""
     limit = _limit(model)
     # Longer than a window reaches.
-    length = max(_LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
+    length = max(LONG, max(model.architecture.windows, default=0) // 2 + _LENGTH)
     length = length if limit is None else min(length, limit)
     if not model.writes_tokens or length <= 2 * _PADDING:
         return None

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ..errors import UnsupportedModelError
 from .attention import Site, attend
 from .mask import MaskRule, rule_of
 from .position import rotate_halves, rotate_pairs
@@ -170,8 +171,8 @@ class GPTNeoAttention(StandIn):
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__(original)
-        local = original.attention_type == "local"
-        self.window = int(original.config.window_size) if local else None  # type: ignore[union-attr, arg-type]
+        assert isinstance(original.bias, torch.Tensor)
+        self.window = _window_of(original.bias[0, 0])
 
     def forward(self, hidden_states: Tensor, attention_mask: MaskRule, **_: Any) -> tuple[Tensor, None]:
         """transformers' signature: attn_raw, and no weights."""
@@ -179,6 +180,17 @@ class GPTNeoAttention(StandIn):
         mask = attention_mask if self.window is None else attention_mask.within(self.window)
         z = attend(q, k, v, scale=1.0, position=None, mask=mask, site=self.attnmech_site)
         return self.merge(z), None
+
+
+def _window_of(seen: Bool[Tensor, "query key"]) -> int | None:
+    """How many keys up to its own each query sees, by the mask that the module keeps; None for all of them."""
+    window = int(seen[-1].sum())
+    if not torch.equal(seen, torch.ones_like(seen).tril().triu(1 - window)):
+        raise UnsupportedModelError(
+            f"expected an attention mask of the last {window} tokens of each query, as GPT-Neo builds it; this model "
+            "keeps another one in `attention.bias`, which attnmech cannot read."
+        )
+    return window if window < len(seen) else None
 
 
 class MvpAttention(StandIn):

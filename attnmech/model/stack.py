@@ -1,6 +1,7 @@
 """A column of blocks: their weights, and their activation points wired to `in_force`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -188,12 +189,35 @@ class Stack:
                 self._returns.setdefault(place, None if isinstance(output, torch.Tensor) else len(output))
                 return output
             given = part.stream if place == part.start - 1 else None
-            stream = _stream_of(args, kwargs) if given is None else self._turned(given)
-            returns = self._returns[place]
-            return stream if returns is None else (stream, *(None for _ in range(returns - 1)))
+            return self._passed_on(place, _stream_of(args, kwargs) if given is None else self._turned(given))
 
         block.register_forward_pre_hook(at_start, with_kwargs=True)
         block.forward = through_or_past
+
+    def _passed_on(self, place: int, stream: Tensor) -> Any:
+        """A stream as the block returns its own."""
+        returns = self._returns[place]
+        return stream if returns is None else (stream, *(None for _ in range(returns - 1)))
+
+    @contextmanager
+    def alone(self, layer: int, blocks: nn.ModuleList) -> Iterator[None]:
+        """Has all but one of the blocks of a plain copy pass the stream on; ours must have run before."""
+
+        def past(place: int) -> Callable[..., Any]:
+            return lambda *args, **kwargs: self._passed_on(place, _stream_of(args, kwargs))
+
+        others = [(place, block) for place, block in enumerate(blocks) if place != layer]
+        kept = [block.__dict__.get("forward") for _, block in others]
+        try:
+            for place, block in others:
+                block.forward = past(place)
+            yield
+        finally:
+            for (_, block), forward in zip(others, kept, strict=True):
+                if forward is None:
+                    block.__dict__.pop("forward", None)
+                else:
+                    block.forward = forward
 
     def _wire_end(self, blocks: nn.ModuleList) -> None:
         """Keeps the output of a part's last block, after hooks there."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
@@ -278,12 +279,24 @@ class RowMeans(TextResult):
         place = self._place(statistic)
         if self.parts is not None:
             one, other = (part._means(statistic).at(rows) for part, rows in self._parts_in_rows())
-            if self.paired and one.above.shape == other.above.shape:
-                return difference(one, other)
-            return TextMeans.of_values((one.mean - other.mean)[..., None])
+            shared = self._shared_groups()
+            if shared is None:
+                return TextMeans.of_values((one.mean - other.mean)[..., None])
+            return difference(*(_of_groups(means, places) for means, places in zip((one, other), shared, strict=True)))
         chosen = [ROW_CLASSES.index(name) for name in self.chosen]
         sums, counts = (self.state[name][place][chosen].sum(dim=0) for name in ("sums", "counts"))
         return TextMeans.of_ratio(sums, counts)
+
+    def _shared_groups(self) -> tuple[list[int], list[int]] | None:
+        """The places, in each part of a difference, of the groups of texts that both have; None if they are no pairs.
+
+        Workers that ended on a text may have left it out of one of the two.
+        """
+        one, other = (part.state for part in self._two)
+        if not self.paired or not torch.equal(one["modulus"], other["modulus"]):
+            return None
+        _, *places = np.intersect1d(one["groups"].numpy(), other["groups"].numpy(), return_indices=True)
+        return (places[0].tolist(), places[1].tolist()) if len(places[0]) else None
 
     def _place(self, statistic: str) -> int:
         return self.STATISTICS.index(option("statistic", statistic, self.STATISTICS))
@@ -424,3 +437,8 @@ class RowMeans(TextResult):
     @property
     def _n_texts(self) -> int:
         return self.documents
+
+
+def _of_groups(means: TextMeans, places: list[int]) -> TextMeans:
+    """The same means over some of the groups of texts."""
+    return TextMeans(means.above[..., places], means.below[..., places])

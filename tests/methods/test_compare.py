@@ -8,6 +8,9 @@ import naive
 import planted
 import pytest
 import torch
+import transformers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as models_of_tokens
 from torch import Tensor
 
 import attnmech as am
@@ -131,6 +134,49 @@ def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
     again = am.Comparison.load(found.save(tmp_path / "found"))
     assert again.lead == found.lead and again.to_frame().equals(found.to_frame())
     assert "Differences" in found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def split_at(mark: str) -> Any:
+    """A tokenizer of one word for each piece between two marks."""
+    words = ["[UNK]", "a", "b", "c", "d", "a-b-c", "d a b", "b c", "b-c"]
+    raw = Tokenizer(models_of_tokens.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Split(mark, "removed")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[UNK]")
+
+
+def test_texts_are_paired_by_identity_and_not_by_length() -> None:
+    """Two texts of 1 and 3 tokens to one model are of 3 and 1 to the other: by length they would seem to align."""
+    one, other = (
+        am.load(models.fresh("gpt2", seed=seed), tokenizer=split_at(mark)) for seed, mark in ((0, " "), (4, "-"))
+    )
+    texts = ["a-b-c", "d a b"]
+    assert [model.encode(texts).lengths.tolist() for model in (one, other)] == [[1, 3], [3, 1]]
+    with pytest.raises(am.InputError, match=r"must be aligned.*texts of \[1, 3\] and of \[3, 1\] tokens"):
+        am.compare(one, other, texts, am.attention_focus)
+    ids = ids_of("gpt2")
+    with pytest.raises(am.InputError, match=r"texts of \[5, 7\] and of \[7, 5\] tokens"):
+        am.compare([ids[0, :5], ids[1]], [ids[2], ids[3, :5]], model=one, method=am.attention_focus)
+
+
+def test_texts_that_are_other_tokens_to_each_model_are_pairs() -> None:
+    words = models.WORDS
+    one = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer())
+    other = am.load(models.fresh("gpt2", seed=4), tokenizer=models.tokenizer(words=(*words[:2], *words[:1:-1])))
+    texts = [" ".join(words[3 + (start + 2 * place) % 5] for place in range(3 + start)) for start in range(6)]
+    first, second = ([model.encode(text).ids[0] for text in texts] for model in (one, other))
+    assert not torch.equal(first[0], second[0])
+    found = am.compare(one, other, texts, am.attention_focus, statistic="entropy")
+    entropies = [
+        [
+            float(am.attention_focus(model, text).mean("entropy")[2, 1]) * rows
+            for text, rows in zip(ids, counts, strict=True)
+        ]
+        for model, ids, counts in ((one, first, range(2, 8)), (other, second, range(2, 8)))
+    ]
+    place = found.statistics.index("entropy")
+    total = sum(b - a for a, b in zip(*entropies, strict=True)) / sum(range(2, 8))
+    assert float(found.difference[place, 2, 1]) == pytest.approx(total, rel=1e-5)
+    assert bool((found.low[place] < found.high[place]).all()) and "too few" not in found.lead
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -281,3 +281,26 @@ def test_kinds_without_a_difference_say_what_has_one() -> None:
     }
     for said, each in made.items():
         assert said in refused(lambda each=each: each - each)
+
+
+def without(result: am.AttentionFocus, text: int) -> am.AttentionFocus:
+    """As workers leave a text out on which they end."""
+    keep = [place for place, group in enumerate(result.state["groups"].tolist()) if group != text]
+    state = {
+        name: value[..., keep] if name in ("sums", "counts", "groups") else value
+        for name, value in result.state.items()
+    }
+    return replace(result, state=state, documents=result.documents - 1)
+
+
+def test_texts_left_out_of_one_result_are_left_out_of_the_pairs() -> None:
+    one, other = (models.hooked("gpt2"), am.load(models.fresh("gpt2", seed=4)))
+    texts = models.token_ids("gpt2", batch=8, length=6)
+    results = [am.attention_focus(model, iter(texts)) for model in (one, other)]
+    found = without(results[0], 2) - without(results[1], 5)
+    assert found.paired
+    both = texts[[0, 1, 3, 4, 6, 7]]
+    wanted = am.attention_focus(one, iter(both)) - am.attention_focus(other, iter(both))
+    for statistic in ("entropy", "concentration"):
+        assert torch.allclose(found.mean(statistic), wanted.mean(statistic), rtol=1e-9)
+        assert all(map(torch.allclose, found.interval(statistic), wanted.interval(statistic)))

@@ -9,6 +9,7 @@ from typing import Any
 import models
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -965,3 +966,101 @@ def test_only_what_is_kept_is_compared_and_nan_fails() -> None:
     assert excess_of(ours, theirs, torch.ones(2, 3, 1), keep) == 0.5
     ours[0, 0, 0] = torch.nan
     assert not excess_of(ours, theirs, torch.ones(2, 3, 1), keep) <= 1
+
+
+# -- past windows and branches -------------------------------------------------------------------------------
+
+
+def wide_gpt_neo(window: int) -> Any:
+    """GPT-Neo with a window of 256 in its config, and in the mask that its local layer keeps another."""
+    config = transformers.GPTNeoConfig(
+        vocab_size=43, max_position_embeddings=320, hidden_size=24, num_layers=2, num_heads=3, intermediate_size=29,
+        attention_types=[[["global", "local"], 1]], window_size=window, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = models.randomised(transformers.GPTNeoForCausalLM(config))
+    model.config.window_size = 256
+    return model
+
+
+@pytest.mark.parametrize("window", [220, 256, 290])
+def test_gpt_neo_sees_what_its_own_mask_shows(window: int) -> None:
+    model = wide_gpt_neo(window)
+    hooked = am.load(model)
+    assert hooked.certificate.ok
+    ids = torch.randint(0, 43, (1, 300), generator=torch.Generator().manual_seed(5))
+    run = hooked.run(ids, points=["pattern", "logits"])
+    with torch.no_grad():
+        torch.testing.assert_close(run.logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    seen = run["pattern", 1][0, 0] > 0
+    assert torch.equal(seen, torch.ones(300, 300, dtype=torch.bool).tril().triu(1 - window))
+
+
+def test_gpt_neo_with_a_mask_of_another_shape_is_refused() -> None:
+    model = wide_gpt_neo(256)
+    model.transformer.h[1].attn.attention.bias[0, 0, 100, 3] = False
+    with pytest.raises(am.UnsupportedModelError, match=r"mask of the last 256 tokens.*`attention.bias`"):
+        am.load(model)
+
+
+def windowed(family: str, **options: Any) -> Any:
+    return models.randomised(models.like_llama(family, **{"max_position_embeddings": 512, "layers": 3, **options}))
+
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 150, "factor": 3.0,
+}  # fmt: skip
+PHI = {"d_head": None, "hidden": 48, "kv_heads": 6, "original_max_position_embeddings": 150}
+BRANCHES: dict[str, tuple[Callable[[], Any], int]] = {
+    "GPT-Neo": (lambda: wide_gpt_neo(256), 280),
+    "Mistral": (lambda: windowed("Mistral", sliding_window=200), 224),
+    "Gemma 2": (lambda: windowed("Gemma2", sliding_window=170, query_pre_attn_scalar=8), 194),
+    "Phi-3, longrope": (lambda: windowed("Phi3", rope_parameters=LONGROPE, **PHI), 174),
+    "Llama, dynamic": (
+        lambda: windowed("Llama", max_position_embeddings=130, rope_parameters={
+            "rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}), 154),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(BRANCHES))
+def test_a_probe_reaches_past_every_branch(name: str) -> None:
+    make, length = BRANCHES[name]
+    hooked = am.load(make())
+    (far,) = (check for check in hooked.certificate.checks if check.name == "far")
+    assert far.passed and hooked.certificate.ok, repr(hooked.certificate)
+    block = hooked.base.get_submodule(hooked.architecture.blocks)[0]
+    # From there on, a block of ours and one of transformers' differ.
+    handle = block.get_submodule(hooked.architecture.mlp_out).register_forward_hook(
+        lambda module, args, output: from_place(output, length - 5, 1.1)
+    )
+    broken = am.certify(hooked)
+    handle.remove()
+    assert failed(broken) == {"far"}
+    assert f"in a text of {length} tokens" in next(check.detail for check in broken.failed)
+    assert {"scores", "pattern", "z", "logits", "resid_pre"} <= set(broken.refused) and "embed" not in broken.refused
+    assert am.certify(hooked).ok
+
+
+def with_first(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return change(output) if isinstance(output, Tensor) else (change(output[0]), *output[1:])
+
+
+def test_a_model_without_branches_needs_no_far_probe() -> None:
+    (far,) = (check for check in models.hooked("llama").certificate.checks if check.name == "far")
+    assert far.passed is None and "as far as" in far.detail
+
+
+def test_whatever_is_computed_from_a_wrong_stream_is_refused() -> None:
+    """A block of ours that differs from transformers' after position 60: the long probe alone reaches it."""
+    hooked = am.load(models.fresh("llama"))
+    block = hooked.base.get_submodule(hooked.architecture.blocks)[0]
+    handle = block.register_forward_hook(
+        lambda module, args, output: with_first(output, lambda x: from_place(x, 60, 1.5))
+    )
+    certificate = am.certify(hooked)
+    handle.remove()
+    assert failed(certificate) == {"chain", "streams"}
+    assert {"resid_pre", "attn_in", "q", "k_rot", "scores", "pattern", "v", "z", "result", "mlp_out", "logits"} <= set(
+        certificate.refused
+    )
+    assert "embed" not in certificate.refused

@@ -314,3 +314,34 @@ def test_hostile_tokens_are_only_text() -> None:
     hooked = am.load(models.fresh("gpt2"), tokenizer=models.tokenizer(words=hostile))
     batch = hooked.encode(torch.tensor([[3, 4, 5, 6, 40]]))
     assert batch.tokens[0] == ("<script>", "\u202e", "\x00", "a" * 300, "<40>")
+
+
+# -- what the model would take anyway ------------------------------------------------------------------------
+
+NAMES = ["gpt2", "llama", "bert", "roberta", "deberta_v2", "opt", "gptj", "longformer"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_that_are_the_defaults_are_no_part_of_a_text(name: str) -> None:
+    model, ids = models.hooked(name), models.token_ids(name, batch=3, length=7)
+    taken = {each for each in model.encoder.further if each in ("token_type_ids", "position_ids")}
+    padding = getattr(model.config, "pad_token_id", None)
+    first = padding + 1 if name in ("roberta", "longformer") else 0
+    defaults = {"token_type_ids": torch.zeros_like(ids), "position_ids": first + torch.arange(7)[None]}
+    given = {each: defaults[each] for each in taken}
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    plain = model.encode({"input_ids": ids, "attention_mask": mask})
+    same = model.encode({"input_ids": ids, "attention_mask": mask, **given})
+    assert same.extra.keys() == plain.extra.keys() and torch.equal(same.digests, plain.digests)
+    with torch.no_grad():
+        theirs = models.plain(name)(ids, attention_mask=mask, **given)
+        bare = models.plain(name)(ids, attention_mask=mask)
+    assert torch.equal(theirs[0][mask.bool()], bare[0][mask.bool()])
+    changed = {
+        "token_type_ids": torch.ones_like(ids) if getattr(model.config, "type_vocab_size", 0) else None,
+        "position_ids": first + torch.arange(7).flip(0)[None],
+    } if taken else {}  # fmt: skip
+    for each in taken:
+        if changed[each] is not None:
+            assert each in model.encode({"input_ids": ids, each: changed[each]}).extra

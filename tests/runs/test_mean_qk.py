@@ -46,6 +46,18 @@ def test_means_are_those_of_captured_queries_and_keys(name: str, by: Any) -> Non
     assert bool((found.texts.diff() >= 0).all())
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_text_with_default_inputs_is_taken_out_of_its_means(name: str) -> None:
+    """As tokenizers hand texts over: with token types that are all 0; or with the positions that are the default."""
+    model, ids = models.hooked(name, F64), models.token_ids(name, batch=4, length=7)
+    means = am.mean_qk(model, list(ids))
+    given: dict[str, Tensor] = {"input_ids": ids[:1], "attention_mask": torch.ones_like(ids[:1])}
+    given |= {"token_type_ids": 0 * ids[:1]} if name == "bert" else {"position_ids": torch.arange(7)[None]}
+    with_them, alone = (am.decompose_scores(model, each, centre=means) for each in (given, ids[:1]))
+    for term, value in with_them.terms.items():
+        close(value, alone.terms[term], 1e-12)
+
+
 @pytest.mark.usefixtures("many_batches")
 @pytest.mark.parametrize("by", ["head", "position"])
 def test_shards_merge_into_the_whole(by: Any) -> None:
