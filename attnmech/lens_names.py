@@ -98,7 +98,7 @@ OF_CACHE: Final[Mapping[str, str]] = {
 
 OF_PACKAGE: Final[Mapping[str, str]] = {
     "HookedTransformer": _LOAD,
-    "TransformerBridge": f"{_LOAD}; the bridge itself is `model.bridge`",
+    "TransformerBridge": f"{_LOAD}, or `am.load(bridge)` of one that you have; the bridge itself is `model.bridge`",
     "HookedEncoder": _LOAD,
     "ActivationCache": "what `model.run(text, points=[...])` returns",
     "patching": "`am.patch(model, clean, corrupted, answers=..., against=...)`",

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -19,13 +20,16 @@ from .own_module import OwnModule
 
 
 def copy_of(
-    model: PreTrainedModel, parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same
+    model: PreTrainedModel,
+    parameter: Callable[[nn.Parameter], nn.Parameter] = lambda same: same,
+    instead: Mapping[int, nn.Module] = MappingProxyType({}),
 ) -> PreTrainedModel:
     """A copy of a model's modules, config and buffers in eval mode, which shares all its parameters.
 
-    `parameter` says what stands in for each parameter where they are not to be shared.
+    `parameter` says what stands in for each parameter where they are not to be shared, and `instead` what the copy
+    holds in place of some modules, by their `id`.
     """
-    shared: dict[int, Tensor] = {id(each): parameter(each) for each in model.parameters()}
+    shared: dict[int, Any] = {id(each): parameter(each) for each in model.parameters()} | dict(instead)
     for part in model.modules():
         # Weights that a pre-hook remakes in every pass (torch.nn.utils.prune) are not leaves, so torch won't copy them.
         made = [each for each in vars(part).values() if isinstance(each, torch.Tensor) and not each.is_leaf]
@@ -42,6 +46,14 @@ def copy_of(
             setattr(buffer_owner, name, buffer.to(next(copied.parameters()).device))
     copied.eval()  # type: ignore[no-untyped-call]
     return copied
+
+
+def moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dtype | None) -> nn.Parameter:
+    """A parameter on another device or in another precision; the same one where neither changes."""
+    device, dtype = device or parameter.device, dtype or parameter.dtype
+    if (device, dtype) == (parameter.device, parameter.dtype):
+        return parameter
+    return nn.Parameter(parameter.detach().to(device=device, dtype=dtype), requires_grad=parameter.requires_grad)
 
 
 def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:

@@ -209,7 +209,9 @@ class HookedModel:
         Values are as the model used them: after all active edits. They have the model's dtype and device.
 
         Args:
-            inputs: a text, a list of texts (a batch), token ids, or a mapping of model inputs.
+            inputs: a text, a list of texts (a batch), token ids, a chat, a list of chats, or a mapping of model inputs. A
+                chat is a list of messages, [{"role": "user", "content": "Hi."}], and goes through the tokenizer's chat
+                template, without a prompt for an answer.
             points: names ("pattern": every layer, or those in `layers`), pairs ("pattern", 3), or TransformerLens's
                 names. Without points: only the logits (for a model without a head, the last `resid_post`).
                 `model.points` lists them.
@@ -444,8 +446,10 @@ class HookedModel:
         >>> whisper.encode(Path("speech.wav"), target="The keys are here.")                     # doctest: +SKIP
 
         Args:
-            inputs: a text, a list of texts, token ids, a mapping of model inputs; or pictures and recordings.
-            bos: whether each text begins with the tokenizer's first token.
+            inputs: a text, a list of texts, token ids, a chat, a list of chats (as in `run`), a mapping of model inputs;
+                or pictures and recordings.
+            bos: whether each text begins with the tokenizer's first token. A chat begins as its template says, unless
+                this is True or False.
             target: what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the
                 token that the decoder starts with is put before it.
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..arguments import dense, shown
 from ..batch import Batch
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .local_global import GLOBAL_MASK
 from .pieces import read_piece, texts_of_pieces
 from .processors import Picture, Recording
@@ -24,18 +24,27 @@ Ids: TypeAlias = Tensor | np.ndarray
 Senses: TypeAlias = Path | Picture | Recording
 """A file of an image or a recording, a picture of Pillow's, or a recording as `scipy.io.wavfile.read` returns it."""
 
+Chat: TypeAlias = Sequence[Mapping[str, Any]]
+"""The messages of a chat, as transformers' chat templates take them: each has a "role" and its "content"."""
+
 Inputs: TypeAlias = (
     str
     | Sequence[str]
     | Ids
     | Sequence[Ids]
+    | Chat
+    | Sequence[Chat]
     | Mapping[str, Tensor | bool]
     | Senses
     | Sequence[Senses | np.ndarray]
     | Batch
 )
-"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a mapping of model inputs, a batch
-made from any of these; for models of images and sound, pictures (also as arrays), recordings and `Path`s of either."""
+"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a chat, a list of chats, a mapping of
+model inputs, a batch made from any of these; for models of images and sound, pictures (also as arrays), recordings and
+`Path`s of either."""
+
+MOST_CHARACTERS: Final = 2**22
+"""How many characters of a text are tokenized: a million tokens or so, which takes seconds and hundreds of megabytes."""
 
 
 class Encoder:
@@ -96,11 +105,15 @@ class Encoder:
             return self.padded(self.tokenize(list(given), bos))
         if is_list_of(given, Ids):
             return self.padded([row for number, each in enumerate(given) for row in _rows(number, each)])
+        if is_chat(given) or (isinstance(given, Sequence) and given and all(is_chat(each) for each in given)):
+            texts = self._rendered([given] if is_chat(given) else list(given))
+            return self.padded(self.tokenize(texts, bos, add_special=False))
         mixed = isinstance(given, Sequence) and any(isinstance(each, str | Ids) for each in given)
         got = "a list of " + " and ".join(sorted({type(each).__name__ for each in given})) if mixed else None
         raise InputError(
-            "inputs must be a text, a list of texts, a tensor of token ids, a list of such tensors, or a mapping of "
-            f"model inputs; got {got or type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
+            "inputs must be a text, a list of texts, a tensor of token ids, a list of such tensors, a chat (a list of "
+            '{"role": ..., "content": ...}), a list of chats, or a mapping of model inputs; got '
+            f"{got or type(inputs).__name__}. For a list of ids: torch.tensor(ids)."
         )
 
     def with_target(self, batch: Batch, texts: str | Sequence[str]) -> Batch:
@@ -150,15 +163,40 @@ class Encoder:
             self._known_pieces[token] = read_piece(self.tokenizer, token)
         return self._known_pieces[token]
 
-    def tokenize(self, texts: list[str], bos: bool | None = None, *, as_target: bool = False) -> list[Tensor]:
-        """The token ids of each text, of any length; `bos` as in `encode`. Some tokenizers split targets otherwise."""
-        if not texts:
-            raise InputError("the list of texts is empty; give at least one text.")
+    def _rendered(self, chats: list[Chat]) -> list[str]:
+        """Chats as texts by the tokenizer's chat template, which puts special tokens, BOS among them, where they go."""
+        self._require_tokenizer()
+        for message in (message for chat in chats for message in chat):
+            if "content" not in message:
+                raise InputError(f'a message must have "role" and "content"; got {shown(dict(message))}.')
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise InputError(
+                "this model's tokenizer has no chat template, so it takes texts. Give it its template (Jinja): "
+                "model.tokenizer.chat_template = ..., or write the chat as one text."
+            )
+        try:
+            texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=False)
+        except Exception as error:  # a template is a program, which refuses messages in its own way
+            raise InputError(f"the tokenizer's chat template does not take these messages: {first_line(error)}.") from error
+        return list(texts)
+
+    def _require_tokenizer(self) -> None:
         if self.tokenizer is None:
             raise InputError(
                 "this model was loaded without a tokenizer, so it takes token ids: model.run(torch.tensor([[5, 7]])), "
                 "or load it with one: am.load(model, tokenizer=...)."
             )
+
+    def tokenize(
+        self, texts: list[str], bos: bool | None = None, *, as_target: bool = False, add_special: bool = True
+    ) -> list[Tensor]:
+        """The token ids of each text; `bos` as in `encode`. Some tokenizers split targets otherwise.
+
+        `add_special` says whether the tokenizer adds its special tokens, which a rendered chat already has.
+        """
+        if not texts:
+            raise InputError("the list of texts is empty; give at least one text.")
+        self._require_tokenizer()
         for number, text in enumerate(texts):
             if not text.strip():
                 raise InputError(f"{_which(number, texts)} is empty; give at least one word.")
@@ -167,9 +205,14 @@ class Encoder:
                     f"{_which(number, texts)} has a lone surrogate (U+D800 to U+DFFF), which is not a "
                     "character; replace it: text.encode('utf-8', 'replace').decode()."
                 )
+            if len(text) > MOST_CHARACTERS:
+                raise InputError(
+                    f"{_which(number, texts)} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are tokenized. "
+                    "Split it; of a corpus, truncate=True cuts it."
+                )
         wanted = self.bos if bos is None else bos
         with self._tokenizing:
-            given = {"text_target" if as_target else "text": texts}
+            given = {"text_target" if as_target else "text": texts, "add_special_tokens": add_special}
             encoded = self.tokenizer(**given, padding=False, truncation=False)["input_ids"]
         rows = [self._with_bos([int(token) for token in row], wanted) for row in encoded]
         if any(not row for row in rows):
@@ -322,6 +365,11 @@ class Encoder:
 def is_list_of(inputs: Any, kind: Any) -> bool:
     """Whether inputs are a list whose entries are all of one kind (texts, or token ids); an empty list is both."""
     return isinstance(inputs, Sequence) and all(isinstance(each, kind) for each in inputs)
+
+
+def is_chat(inputs: Any) -> bool:
+    """Whether inputs are the messages of one chat: a list of mappings that name roles."""
+    return is_list_of(inputs, Mapping) and len(inputs) > 0 and all("role" in message for message in inputs)
 
 
 def _rows(number: int, ids: Ids) -> list[Tensor]:

@@ -21,7 +21,7 @@ from ..files import path_of
 from . import adapters
 from .architectures import Architecture
 from .certify import certify_with, check_runs
-from .copies import copy_of
+from .copies import copy_of, moved
 from .gguf import dequantised, is_gguf
 from .hooked import HookedModel
 from .own_inputs import Labels, OwnInputs
@@ -33,6 +33,7 @@ from .processors import check_processor, processor_in
 from .quantised import require_unquantised
 from .rewritten import rewritten
 from .stored import READING, SHARDED, WHOLE, check_complete, check_stored, precision_of
+from .unbridged import Unbridged, unbridged
 from .weights import check_finite, check_real
 
 _WEIGHTS: Final = (WHOLE, SHARDED)
@@ -64,6 +65,7 @@ def load(
     >>> am.load("/models/mine.Q4_1.gguf")                  # a GGUF file, dequantised  # doctest: +SKIP
     >>> am.load("/adapters/mine")                          # an adapter, merged into its base  # doctest: +SKIP
     >>> am.load(hf_model, tokenizer=hf_tokenizer)          # an object; never asks the hub  # doctest: +SKIP
+    >>> am.load(bridge)                                    # TransformerLens's TransformerBridge  # doctest: +SKIP
     >>> am.load(hf_model, architecture=am.Architecture(...))   # a structure of your own    # doctest: +SKIP
     >>> am.load(module, example=x, labels=["mean", "age"])     # any module with nn.MultiheadAttention  # doctest: +SKIP
 
@@ -71,6 +73,10 @@ def load(
     read; either way the certificate proves it, and names the first statement that does not hold. Wrappers
     (`DataParallel`, `torch.compile`) are taken off. Adapters (a `PeftModel`, or a folder with an adapter_config.json:
     `pip install 'attnmech[peft]'`) are merged into a copy of the layers that they change, and the model's name says so.
+
+    Of a `TransformerBridge`, or the `original_model` that it rewrote, the transformers model is built again with the
+    weights that the bridge computes with: in compatibility mode these are the processed ones. Its logits are compared
+    with the bridge's. The bridge keeps its hooks, which are not loaded.
 
     Pictures and recordings go through the model's own processor: then `model.run` takes a PIL image, an array
     [height width 3] of uint8, (samples per second, samples) as `scipy.io.wavfile.read` returns them, a `pathlib.Path`
@@ -127,12 +133,16 @@ def load(
         raise InputError(f"`architecture` must be an am.Architecture; got {shown(architecture)}.")
     plans: tuple[Architecture, ...] = ()
     own: OwnInputs | None = None
+    bridge: Unbridged | None = None
     original: PreTrainedModel
     if example is not None or labels is not None:
         original, plans, own = _own(source, place, kind, tokenizer, example, labels, architecture)
         name = str(original.name_or_path)
     elif isinstance(source, nn.Module):
-        original, name = _from_object(source, place, kind)
+        bridge = unbridged(unwrapped(source))
+        if bridge is not None and tokenizer is None:
+            tokenizer = bridge.tokenizer
+        original, name = _from_object(source if bridge is None else bridge.model, place, kind)
     else:
         original, tokenizer, name, folder = from_files(source, tokenizer, place, kind)
         processor = processor_in(folder, original) if processor is None else processor
@@ -159,6 +169,8 @@ def load(
     model.files = "" if source is None else None if isinstance(source, nn.Module) else str(source)
     passes = Passes(model)
     check_runs(passes)
+    if bridge is not None:
+        bridge.check(passes)
     certify_with(passes)
     if not model.certificate.ok:
         warnings.warn(f"{name}: {model.certificate.verdict}", UnprovenWarning, stacklevel=2)
@@ -218,7 +230,7 @@ def _from_object(
     if (device in (None, weights.device)) and dtype in (None, weights.dtype):
         return source, name
     # Moving or casting a copy that shares its parameters would move or cast the caller's.
-    return copy_of(source, lambda parameter: _moved(parameter, device, dtype)), name
+    return copy_of(source, lambda parameter: moved(parameter, device, dtype)), name
 
 
 def _require_no_offload(source: PreTrainedModel) -> None:
@@ -262,11 +274,6 @@ def _own(
     return original, plans, OwnInputs(example, labels)
 
 
-def _moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dtype | None) -> nn.Parameter:
-    value = parameter.detach().to(device=device or parameter.device, dtype=dtype or parameter.dtype)
-    return nn.Parameter(value, requires_grad=parameter.requires_grad)
-
-
 def from_files(
     source: str | Path | None, tokenizer: Any, device: torch.device | None, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, Any, str, Path]:
@@ -283,8 +290,8 @@ def from_files(
             folder = _folder_of(source, path)
     else:
         raise InputError(
-            "a model must be a hub name, a folder, a GGUF file, a transformers model, or left out; got "
-            f"{type(source).__name__}."
+            "a model must be a hub name, a folder, a GGUF file, a transformers model, a TransformerBridge, or left out; "
+            f"got {type(source).__name__}."
         )
     if (folder / adapters.CONFIG).is_file():
         return _with_adapter(folder, tokenizer, device, dtype, name)

@@ -25,7 +25,7 @@ from ..batch import Batch
 from ..errors import InputError, first_line, integer
 from ..files import path_of
 from ..model.hooked import HookedModel
-from ..model.inputs import Encoder, Ids, Inputs, is_list_of
+from ..model.inputs import MOST_CHARACTERS, Encoder, Ids, Inputs, is_chat, is_list_of
 from ..model.processors import Picture
 from ..model.weights import tensors_hash
 
@@ -253,7 +253,7 @@ def batches(
     changing numbers stay the batch they were given as: images, texts with extra inputs or decoder tokens, and texts
     with padding on the left or inside; the window ends before them.
 
-    `truncate` cuts documents to the model's number of positions. `shard` (k, n) takes only the documents k, k + n, ...
+    `truncate` cuts documents to the model's number of positions, and texts to `MOST_CHARACTERS`. `shard` (k, n) takes only the documents k, k + n, ...
     `bos` is that of `HookedModel.encode`. `whole` hashes every document, those of other shards too.
 
     Raises `InputError`, with the document's number, for one that the model cannot take: empty, of the wrong type, or
@@ -277,7 +277,7 @@ def batches(
 
 def is_one_batch(model: HookedModel, inputs: Any) -> bool:
     """Whether inputs are what one run takes; a tuple is the arguments of one call of a user's own module."""
-    one = isinstance(inputs, str | Ids | Mapping | Batch | Path | Picture)
+    one = isinstance(inputs, str | Ids | Mapping | Batch | Path | Picture) or is_chat(inputs)
     return one or (not model.reads_tokens and isinstance(inputs, tuple))
 
 
@@ -352,13 +352,15 @@ class _Reading:
     def _documents(self, inputs: Iterable[Any]) -> Iterator[_Document | _AsGiven]:
         """The documents of this shard, in order."""
         for item in _one_by_one(inputs, splits=not self._model.is_own):
-            first = self._seen
+            first, long = self._seen, False
             if isinstance(item, str):
                 # A lone surrogate is refused when its own shard tokenizes the text.
                 self._whole.note("text", hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest())
                 if not self._takes(first):
                     self._seen += 1
                     continue
+                long = self._truncate and len(item) > MOST_CHARACTERS
+                item = item[:MOST_CHARACTERS] if long else item
             try:
                 read = self._read(item)
             except InputError as error:
@@ -371,7 +373,7 @@ class _Reading:
             self._seen += len(read.ids) if isinstance(read, Batch) else len(read)
             numbers = [number for number in range(first, self._seen) if self._takes(number)]
             if not isinstance(read, Batch):
-                yield from (self._document(number, read[number - first]) for number in numbers)
+                yield from (self._document(number, read[number - first], cut=long) for number in numbers)
             elif numbers:
                 yield _AsGiven(numbers, read.texts(torch.tensor([number - first for number in numbers])))
 
@@ -390,10 +392,11 @@ class _Reading:
         self._encoder.check_length(batch)
         return batch
 
-    def _document(self, number: int, ids: Tensor) -> _Document:
+    def _document(self, number: int, ids: Tensor, *, cut: bool) -> _Document:
+        """A document; `cut` says whether its text was cut before it was tokenized."""
         limit = self._model.architecture.position_limit
         if limit is None or len(ids) <= limit:
-            return _Document(number, ids, truncated=False)
+            return _Document(number, ids, truncated=cut)
         if not self._truncate:
             raise InputError(
                 f"document {number} has {len(ids)} tokens, but this model has {limit} positions; split it, or give "

@@ -252,6 +252,16 @@ def test_bloom_and_llama_take_any_length() -> None:
         assert models.hooked(name).run(torch.full((1, 90), 7)).logits.shape[1] == 90
 
 
+def test_a_text_of_ten_megabytes_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked = speaking("bloom")
+    monkeypatch.setattr(type(hooked.tokenizer), "__call__", lambda *_, **__: pytest.fail("tokenized"))
+    said = message_of(lambda: hooked.run(["a dog", "the keys . " * 10**6]))
+    assert said == (
+        "text 1 has 11,000,000 characters; at most 4,194,304 are tokenized. Split it; of a corpus, truncate=True cuts "
+        "it."
+    )
+
+
 def test_mappings_that_cannot_be() -> None:
     hooked, ids = models.hooked("gpt2"), torch.tensor([[5, 7, 9]])
     bad: list[tuple[Any, str]] = [
@@ -345,3 +355,72 @@ def test_inputs_that_are_the_defaults_are_no_part_of_a_text(name: str) -> None:
     for each in taken:
         if changed[each] is not None:
             assert each in model.encode({"input_ids": ids, each: changed[each]}).extra
+
+
+# -- chats ---------------------------------------------------------------------------------------------------
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['role'] }} {{ m['content'] }} . {% endfor %}"
+CHAT = [{"role": "dog", "content": "the keys"}, {"role": "here", "content": "to the cabinet"}]
+"""Its roles are words of the tokenizer."""
+OTHER_CHAT = [{"role": "dog", "content": "a"}]
+SPOKEN = [2, 12, 3, 4, 13, 8, 5, 3, 6, 13]
+
+
+def chatting(**options: bool) -> am.HookedModel:
+    hooked = speaking(has_bos=True, **options)
+    hooked.tokenizer.chat_template = TEMPLATE
+    return hooked
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_chat_goes_through_the_chat_template(adds_bos: bool) -> None:
+    """BOS stands there once, also where the tokenizer puts another before every text."""
+    hooked = chatting(adds_bos=adds_bos)
+    batch = hooked.encode(CHAT)
+    assert batch.ids.tolist() == [SPOKEN]
+    theirs = hooked.tokenizer.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=False, return_dict=True)
+    assert theirs["input_ids"] == SPOKEN
+    words = ("[BOS]", "dog", "the", "keys", ".", "here", "to", "the", "cabinet", ".")
+    assert batch.tokens == (words,) and batch.bos is True
+    assert hooked.encode(CHAT, bos=True).ids.tolist() == [SPOKEN]
+    assert hooked.encode(CHAT, bos=False).ids.tolist() == [SPOKEN[1:]]
+    several = hooked.encode([CHAT, OTHER_CHAT])
+    assert several.ids[0].tolist() == SPOKEN and several.lengths.tolist() == [10, 4]
+    assert several.ids[1, :4].tolist() == [2, 12, 11, 13]
+    assert torch.equal(hooked.run(tuple(CHAT)).logits, hooked.run(torch.tensor(SPOKEN)).logits)
+
+
+def test_whatever_takes_texts_takes_chats() -> None:
+    hooked = chatting()
+    ids = [torch.tensor(SPOKEN), torch.tensor([2, 12, 11, 13])]
+    chats = [CHAT, OTHER_CHAT]
+    calls: dict[str, Callable[[Any], Any]] = {
+        "focus": lambda inputs: am.attention_focus(hooked, inputs),
+        "corpus of chats": lambda inputs: am.attention_focus(hooked, iter(inputs)),
+        "corpus of batches": lambda inputs: am.attention_focus(hooked, iter([inputs])),
+        "updates": lambda inputs: am.residual_updates(hooked, inputs),
+        "scores": lambda inputs: am.decompose_scores(hooked, inputs),
+        "one chat": lambda inputs: am.decompose_scores(hooked, inputs[0]),
+        "ablation": lambda inputs: am.ablate_heads(hooked, inputs, [(0, 1), (2, 3)], "mean", reference=inputs),
+        "one ablation": lambda inputs: am.ablate_heads(hooked, inputs[0], [(0, 1)]),
+    }
+    for name, call in calls.items():
+        found, wanted = call(chats).to_frame(), call(ids).to_frame()
+        numbers = found.select_dtypes("number")
+        np.testing.assert_allclose(numbers, wanted[numbers.columns], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert torch.equal(hooked.loss(CHAT), hooked.loss(ids[0]))
+    assert hooked.generate(CHAT, 2).ids[0, :10].tolist() == SPOKEN
+    assert "cabinet" in am.report(hooked, CHAT).to_html()
+
+
+def test_chats_that_cannot_be() -> None:
+    assert "has no chat template, so it takes texts" in message_of(lambda: speaking().encode(CHAT))
+    assert "loaded without a tokenizer" in message_of(lambda: models.hooked("gpt2").encode(CHAT))
+    hooked = chatting()
+    missing: Any = [{"role": "dog", "content": "a"}, {"role": "dog"}]
+    assert message_of(lambda: hooked.encode(missing)) == (
+        "a message must have \"role\" and \"content\"; got {'role': 'dog'}."
+    )
+    hooked.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    said = message_of(lambda: hooked.encode([CHAT]))
+    assert said == "the tokenizer's chat template does not take these messages: roles must alternate."

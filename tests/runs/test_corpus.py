@@ -358,6 +358,28 @@ def test_documents_longer_than_the_models_positions(words: am.HookedModel) -> No
     assert said == "document 1: this model has 19 positions; the text has 21 tokens. Shorten or split it."
 
 
+def test_a_line_of_ten_megabytes(words: am.HookedModel, tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("a dog\n" + "the keys to " * 10**6 + "\nhere\n")
+    said = refused(lambda: list(batches(Corpus(path), words)))
+    assert said == (
+        "document 1: the text has 12,000,000 characters; at most 4,194,304 are tokenized. Split it; of a corpus, "
+        "truncate=True cuts it."
+    )
+    found = list(batches(Corpus(path), words, truncate=True))
+    assert rows_of(found) == {0: [11, 12], 1: [3, 4, 5] * 6 + [3], 2: [8]}
+    assert sum(each.truncated for each in found) == 1
+
+
+def test_a_cut_document_counts_as_cut_where_any_length_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("attnmech.model.inputs", "attnmech.runs.corpus"):
+        monkeypatch.setattr(f"{module}.MOST_CHARACTERS", 12)
+    bloom = am.load(models.fresh("bloom"), tokenizer=models.tokenizer())
+    found = list(batches(iter(["the keys to the cabinet", "a dog"]), bloom, truncate=True))
+    assert rows_of(found) == {0: [3, 4, 5], 1: [11, 12]}
+    assert sum(each.truncated for each in found) == 1
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_documents_that_cannot_be(words: am.HookedModel) -> None:
     empty = "the text is empty; give at least one word."
