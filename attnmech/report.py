@@ -584,7 +584,7 @@ def _of_stack(made: _Made, shown: Stack, centre: Literal["auto", "mean"] | MeanQ
     special, key_special = (
         tuple(token in tokens.special for token in tokens.ids[0, tokens.mask[0]].tolist()) for tokens in (queries, keys)
     )
-    pattern, norms, expected = _last_pass(model, batch, shown, layers)
+    pattern, norms, expected = _last_pass(model, batch, shown, layers, notes)
     calls = _calls(model, made.given, shown.label, centre, weighted=norms is not None)
     return Report(
         scores,
@@ -651,13 +651,16 @@ def _about_cut(model: HookedModel, batch: Batch, whole: int, start: int) -> str:
 
 
 def _last_pass(
-    model: HookedModel, batch: Batch, stack: Stack, layers: list[int]
+    model: HookedModel, batch: Batch, stack: Stack, layers: list[int], notes: list[str]
 ) -> tuple[Float[Tensor, "layer head query key"], Float[Tensor, "layer head key"] | None, View | None]:
     """The attention between the text's real tokens, the norms of what each would write to another; and what the model
     predicts, if it predicts each next token.
     """
     predicts = model.causal and model.points["logits"].absent is None and len(model.stacks) == 1
     predicts = predicts and model.reads_tokens and batch.ids.shape[1] > 1
+    if predicts and (refused := model.refused.get("logits")) is not None:
+        notes.append(f"What the model expects is left out: {refused}.")
+        predicts = False
     point = stack.point("pattern")
     v = stack.point("v")
     with_v = [] if model.points[v].absent is not None or v in model.refused else [v]

@@ -141,6 +141,17 @@ def test_encoders_have_a_page_without_ablations() -> None:
     assert "Figure 10" in report.to_html()
 
 
+def test_the_page_of_a_model_whose_logits_are_refused_leaves_them_out() -> None:
+    plain = models.fresh("llama")
+    plain.lm_head.register_forward_hook(lambda module, args, output: 1.5 * output)
+    with pytest.warns(UserWarning, match="1 of 26 checks fail, first 'logits'"):
+        model = am.load(plain)
+    report = am.report(model, models.token_ids("llama", 1))
+    assert report.expected is None
+    assert any("What the model expects is left out: logits = N(resid_post) W_U does not" in note for note in report.notes)
+    assert "What the model expects</h" not in report.to_html()
+
+
 def test_hooks_in_force_are_told(demo: am.HookedModel) -> None:
     with demo.hooks({("resid_pre", 1): lambda stream: stream * 1.5}):
         report = am.report(demo, "Anna sang.")

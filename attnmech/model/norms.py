@@ -53,19 +53,22 @@ def kind_of(norm: nn.Module, x: Float[Tensor, "*places d_model"]) -> NormKind | 
     """The formula of a norm, found by its values; None if it computes something else."""
     try:
         weight, epsilon = weight_of(norm, x).detach().double(), epsilon_of(norm)
-        found: Tensor = norm.forward(x).double()
+        found: Tensor = norm.forward(x).detach().double()
         centred = is_centred(norm, x)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError, UnsupportedModelError):
         return None
     shift = bias_of(norm)
     stream = x.double()
     stream = stream - stream.mean(dim=-1, keepdim=True) if centred else stream
-    for offset in (0.0, 1.0):
-        formula = (weight + offset) * stream * reciprocal_rms(stream, epsilon)[..., None]
-        formula = formula if shift is None else formula + shift.detach().double()
-        if found.shape == formula.shape and (found - formula).norm() <= pass_tolerance(x.dtype) * formula.norm():
-            return NormKind(centred, offset)
-    return None
+    unit = stream * reciprocal_rms(stream, epsilon)[..., None]
+    shifted = 0.0 if shift is None else shift.detach().double()
+    formulas = {offset: (weight + offset) * unit + shifted for offset in (0.0, 1.0)}
+    if found.shape != formulas[0.0].shape:
+        return None
+    # Beside a large weight, 1 more may lie within the tolerance: the nearer formula is the norm's.
+    offset = min(formulas, key=lambda offset: float((found - formulas[offset]).norm()))
+    formula = formulas[offset]
+    return NormKind(centred, offset) if (found - formula).norm() <= pass_tolerance(x.dtype) * formula.norm() else None
 
 
 def factor_by_dimension(module: nn.Module, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, " d_model"] | None:
