@@ -124,7 +124,7 @@ class Architecture:
     mine: blocks layers; attention attn; qkv q, k, v; out attn.o; mid_norm norm_2; mlp_out mlp; attn_norm norm_1; \
 final_norm norm; rotary rotate_halves
 
-    Paths are dotted. `blocks` and `embed_norm` start at the base model; `attention`, `out`, `attn_out`,
+    Paths are dotted. `blocks`, `embed_norm` and `narrow_norm` start at the base model; `attention`, `out`, `attn_out`,
     `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv`, `qk_norm` and
     `v_norm` at the attention module.
     """
@@ -196,6 +196,9 @@ final_norm norm; rotary rotate_halves
     head_refused: str = ""
     """Why logits are not the final norm's output times W_U; empty if they are."""
     embed_norm: str | None = None
+    """The norm whose output enters the stream."""
+    narrow_norm: str | None = None
+    """The norm of a factorised embedding whose output is projected to the width of the stream (ALBERT, ELECTRA)."""
     embed_scale: float = 1.0
     """The factor of the token embedding's rows."""
     stream_scale: float = 1.0

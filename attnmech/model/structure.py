@@ -215,16 +215,19 @@ class Reader:
     def _ends(self, trace: Trace, list_path: str, last: str | None) -> dict[str, Any]:
         """Embedding, final norm and head."""
         outside = [call for call in trace.calls if not call.path.startswith(f"{list_path}.")]
-        found: dict[str, Any] = {"embed_norm": self._embed_norm(trace.call(f"{list_path}.0"), outside)}
+        block = trace.call(f"{list_path}.0")
+        entering = None if block is None else block.given
+        found: dict[str, Any] = {"embed_norm": self._norm_before(entering, outside)}
         if self._signal is None:
             found |= {
+                "narrow_norm": self._norm_before(self._projected(entering, outside), outside),
                 "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
-                "stream_scale": self._stream_scale(trace.call(f"{list_path}.0"), outside),
+                "stream_scale": self._stream_scale(block, outside),
             }  # fmt: skip
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
-        block = trace.call(last)
-        ended = None if block is None or not block.made else block.made[0]
+        end = trace.call(last)
+        ended = None if end is None or not end.made else end.made[0]
         final = next((call for call in outside if call.made and same(call.given, ended)), None)
         norm = None if final is None else self._kind_of(final)
         if final is None or norm is None:
@@ -286,14 +289,20 @@ class Reader:
                 return call
         return None
 
-    def _embed_norm(self, block: Call | None, outside: Sequence[Call]) -> str | None:
-        """The norm whose output enters the stream, if there is one."""
-        if block is None:
-            return None
+    def _norm_before(self, normed: Tensor | None, outside: Sequence[Call]) -> str | None:
+        """The norm whose output a tensor is, if there is one."""
         for call in outside:
-            enters = bool(call.made) and same(call.made[0], block.given) and not same(call.given, block.given)
-            if enters and self._kind_of(call) is not None:
+            made = normed is not None and bool(call.made) and same(call.made[0], normed)
+            if made and not same(call.given, normed) and self._kind_of(call) is not None:
                 return call.path
+        return None
+
+    def _projected(self, entering: Tensor | None, outside: Sequence[Call]) -> Tensor | None:
+        """What the projection of a factorised embedding makes the stream of, if there is one."""
+        for call in outside:
+            is_projection = isinstance(call.module, nn.Linear) and call.module.in_features == self._rows.shape[1]
+            if entering is not None and is_projection and same(call.made[0], entering):
+                return call.given
         return None
 
     def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:

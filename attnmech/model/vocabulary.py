@@ -2,11 +2,12 @@
 
 row_v = N(c · (P (s · E_v) + further)): E the token embedding, s its factor (Gemma), P the projection of a factorised
 embedding (OPT), `further` what else is embedded there (a position, a token type), c the factor of the stream (Granite),
-and N the norm of the embedding (BERT, BLOOM).
+and N the norm of the embedding (BERT, BLOOM). Where positions and norm have the width of a factorised embedding
+(ALBERT, ELECTRA, RemBERT), the projection comes last: row_v = c · P N(s · E_v + further).
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -28,16 +29,22 @@ _PROBE: Final = 5
 """How many tokens are embedded to see that rows are what the model makes of them."""
 
 
+Step = Literal["projection", "further", "scale", "norm"]
+"""A step between a token's row and the stream."""
+_WIDE: Final[tuple[Step, ...]] = ("projection", "further", "scale", "norm")
+_NARROW: Final[tuple[Step, ...]] = ("further", "norm", "projection", "scale")
+
+
 @dataclass(frozen=True, eq=False)
 class EmbedNorm:
     """A norm of the embedding: γ ⊙ (x − mean x) · r + β, or γ ⊙ x · r."""
 
-    gamma: Float[Tensor, " d_model"]
-    beta: Float[Tensor, " d_model"] | None
+    gamma: Float[Tensor, " width"]
+    beta: Float[Tensor, " width"] | None
     epsilon: float
     centred: bool
 
-    def __call__(self, x: Float[Tensor, "*places d_model"]) -> Float[Tensor, "*places d_model"]:
+    def __call__(self, x: Float[Tensor, "*places width"]) -> Float[Tensor, "*places width"]:
         x = x - x.mean(dim=-1, keepdim=True) if self.centred else x
         normed: Tensor = self.gamma.to(x) * x * reciprocal_rms(x, self.epsilon)[..., None]
         return normed if self.beta is None else normed + self.beta.to(x)
@@ -52,6 +59,8 @@ class Vocabulary:
     projection: nn.Linear | None
     stream_scale: float
     norm: EmbedNorm | None
+    order: tuple[Step, ...]
+    """The steps that make what enters the stream of a row."""
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -60,22 +69,34 @@ class Vocabulary:
         self,
         tokens: slice | Int[Tensor, " token"],
         precision: torch.dtype,
-        further: Float[Tensor, "*#token d_model"] | None = None,
+        further: Float[Tensor, "*#token width"] | None = None,
     ) -> Float[Tensor, "token d_model"]:
         """The rows of some tokens; with `further`, what else is embedded at their place."""
         return self.entering(self.factor.to(precision) * self.weight[tokens].to(precision), further)
 
     def entering(
-        self, embedded: Float[Tensor, "*places d_embed"], further: Float[Tensor, "*#places d_model"] | None
+        self, embedded: Float[Tensor, "*places d_embed"], further: Float[Tensor, "*#places width"] | None
     ) -> Float[Tensor, "*places d_model"]:
         """What enters the stream of what the embedding gives."""
-        if self.projection is not None:
-            embedded = embedded @ self.projection.weight.detach().to(embedded).T
-            bias = bias_of(self.projection)
-            embedded = embedded if bias is None else embedded + bias.detach().to(embedded)
-        embedded = embedded if further is None else embedded + further.to(embedded)
-        scaled: Tensor = embedded if self.stream_scale == 1 else self.stream_scale * embedded
-        return scaled if self.norm is None else self.norm(scaled)
+        x = embedded
+        for step in self.order:
+            match step:
+                case "projection":
+                    x = self._projected(x)
+                case "further":
+                    x = x if further is None else x + further.to(x)
+                case "scale":
+                    x = x if self.stream_scale == 1 else self.stream_scale * x
+                case "norm":
+                    x = x if self.norm is None else self.norm(x)
+        return x
+
+    def _projected(self, x: Float[Tensor, "*places d_embed"]) -> Float[Tensor, "*places d_model"]:
+        if self.projection is None:
+            return x
+        projected = x @ self.projection.weight.detach().to(x).T
+        bias = bias_of(self.projection)
+        return projected if bias is None else projected + bias.detach().to(x)
 
     def without_norm(self) -> "Vocabulary":
         """The same rows before the norm of the embedding."""
@@ -106,6 +127,7 @@ def vocabulary_of(model: HookedModel, stack: Stack) -> Vocabulary:
         _projection(model, stack),
         plan.stream_scale,
         _norm(model, stack),
+        _WIDE if plan.narrow_norm is None else _NARROW,
     )
     _check(model, stack, found)
     return found
@@ -146,11 +168,14 @@ def _projection(model: HookedModel, stack: Stack) -> nn.Linear | None:
 
 
 def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:
-    path = stack.architecture.embed_norm
+    plan = stack.architecture
+    path, width = plan.embed_norm, stack.d_model
+    if plan.narrow_norm is not None:
+        path, width = plan.narrow_norm, model.embedding.shape[1]
     if path is None:
         return None
     norm = submodule(model.base, path)
-    like = torch.zeros(1, 1, stack.d_model, dtype=model.dtype, device=model.device)
+    like = torch.zeros(1, 1, width, dtype=model.dtype, device=model.device)
     beta = bias_of(norm)
     with torch.no_grad():
         gamma = gamma_of(norm, like)
@@ -170,20 +195,23 @@ def _check(model: HookedModel, stack: Stack, found: Vocabulary) -> None:
     batch = model.encode(ids) if model.reads_tokens else _with_noise(model, ids)
     wide = torch.promote_types(model.dtype, torch.float64)
     if can_begin_in_the_middle(model):
-        labels = [(label, None) for label in model.further_embeddings]
-        ran = Blocks(model).run(batch, stop=1, streams=[0], captures=[("embed", None), *labels])
-        further = sum((ran.values[label].to(wide) for label in labels), torch.zeros((), dtype=wide))
-        made = found.entering(ran.values["embed", None].to(wide), further.expand(*ids.shape, stack.d_model))
-        entered = ran.streams[0].to(wide)
+        labels = list(model.further_embeddings)
+        ran = Blocks(model).run(
+            batch, stop=1, streams=[0], captures=[("embed", None), *((name, None) for name in labels)]
+        )
+        values, entered, embedded = ran.values, ran.streams[0], ran.values["embed", None].to(wide)
     else:
         key = (stack.point("resid_pre"), stack.layers[0])
-        labels = [(label, None) for label in model.further_embeddings if label.startswith(f"{stack.label} ")]
-        values = model.forward(batch, captures=[key, *labels])
-        entered = values[key].to(wide)
-        further = sum((values[label].to(wide) for label in labels), torch.zeros((), dtype=wide, device=model.device))
-        own = batch.queries(stack.label).ids
-        made = found.entering(found.factor.to(wide) * found.weight[own].to(wide), further.expand_as(entered))
-    if not bool((made - entered).norm() <= 10 * pass_tolerance(model.dtype) * entered.norm()):
+        labels = [label for label in model.further_embeddings if label.startswith(f"{stack.label} ")]
+        values = model.forward(batch, captures=[key, *((label, None) for label in labels)])
+        entered = values[key]
+        embedded = found.factor.to(wide) * found.weight[batch.queries(stack.label).ids].to(wide)
+    width = embedded.shape[-1] if found.order == _NARROW else stack.d_model
+    parts = [values[label, None].to(wide) for label in labels]
+    fits = all(part.shape[-1] == width for part in parts)
+    further = sum(parts, torch.zeros(*embedded.shape[:-1], width, dtype=wide, device=model.device)) if fits else None
+    difference = found.entering(embedded, further) - entered.to(wide)
+    if not fits or not bool(difference.norm() <= 10 * pass_tolerance(model.dtype) * entered.to(wide).norm()):
         raise InputError(
             f"what enters the first block of {model.name} is not its embedding's row, scaled, projected and normed as "
             "in the families that attnmech knows, so there are no rows to compare the stream with."

@@ -36,11 +36,28 @@ def narrow_opt() -> Any:
     return models.randomised(models.opt(word_embed_proj_dim=10))
 
 
+NARROW: dict[str, tuple[str, str]] = {
+    "albert": ("embedding_size", "embedding_hidden_mapping_in"), "electra": ("embedding_size", "embeddings_project"),
+    "rembert": ("input_embedding_size", "embedding_hidden_mapping_in"),
+    "roformer": ("embedding_size", "embeddings_project"),
+}  # fmt: skip
+"""Families with a factorised embedding, normed before it is projected: the option of its width, and the projection."""
+
+
+def narrow(name: str) -> Any:
+    family = {"albert": "Albert", "electra": "Electra", "rembert": "RemBert", "roformer": "RoFormer"}[name]
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=59, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=29,
+        max_position_embeddings=23, type_vocab_size=2, **{NARROW[name][0]: 14},
+    )  # fmt: skip
+    return models.randomised(getattr(transformers, f"{family}ForMaskedLM")(config))
+
+
 @cache
 def raw(name: str, dtype: torch.dtype = torch.float32) -> Any:
     if name == "opt_narrow":
         return narrow_opt().to(dtype)
-    return models.fresh(name, dtype)
+    return narrow(name).to(dtype) if name in NARROW else models.fresh(name, dtype)
 
 
 @cache
@@ -59,6 +76,8 @@ def texts(count: int = 3, length: int = 9, seed: int = 0) -> list[Tensor]:
 
 def streams_of(model: Any, ids: Tensor, at: str) -> list[Tensor]:
     """y of every layer, `[position d_model]`, by torch's own hooks."""
+    if model.config.model_type == "albert":
+        return shared_block_streams(model, ids, at)
     plan, found, handles = plan_of(model), {}, []
 
     def given(layer: int) -> Callable[..., None]:
@@ -87,6 +106,19 @@ def streams_of(model: Any, ids: Tensor, at: str) -> list[Tensor]:
     return [found[layer].reshape(ids.shape[1], -1) for layer in layers]
 
 
+def shared_block_streams(model: Any, ids: Tensor, at: str) -> list[Tensor]:
+    """`streams_of` ALBERT, whose layers are calls of one block."""
+    block, streams = model.albert.encoder.albert_layer_groups[0].albert_layers[0], []
+    if at == "resid_post":
+        handle = block.register_forward_hook(lambda module, args, output: streams.append(first_tensor(output)[0]))
+    else:
+        handle = block.attention.LayerNorm.register_forward_pre_hook(lambda module, args: streams.append(args[0][0]))
+    with torch.no_grad():
+        model(input_ids=ids)
+    handle.remove()
+    return streams
+
+
 def rows_of(model: Any, name: str, length: int, position: bool, normed: bool = True) -> Tensor:
     """The vocabulary's rows as they enter the stream at each position, in float64, `[position vocab d_model]`."""
     parts = {key: value.double() for key, value in model.state_dict().items()}
@@ -97,6 +129,14 @@ def rows_of(model: Any, name: str, length: int, position: bool, normed: bool = T
     def layer_norm(x: Tensor, end: str, eps: float) -> Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], get(f"{end}.weight"), get(f"{end}.bias"), eps)
 
+    if name in NARROW:
+        further = get("token_type_embeddings.weight")[0].expand(length, -1)
+        if name != "roformer":
+            further = further + get("position_embeddings.weight")[:length]
+        narrow_rows = get("word_embeddings.weight")[None] + (further[:, None] if position else 0 * further[:, None])
+        if normed:
+            narrow_rows = layer_norm(narrow_rows, "embeddings.LayerNorm", model.config.layer_norm_eps)
+        return narrow_rows @ get(f"{NARROW[name][1]}.weight").T + get(f"{NARROW[name][1]}.bias")
     if name == "gpt2":
         rows, further = get("wte.weight"), get("wpe.weight")[:length]
     elif name.startswith("bert"):
@@ -171,6 +211,10 @@ CASES = [
     ("bloom", {}), ("bloom", {"embed_norm": False}), ("bloom", {"embed_norm": True, "metric": "centred cosine"}),
     ("opt", {"position": True}), ("opt_narrow", {}), ("opt_narrow", {"position": True}),
     ("gpt_neox", {}), ("gpt_neox", {"at": "resid_post"}), ("gemma2", {"metric": "dot"}),
+    ("albert", {}), ("albert", {"position": True, "at": "resid_post"}),
+    ("albert", {"embed_norm": False, "metric": "dot"}),
+    ("electra", {"metric": "centred cosine"}), ("electra", {"position": True, "embed_norm": False}),
+    ("roformer", {}),
 ]  # fmt: skip
 
 
@@ -193,7 +237,7 @@ def test_numbers_are_those_of_a_loop_over_the_vocabulary(name: str, options: dic
     assert bool(padding.isnan().all())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "albert", "rembert"])
 def test_float64(name: str) -> None:
     model, ids = raw(name, torch.float64), texts(1)[0]
     drift = am.residual_drift(hooked(name, torch.float64), ids, k=K)
@@ -234,7 +278,7 @@ def test_a_stream_that_is_its_own_row_has_rank_0_and_cosine_1(name: str, scale: 
     assert drift.nearest(0, 3)["1"][1] == str(ids[0, 3].item())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "opt"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "opt", "albert", "rembert"])
 def test_with_its_position_a_token_enters_layer_0_as_its_own_row(name: str) -> None:
     model, (ids, *_) = hooked(name), texts(1, seed=4)
     with model.hooks({("attn_out", 0): torch.zeros_like}):
