@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..arguments import flag, option, shown
@@ -127,7 +127,7 @@ def _comparison(found: Any, one: Any, other: Any, statistic: str | None, **rest:
     if not {"layer", "head"} <= {*frames[0].columns}:
         raise InputError(f"the results of {rest['method']} have no rows by head; compare them with `-`.")
     columns = frames[0].select_dtypes("number").columns
-    names = [name for name in columns if name not in _PLACES and not name.endswith(("_low", "_high"))]
+    names = [name for name in columns if name not in _PLACES and not name.endswith(("_low", "_high", "agreeing"))]
     if not names:
         raise InputError(f"the results of {rest['method']} have no numbers by head to compare.")
     if statistic is not None:
@@ -143,15 +143,19 @@ def _comparison(found: Any, one: Any, other: Any, statistic: str | None, **rest:
                 values[number, rows, heads] = torch.tensor(frame[f"{name}{suffix}"].to_numpy(dtype=float))
         return values
 
+    with_interval = [name for name in names if f"{name}_low" in frames[0]]
+    if len(with_interval) == 1:
+        frames[0] = frames[0].rename(columns={"clear": f"{with_interval[0]}_clear"})
     return Comparison(
         statistics=tuple(names), shown=statistic or names[0], difference=grid(frames[0]), low=grid(frames[0], "_low"),
-        high=grid(frames[0], "_high"), of_a=grid(frames[1]), of_b=grid(frames[2]), **rest,
+        high=grid(frames[0], "_high"), clear=grid(frames[0], "_clear").nan_to_num(0.0).bool(), of_a=grid(frames[1]),
+        of_b=grid(frames[2]), **rest,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(PagedResult):
-    """method(b) − method(a), head by head, with pointwise intervals of the paired differences."""
+    """method(b) − method(a), head by head, with pointwise intervals of the paired differences, and which are clear."""
 
     SUBTRACT = "compare the two that you mean"
 
@@ -170,6 +174,8 @@ class Comparison(PagedResult):
     low: Float[Tensor, "statistic layer head"]
     """The low end of the pointwise 95 % interval over texts; NaN for fewer than five."""
     high: Float[Tensor, "statistic layer head"]
+    clear: Bool[Tensor, "statistic layer head"]
+    """Whether more texts than chance allows change in the direction of the mean, corrected for all heads."""
     of_a: Float[Tensor, "statistic layer head"]
     of_b: Float[Tensor, "statistic layer head"]
     matching: Int[Tensor, "layer head"]
@@ -212,14 +218,14 @@ class Comparison(PagedResult):
         return self.divergence.gather(-1, self.matching[..., None])[..., 0]
 
     def plot(self, statistic: str | None = None) -> "go.Figure":
-        """Layers × heads, coloured by the difference; pale where its interval includes 0."""
+        """Layers × heads, coloured by the difference; pale where it is not clear."""
         name = self.shown if statistic is None else option("statistic", statistic, self.statistics)
         number = self.statistics.index(name)
         value, low, high = (each[number].numpy() for each in (self.difference, self.low, self.high))
         known = bool(self.low[number].isfinite().any())
         return effect_map(
             value, low, high, layers=self.layers, label=f"{name.replace('_', ' ')}: b − a",
-            clear=(low > 0) | (high < 0) if known else None, signed=True,
+            clear=self.clear[number].numpy() if known else None, signed=True,
         )  # fmt: skip
 
     @property
@@ -238,12 +244,8 @@ class Comparison(PagedResult):
         row, head = divmod(place, value.shape[1])
         one, two, three = (float(each[row, head]) for each in (value, low, high))
         span = f" ({two:+.3g} to {three:+.3g}, for this head alone)" if two <= three else ""
-        beyond = int(((low > 0) | (high < 0)).sum())
-        some = (
-            f"; in {beyond} of {int(known.sum())} heads the interval excludes 0 (in 5 % it would by chance)"
-            if span
-            else ""
-        )
+        changed, heads = int(self.clear[number].sum()), int(known.sum())
+        some = f"; {changed} of {heads} heads change{'s' if changed == 1 else ''} clearly" if span else ""
         return with_minus_signs(
             f"{opening}: {name} changes most in L{self.layers[row]}H{head}, by {one:+.3g}{span}{some}"
             f"{no_interval(self.texts)}.{self._permuted}"
@@ -266,9 +268,12 @@ class Comparison(PagedResult):
     def _sections(self) -> "Sequence[Section]":
         reading = (
             f"Each cell is one head: {self.shown.replace('_', ' ')} of {self.b} less that of {self.a}, mean over "
-            "texts; pale where the interval of the paired differences includes 0."
+            "texts; pale where the change is not clear among all heads."
         )
-        caveat = "Intervals are for each head alone: among many heads, 5 % exclude 0 by chance."
+        caveat = (
+            "Clear: more texts than chance allows change in the direction of the mean (exact sign test at 5 %, "
+            "corrected for all heads). Intervals are for each head alone."
+        )
         return [Section("Differences", reading, {"differences": self.plot()}, "found.plot()", caveat=caveat)]
 
 
