@@ -392,9 +392,18 @@ def test_kl_stays_that_of_the_text_itself() -> None:
     assert not math.isclose(float(expected), 0.0, abs_tol=1e-6)
 
 
+def test_patching_has_no_share_of_other_tokens() -> None:
+    clean = " ".join([NOUNS[20], *TEXTS[0].split()[1:]])
+    found = am.patch(loaded("bert"), [clean], [TEXTS[0]], metric="loss")
+    assert found.not_recoverable == "the two runs' losses are for different masked tokens"
+    torch.testing.assert_close(found.before, loaded("bert").loss(TEXTS[0]), rtol=1e-5, atol=1e-5)
+
+
 def test_a_report_says_what_matters() -> None:
     report = am.report(loaded("bert"), TEXTS[1])
     assert report.effects is not None and "nats of loss" in report.findings["What matters"]
-    assert "What the model loses with each head" in report.to_html()
+    page = report.to_html()
+    assert "What the model loses with each head" in page and "Blue: the loss of masked tokens rises" in page
+    assert report.effects.provenance.options["masked"] == "each ordinary token once, in 7 groups"
     bare = am.report(am.load(models.fresh("bert")), torch.tensor([[5, 6, 7]]))
     assert bare.effects is None and any("needs its mask token" in note for note in bare.notes)
