@@ -59,7 +59,7 @@ def ablate_heads(
             `lambda logits, batch: logits[range(len(logits)), batch.answers]` is the logit of the right class.
         layers: the layers of the heads, where `heads` is "all"; by default all.
         reference: the texts over which means are taken, or what `am.mean_z` returned for them; for "resample", the
-            donors.
+            donors. No token of these is masked.
         per_position: whether means are taken position by position, rather than pooled over tokens.
         later: "recompute" gives the total effect, "frozen" the direct one: what all other heads and MLPs write, in this
             layer and in later ones, is held at its clean value, so that only what the head itself writes is missing

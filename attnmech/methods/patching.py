@@ -79,7 +79,8 @@ class Patched(Effects):
         if self.parts is not None:
             return self.parts[0].not_recoverable or self.parts[1].not_recoverable
         if self.metric == "loss":
-            return "the two runs' losses are for different next tokens"
+            kind = "masked" if "masked" in self.provenance.options else "next"
+            return f"the two runs' losses are for different {kind} tokens"
         clean, corrupted = self.clean.mean(), self.before.nanmean()
         if torch.isclose(clean, corrupted, rtol=SAME_METRIC, atol=0.0):
             return f"the clean and the corrupted prompts give the same {self.metric}, {float(clean):.4g}"
@@ -220,7 +221,7 @@ def patch(
         heads: a list of (layer, head), or "all".
         layers: by default all.
         positions: by default all; those below 0 count from the end of each prompt: -1, or "last", is its last token.
-        metric: as in `am.ablate_heads`. "loss" has no share, since the runs have different next tokens; "kl" has no
+        metric: as in `am.ablate_heads`. "loss" has no share, since the runs predict different tokens; "kl" has no
             meaning here.
         options: answers, against, bos, memory, journal, partial and progress, as in `am.ablate_heads`. `answers` and
             `against` hold one token per pair: usually the clean prompt's answer and the corrupted one's.

@@ -244,12 +244,13 @@ class HeadEffects(Effects):
 
     def section(self, call: str, layers: Sequence[int], on: str) -> "Section":
         """The map of heads, for a page whose reader chooses a head in `layers`; `on` names the texts."""
+        loss = "the loss of masked tokens" if "masked" in self.provenance.options else "the loss"
         return Section(
             name="map-ablation",
             contents="Without each head",
             heading="What the model loses with each head",
             finding=self.lead,
-            reading="Each cell is one head. Blue: the loss rises without it, so it helped; brown: the loss falls; "
+            reading=f"Each cell is one head. Blue: {loss} rises without it, so it helped; brown: the loss falls; "
             "pale: the change is not clear among all heads. Click a cell to choose its head.",
             caveat=f"On {on}. Other heads may take over what an ablated head did, so heads that matter together can "
             "each look idle; zero is a value that the model may never see otherwise.",

@@ -14,6 +14,7 @@ from ..batch import Batch
 from ..errors import InputError
 from ..maths.metrics import accuracy, cross_entropy, divergence, logit_difference
 from ..model.hooked import HookedModel
+from ..model.masking import GROUPS
 from .answers import Answers, answer_ids, answer_tokens
 
 MetricLike: TypeAlias = str | Callable[[Tensor, Batch], Tensor]
@@ -143,6 +144,11 @@ class Metric:
     def needs_clean(self) -> bool:
         """Whether it compares with the clean output."""
         return self.name == "kl" and self.has_name
+
+    @property
+    def noted(self) -> dict[str, str]:
+        """What a result's provenance records beside its name."""
+        return {} if self.mask_id is None else {"masked": f"each ordinary token once, in {GROUPS} groups"}
 
     @property
     def reads_whole(self) -> bool:

@@ -122,7 +122,7 @@ class Sweeps:
         self._judged = JudgedTexts.of(parts, judge, self._engine.text_tokens)
         self.judge = self._judged.judge
         self._engine.text_of = self._judged.text_of
-        settings = {"bos": bos, "metric": self.judge.name, "later": later, **(noted or {})}
+        settings = {"bos": bos, "metric": self.judge.name, "later": later, **self.judge.noted, **(noted or {})}
         self.tokens = tokens_of(parts, self.texts, model.output_stack.label)
         self.provenance = model.provenance_of(parts[-1].digest, self.tokens, settings)
 

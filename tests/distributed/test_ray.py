@@ -159,6 +159,16 @@ def test_models_without_files_are_sent(two: am.Ray, name: str, dtype: torch.dtyp
     )
 
 
+def test_masked_copies_are_divided_too(two: am.Ray) -> None:
+    bert = am.load(models.fresh("bert"))
+    bert.config.mask_token_id = 3
+    texts = [torch.arange(4, 9 + 5 * number) for number in range(3)]
+    here, there = (am.ablate_heads(bert, texts, memory=0.002, **where) for where in ({}, {"engine": two}))
+    assert here.before.shape == (3,)
+    torch.testing.assert_close(there.before, here.before, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(there.after, here.after, rtol=1e-6, atol=1e-6)
+
+
 def test_sweeps(demo: am.HookedModel, two: am.Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = TEXTS[:7]
     monkeypatch.setattr("attnmech.distributed.sweeping.TASKS", 3)

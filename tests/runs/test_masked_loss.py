@@ -18,6 +18,9 @@ from attnmech.batch import Batch
 from attnmech.interventions import Values
 from attnmech.model.architectures import submodule
 from attnmech.model.masking import MaskedCopies
+from attnmech.runs.judged import JudgedTexts
+from attnmech.runs.metrics import Metric
+from attnmech.runs.sweep import Sweeping, batches_of
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MASK = SPECIAL.index("[MASK]")
@@ -284,6 +287,23 @@ def test_direct_effects_are_means_over_copies() -> None:
     torch.testing.assert_close(found.after[..., 0], total / 15, rtol=1e-10, atol=1e-10)
 
 
+def test_a_text_is_the_mean_over_its_masked_tokens() -> None:
+    """By a loop; a text with a copy that was not measured is NaN, and no other."""
+    judge = Metric.of(loaded("bert"), "loss", None, None, 3)
+    judged = JudgedTexts.of(batches_of(loaded("bert"), TEXTS, 40), judge, 40)
+    assert judged.masked is not None and len(judged.text_of) == 4 + 7 + 7
+    values = torch.randn(2, 18, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lost = int((judged.text_of == 2).nonzero()[3])
+    values[1, lost, 0] = torch.nan
+    found = judged.by_text(values, axis=1)
+    for text in range(3):
+        members = (judged.text_of == text).nonzero()[:, 0].tolist()
+        total = sum(values[:, copy] * int(judged.masked[copy]) for copy in members)
+        expected = total / sum(int(judged.masked[copy]) for copy in members)
+        torch.testing.assert_close(found[:, text], expected, equal_nan=True)
+    assert int(found.isnan().sum()) == 1 and bool(found[1, 2, 0].isnan())
+
+
 def test_shifts_are_means_over_copies() -> None:
     model = loaded("bert", torch.float64)
     found = am.ablate_heads(model, TEXTS[1:2], [(0, 1)], shifts=True)
@@ -340,8 +360,6 @@ def test_segments_are_cut_in_every_copy() -> None:
 def test_a_sweep_resumes_within_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, path = loaded("bert"), tmp_path / "sweep.journal"
     whole = am.ablate_heads(model, TEXTS, memory=0.002)
-    from attnmech.runs.sweep import Sweeping
-
     note, passes = Sweeping.note, []
 
     def interrupted(self: Any, *args: Any) -> None:
@@ -392,9 +410,18 @@ def test_kl_stays_that_of_the_text_itself() -> None:
     assert not math.isclose(float(expected), 0.0, abs_tol=1e-6)
 
 
+def test_patching_has_no_share_of_other_tokens() -> None:
+    clean = " ".join([NOUNS[20], *TEXTS[0].split()[1:]])
+    found = am.patch(loaded("bert"), [clean], [TEXTS[0]], metric="loss")
+    assert found.not_recoverable == "the two runs' losses are for different masked tokens"
+    torch.testing.assert_close(found.before, loaded("bert").loss(TEXTS[0]), rtol=1e-5, atol=1e-5)
+
+
 def test_a_report_says_what_matters() -> None:
     report = am.report(loaded("bert"), TEXTS[1])
     assert report.effects is not None and "nats of loss" in report.findings["What matters"]
-    assert "What the model loses with each head" in report.to_html()
+    page = report.to_html()
+    assert "What the model loses with each head" in page and "Blue: the loss of masked tokens rises" in page
+    assert report.effects.provenance.options["masked"] == "each ordinary token once, in 7 groups"
     bare = am.report(am.load(models.fresh("bert")), torch.tensor([[5, 6, 7]]))
     assert bare.effects is None and any("needs its mask token" in note for note in bare.notes)
