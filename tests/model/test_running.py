@@ -164,7 +164,7 @@ def test_a_point_v_that_is_edited_is_what_attention_weights() -> None:
     for name in ("gpt2", "llama", "falcon_new", "bert"):
         model = hooked(name)
         with model.hooks({("v", 1): lambda v: 1.5 * v}):
-            assert model.run(token_ids(name)).unchecked == hooked(name).run(token_ids(name)).unchecked
+            assert not any("pattern v" in said for said in model.run(token_ids(name)).unchecked)
         with model.intervene(am.Intervention.zero_values([(1, 0)], "first")):
             model.run(token_ids(name))
 
