@@ -497,6 +497,10 @@ class Outputs:
 
         check_table(self.table)
         check_writable(self.page)
+        self.require_free(overwrite)
+
+    def require_free(self, overwrite: bool) -> None:
+        """Raises `OutputError` for what an earlier run wrote."""
         there = [path for path in (self.table, self.page) if path.exists()]
         if there and not overwrite and not self.journal.exists():
             raise OutputError(f"{there[0]} exists; give --overwrite to replace it, or name another --out.")
@@ -530,6 +534,8 @@ def _outputs(text: str | None, file: Path | None, out: Path, overwrite: bool) ->
             from .runs.journal import kept
 
         with kept(outputs.journal):
+            # Another command may have written them since they were checked.
+            outputs.require_free(overwrite)
             yield outputs
     except KeyboardInterrupt:
         if outputs.journal.exists():

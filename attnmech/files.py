@@ -78,6 +78,9 @@ class writing:
         finally:
             with suppress(OSError):
                 self._draft.unlink(missing_ok=True)
+        if isinstance(error, OutputError) and str(self._draft) in str(error):
+            # Another block wrote the draft as its own file.
+            raise OutputError(str(error).replace(str(self._draft), str(self._given))) from error
         if isinstance(error, OSError | SafetensorError) and not isinstance(error, AttnmechError):
             raise _cannot_write(self._given, error) from error
 
@@ -121,7 +124,9 @@ def _stat(target: Path) -> os.stat_result | None:
 
 
 def _cannot_write(target: Path, error: BaseException) -> OutputError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+    # What libraries put into `strerror` may name a draft.
+    number = error.errno if isinstance(error, OSError) else None
+    reason = os.strerror(number) if number else first_line(error)
     return OutputError(f"cannot write {target}: {reason}.")
 
 

@@ -175,6 +175,29 @@ def test_what_an_earlier_run_wrote_is_left_alone(
     assert len(pd.read_csv(table)) == 32 and sorted(tmp_path.iterdir()) == [table, page]
 
 
+@pytest.mark.parametrize("command", ["focus", "null", "heads"])
+def test_what_another_command_wrote_in_the_meantime_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    """The other command ends between this one's first look at the files and its lock on their journal."""
+    table, page = tmp_path / "heads.csv", tmp_path / "heads.html"
+    arguments = [command, *(() if command == "heads" else ("--text", "Anna sang of shells.")), "--out", str(table)]
+    check = cli.Outputs.check
+
+    def other_ends(self: cli.Outputs, overwrite: bool) -> None:
+        check(self, overwrite)
+        for path in (table, page):
+            path.write_text("of another run")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli.Outputs, "check", other_ends)
+        patched.setattr("attnmech.model.load.load", None)  # no work begins
+        assert run(patched, *arguments) == 2
+        assert f"{table} exists; give --overwrite to replace it" in " ".join(capsys.readouterr().err.split())
+    assert [path.read_text() for path in (table, page)] == ["of another run"] * 2
+    assert sorted(tmp_path.iterdir()) == [table, page]
+
+
 @pytest.mark.parametrize("command", ["report", "focus", "ablate", "null"])
 def test_what_is_read_is_not_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str

@@ -267,3 +267,24 @@ def test_tables_and_pages_stand_together(tmp_path: Path, monkeypatch: pytest.Mon
     pd.testing.assert_frame_equal(read, expected, check_dtype=False, atol=1e-6, rtol=1e-5)
     assert "Figure 5. How often heads look at the first token" in page.read_text(encoding="utf-8")
     assert sorted(tmp_path.iterdir()) == [table, page]
+
+
+@pytest.mark.parametrize("fails", ["table", "page"])
+def test_a_full_disk_names_the_file_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    from attnmech.runs.tables import write_table_and_page
+
+    found = am.attention_focus(am.load(), "Anna sang of shells.")
+    files = {"table": tmp_path / "heads.csv", "page": tmp_path / "heads.html"}
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, f"Could not write {tmp_path}/.draft.part: disk full")
+
+    where, name = {"table": (pd.DataFrame, "to_csv"), "page": (Path, "write_text")}[fails]
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, full)
+        with pytest.raises(am.OutputError) as caught:
+            write_table_and_page(found, files["table"], files["page"])
+    assert str(caught.value) == f"cannot write {files[fails]}: No space left on device."
+    assert list(tmp_path.iterdir()) == []

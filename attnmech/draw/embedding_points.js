@@ -65,10 +65,17 @@ function coordinates({ codes, dims }, first, point, turn, out) {
 
 const MOST_HITS_COMPARED = 300;
 
-/** The tokens whose label, with · for spaces, has what is sought in it, or is that; null where nothing is sought. */
+/** How labels write characters that do not print, and bytes: ⟨0000⟩, \xff. */
+const ESCAPES = /⟨[0-9A-F]{4,6}⟩|\\x[0-9a-f]{2}/g;
+
+/**
+ * The tokens whose label, with · for spaces, has what is sought in it, or is that; null where nothing is sought. Digits
+ * of an escape are no text of the token: they are found only by a search that begins one.
+ */
 function hitsOf(labels, search, whole) {
   if (!search.trim()) return null;
   const wanted = search.toLowerCase().replaceAll(" ", "·");
+  const escaped = /⟨|\\x/.test(wanted);
   const same = whole
     ? (label) => label === wanted || label === `·${wanted}`
     : (label) => label.includes(wanted);
@@ -76,7 +83,7 @@ function hitsOf(labels, search, whole) {
   const known = new Map();
   return range(labels.length).filter((index) => {
     const label = labels[index];
-    if (!known.has(label)) known.set(label, same(label.toLowerCase()));
+    if (!known.has(label)) known.set(label, same((escaped ? label : label.replace(ESCAPES, "\ufffc")).toLowerCase()));
     return known.get(label);
   });
 }

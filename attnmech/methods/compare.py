@@ -73,8 +73,8 @@ def compare(
         head of b is which of a.
 
     Raises:
-        InputError: for models of different shapes, prompts of different lengths, and methods whose results cannot be
-            subtracted.
+        InputError: for models of different shapes, texts or prompts of different lengths, texts of one token each, and
+            methods whose results cannot be subtracted.
 
     """
     flag("match", match)

@@ -73,7 +73,7 @@ def relations(
     Raises:
         InputError: for a label outside its text, at a key that the query cannot see, or at the query itself; for
             words in a model without a tokenizer that knows where its tokens stand; for an encoder with a decoder; for
-            `before` in a model that looks both ways.
+            `before` in a model that looks both ways, and for a relation of which it leaves no pair.
 
     Source: Clark et al. 2019, "What Does BERT Look At?"
 
@@ -108,6 +108,7 @@ def relations(
             mass[place, :, :, number] += read.pattern[:, :, query, key].double()
             pairs[place, number] += 1
             offsets[place].append((number, query - key))
+    _require_pairs(dict(zip(names, offsets, strict=True)))
     best, by_offset = _best_offsets(offsets, len(texts))
     options = {"layers": list(chosen), "bos": bos, "before": before, "relations": list(names)}
     return Relations(
@@ -182,6 +183,16 @@ class _Read:
             )
         if not self.counted[key]:
             raise InputError(f"key {key} of {told} is a special token, which is left out.")
+
+
+def _require_pairs(offsets: Mapping[str, Sequence[object]]) -> None:
+    """Raises `InputError` for a relation of which `before` has left no pair."""
+    for name, pairs in offsets.items():
+        if not pairs:
+            raise InputError(
+                f"before=True leaves no pair of the relation {shown(name)}: in each, the key is the word right before "
+                "the query. Leave its labels out, or give before=False."
+            )
 
 
 def _best_offsets(

@@ -68,12 +68,12 @@ def attend(
     in_force, layer = site.in_force, site.layer
     if (given := in_force.given_z(layer)) is not None:
         return _visit_z(site, given)
+    in_force.hold_values(site.stack, layer, v)
     q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
     dtype, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
     position = None if position is None else position.to(wide)
-    changes = in_force.applied_in(site.stack, layer)
-    batch = in_force.under_way.batch
+    changes, batch = in_force.applied_in(site.stack, layer), in_force.under_way.batch
     queries_batch, keys_batch = batch.queries(site.stack), batch.keys(site.stack)
     of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes, relative)
     added = None if relative is None else relative.added_to(k)
@@ -83,8 +83,8 @@ def attend(
     whole = whole or (changes is not None and changes.whole_rows)
     watch = in_force.under_way.watch
     index, blocks = watch.layers.get((site.stack, layer)) if watch.rows else None, []
-    free = changes is None and position is None and added is None and weights is None and not whole
-    free = free and (index is None or watch.gathered)
+    free = changes is None and position is None and added is None and weights is None
+    free = free and not whole and (index is None or watch.gathered)
     edited = in_force.wants(site.point("pattern"), layer) or (changes is not None and changes.edits_pattern)
     received, rooms = _receiving(watch, site, q, k, mask), None
     for rows in _row_blocks(q, mask, whole, free):

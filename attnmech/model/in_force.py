@@ -303,6 +303,20 @@ class InForce:
         if (balance := self.under_way.balance) is not None:
             balance.hold_rows(stack, layer, first, pattern, at_sink)
 
+    def compares_values(self, layer: int) -> bool:
+        """Whether the running certificate compares the v of a layer with what attention is given."""
+        return self.under_way.balance is not None and self.given_z(layer) is None
+
+    def hold_made(self, stack: str, layer: int, v: Tensor) -> None:
+        """Shows v as the projection made it, after edits, to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold_made(stack, layer, v)
+
+    def hold_values(self, stack: str, layer: int, v: Tensor) -> None:
+        """Shows v as attention is given it to the running certificate."""
+        if (balance := self.under_way.balance) is not None:
+            balance.hold_values(stack, layer, v)
+
     def hold_z(self, stack: str, layer: int, z: Tensor) -> None:
         """Shows z to the running certificate."""
         if (balance := self.under_way.balance) is not None:

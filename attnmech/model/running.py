@@ -11,6 +11,7 @@ and two sides that differ by e have products that differ by e·r, of the size of
 | `mlp` | post-norm models: input of the last norm = N(resid_mid) + mlp_out |
 | `chain` | resid_pre of a layer = resid_post of the one before |
 | `rows` | Σ_j pattern_ij = 1, with a sink's mass |
+| `values` | the v that attention weights = the v that the projection made, number by number |
 
 They hold between values after hooks and interventions. An edit of `result` comes between the two sides of `heads`,
 which is then skipped, and the run says so.
@@ -22,6 +23,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -52,6 +54,8 @@ _ROUNDINGS: Final = 8.0
 _PRODUCT_ROUNDINGS: Final = 16.0
 """The same for the products z W_O, whose rounding errors add up along d_head."""
 _ROW_TOLERANCE: Final = 1e-4
+_VALUES: Final = "values"
+"""What v is called among the kinds of tensors that a model changes in place."""
 
 _POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "heads": ("z", "attn_raw"),
@@ -59,6 +63,7 @@ _POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "mlp": ("resid_mid", "mlp_out", "resid_post"),
     "chain": ("resid_pre", "resid_post"),
     "rows": ("pattern",),
+    "values": ("v", "z"),
 }
 """The points in each identity: if the certificate refuses one of them, the identity is not tried."""
 
@@ -68,6 +73,7 @@ STATEMENTS: Final = {
     "mlp": "input of the last norm = N(resid_mid) + mlp_out",
     "chain": "resid_pre = resid_post of the layer before",
     "rows": "a row of the pattern sums to 1",
+    "values": "z = pattern v, of the v that the projection made",
 }
 
 
@@ -236,6 +242,8 @@ class Balance:
         self._groups: dict[int, _Group] = {}
         self._held_rows: list[tuple[tuple[str, int, int], Tensor, Tensor | None, int]] = []
         self._rows: dict[tuple[int, ...], list[tuple[str, int, int, Tensor]]] = {}
+        self._made: dict[tuple[str, int], tuple[Tensor, int]] = {}
+        self._values: list[tuple[str, int, Tensor, Tensor]] = []
         self.skipped: list[str] = []
         """What could not be checked, and why."""
 
@@ -297,6 +305,33 @@ class Balance:
             self._add_rows()
         else:
             self._count(pattern)
+
+    def hold_made(self, stack: str, layer: int, v: Float[Tensor, "batch key kv_head d_value"]) -> None:
+        """Records v as the projection made it, after edits, until attention is given it."""
+        kept = v.detach().clone() if _VALUES in self._directions.changing else v.detach()
+        self._made[stack, layer] = kept, version_of(kept)
+
+    @torch.no_grad()
+    def hold_values(self, stack: str, layer: int, v: Float[Tensor, "batch head key d_value"]) -> None:
+        """Compares v as attention is given it, whose first keys are the tokens', with what the projection made."""
+        made, version = self._made.pop((stack, layer), (None, 0))
+        if made is None or any(full_name(stack, point) in self._refused for point in _POINTS["values"]):
+            return
+        if version_of(made) != version:
+            self._directions.changing.add(_VALUES)
+            self.skip("values", stack, layer, "the model changes v in place")
+            return
+        wanted, given = made.transpose(1, 2), v.detach()[:, :, : made.shape[1]]
+        if given.shape[1] > wanted.shape[1]:
+            wanted = wanted.repeat_interleave(given.shape[1] // wanted.shape[1], dim=1)
+        if given.device.type == "cpu" and wanted.dtype == given.dtype and torch.equal(wanted, given):
+            return
+        wide = torch.promote_types(self._wide, given.dtype)
+        apart, size = (
+            torch.linalg.vector_norm(rearrange(value.to(wide), "batch head key d -> batch key (head d)"), dim=-1)
+            for value in (wanted.to(wide) - given.to(wide), wanted)
+        )
+        self._values.append((stack, layer, apart, size))
 
     def skip(self, identity: str, stack: str, layer: int, why: str) -> None:
         """Records that an identity is not tried in a layer."""
@@ -373,6 +408,8 @@ class Balance:
         found = [each for group in self._groups.values() if (each := self._in_group(group, batch)) is not None]
         if "pattern" not in self._refused and (row := self._in_rows(batch)) is not None:
             found.append(row)
+        if (value := self._in_values(batch)) is not None:
+            found.append(value)
         return min(found, key=lambda each: each.layer, default=None)
 
     def _in_group(self, group: _Group, batch: Batch) -> "Unbalanced | None":
@@ -408,6 +445,16 @@ class Balance:
                 text, position = rows[0].tolist()
                 at = text * real.shape[1] + position
                 return Unbalanced(identity, stack, layer, text, position, float(difference[at]), float(allowed[at]))
+        return None
+
+    def _in_values(self, batch: Batch) -> "Unbalanced | None":
+        for stack, layer, apart, size in self._values:
+            allowed = torch.finfo(self._dtype).eps * size
+            rows = (~(apart <= allowed) & batch.key_tokens(stack).mask).nonzero()
+            if len(rows):
+                text, key = rows[0].tolist()
+                here = float(apart[text, key]), float(allowed[text, key])
+                return Unbalanced("values", stack, layer, text, key, *here)
         return None
 
     def _in_rows(self, batch: Batch) -> "Unbalanced | None":
@@ -459,7 +506,7 @@ class Unbalanced:
     def error(self, batch: Batch) -> ExactnessError:
         """The error to raise."""
         where = f"layer {self.layer}" + (f" of the {self.stack} stack" if self.stack else "")
-        tokens = batch.queries(self.stack).tokens
+        tokens = (batch.key_tokens if self.identity == "values" else batch.queries)(self.stack).tokens
         token = tokens[self.text][self.position] if self.text < len(tokens) else ""
         text = f" of text {self.text}" if len(batch.ids) > 1 else ""
         place = f"{where}, token {self.position} ({token!r}){text}"
@@ -468,11 +515,12 @@ class Unbalanced:
                 f"{place}: the model computes NaN or infinity there (found at: {STATEMENTS[self.identity]}). 16-bit "
                 "streams may overflow: try dtype=torch.float32."
             )
+        multiplied = "" if self.identity in ("rows", "values") else "multiplied by random vectors, "
         return ExactnessError(
-            f"{place}: {STATEMENTS[self.identity]} does not hold; multiplied by random vectors, the two sides differ "
-            f"by {self.difference:.2e}, of which rounding explains at most {self.allowed:.2e}. A module of this model "
-            "was changed or hooked since it was loaded, or behaves differently on this text than on the certificate's. "
-            "Run am.certify(model)."
+            f"{place}: {STATEMENTS[self.identity]} does not hold; {multiplied}the two sides differ by "
+            f"{self.difference:.2e}, of which rounding explains at most {self.allowed:.2e}. A module of this model was "
+            "changed or hooked since it was loaded, or behaves differently on this text than on the certificate's. Run "
+            "am.certify(model)."
         )
 
 

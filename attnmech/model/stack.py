@@ -371,6 +371,20 @@ class Stack:
             counts = (plan.n_heads, plan.n_kv_heads, plan.n_kv_heads)
             for path, name, heads in zip(layout.paths, "qk" if plan.v_norm else "qkv", counts, strict=not plan.v_norm):
                 submodule(attention, path).register_forward_hook(at_one(self.point(name), heads))
+        if not plan.v_norm:
+            self._wire_values(layer, attention)
+
+    def _wire_values(self, layer: int, attention: nn.Module) -> None:
+        """Shows v, after what acts on it, to the running certificate."""
+        in_force, plan, layout = self._in_force, self.architecture, self.architecture.qkv
+
+        def at_v(module: nn.Module, args: Any, output: Tensor) -> None:
+            if not in_force.compares_values(layer):
+                return
+            by_token = self._by_token(output) if isinstance(layout, Columns | Expanded) else output
+            in_force.hold_made(self.label, layer, layout.values(by_token, plan.n_heads, plan.n_kv_heads))
+
+        submodule(attention, layout.path_of_values).register_forward_hook(at_v)
 
     def _wire_unread(self, layer: int, projection: nn.Module) -> None:
         """Lets a projection do nothing in a pass that begins after this layer's attention: nobody reads its output."""
@@ -412,11 +426,16 @@ class Stack:
             return
 
         def at_v_norm(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            if not in_force.wants(self.point("v"), layer):
+            wants = in_force.wants(self.point("v"), layer)
+            if not wants and not in_force.compares_values(layer):
                 return None
             by_head = "batch position head d_head"
-            value = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
-            visited = in_force.visit(self.point("v"), layer, value)
+            visited = rearrange(output, f"{plan.v_norm_axes} -> {by_head}", head=plan.n_kv_heads)
+            visited = in_force.visit(self.point("v"), layer, visited) if wants else visited
+            if in_force.compares_values(layer):
+                in_force.hold_made(self.label, layer, visited)
+            if not wants:
+                return None
             return rearrange(visited, f"{by_head} -> {plan.v_norm_axes}").reshape(output.shape)
 
         submodule(attention, plan.v_norm).register_forward_hook(at_v_norm)

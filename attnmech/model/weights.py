@@ -60,6 +60,15 @@ class Fused:
         parts = rearrange(outputs[0], f"{rest} ({self.layout}) -> qkv {rest} head d_head", head=heads, qkv=3)
         return tuple(parts)
 
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.path
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        return self.split([output], heads, kv_heads, rest="batch position")[2]
+
     def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         """The projection's output again, from q, k and v `[batch position head d_head]`."""
         pattern = f"qkv batch position head d_head -> batch position ({self.layout})"
@@ -85,6 +94,16 @@ class Grouped:
         slots = heads // kv_heads + 2
         parts = rearrange(outputs[0], f"{rest} (kv slot d_head) -> slot {rest} kv d_head", kv=kv_heads, slot=slots)
         return rearrange(parts[:-2], f"group {rest} kv d_head -> {rest} (kv group) d_head"), parts[-2], parts[-1]
+
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.path
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        # The queries, which `split` copies, are left alone.
+        return _by_head(output, kv_heads).unflatten(-1, (heads // kv_heads + 2, -1))[..., -1, :]  # type: ignore[no-untyped-call]
 
     def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         """The projection's output again, from q, k and v `[batch position head d_head]`."""
@@ -116,6 +135,15 @@ class Separate:
         counts = (heads, kv_heads, kv_heads)
         return tuple(rearrange(x, pattern, head=n) for x, n in zip(outputs, counts, strict=True))
 
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.v
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        return _by_head(output, kv_heads)
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -146,6 +174,15 @@ class Columns:
             rearrange(select(by_path[path], columns), f"{rest} (head d_head) -> {rest} head d_head", head=count)
             for path, columns, count in zip(self.of, self.columns, counts, strict=True)
         )
+
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.of[2]
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        return _by_head(select(output, self.columns[2]), kv_heads)
 
 
 @dataclass(frozen=True)
@@ -190,6 +227,15 @@ class Expanded:
         both = torch.cat((pad(kv, (0, shared.shape[1])), pad(shared, (kv.shape[1], 0))))
         return select(q, of_q), select(both, of_k), select(kv, of_v)
 
+    @property
+    def path_of_values(self) -> str:
+        """The projection that makes v."""
+        return self.kv
+
+    def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
+        """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
+        return _by_head(select(output, self.columns[2]), kv_heads)
+
     def keys(self, kv: Float[Tensor, "*rest d_kv"], shared: Float[Tensor, "*rest d_shared"]) -> Tensor:
         """k `[... (head d_head)]`, from the outputs of the two projections."""
         return select(torch.cat((kv, shared), dim=-1), self.columns[1])
@@ -200,6 +246,10 @@ def select(value: Float[Tensor, "*rest features"], columns: tuple[int, ...]) -> 
     if columns == tuple(range(columns[0], columns[0] + len(columns))):
         return value[..., columns[0] : columns[0] + len(columns)]
     return value[..., list(columns)]
+
+
+def _by_head(value: Float[Tensor, "batch position features"], heads: int) -> Tensor:
+    return rearrange(value, "batch position (head d_head) -> batch position head d_head", head=heads)
 
 
 Layout: TypeAlias = Columns | Fused | Grouped | Separate

@@ -10,6 +10,7 @@ from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..batch import Batch
+from ..errors import InputError
 from ..maths.divergence import between_heads
 from ..model.hooked import HookedModel
 
@@ -27,6 +28,8 @@ def pattern_divergence(
 
     Jensen-Shannon divergence in nats, mean over the rows that see two or more keys; by row, the mean over texts, of
     each head from the one of the same number. Rows of a position that no text counts are NaN.
+
+    Raises `InputError` if no row of these texts counts.
     """
     stack = one.output_stack
     layers, heads = stack.layers, stack.n_heads
@@ -49,6 +52,11 @@ def pattern_divergence(
             found = found.masked_fill(~mask[..., None, None], 0.0)
             sums[place] += found.sum(dim=(0, 1))
             by_row[place, :, :rows] += found.diagonal(dim1=-2, dim2=-1).sum(dim=0).T
+    if not bool(counts.any()):
+        raise InputError(
+            "heads are compared on rows that see two keys or more, and these texts have one token each; give longer "
+            "texts."
+        )
     return sums / counts.sum(), by_row / counts
 
 

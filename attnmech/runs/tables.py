@@ -29,9 +29,10 @@ def write_table_and_page(found: "PagedResult", table: Path, page: Path) -> None:
     check_table(table)
     frame = found.by_head()
     # Neither draft replaces its file before both are written.
-    with writing(table) as rows, writing(page) as html:
+    with writing(table) as rows:
         if table.suffix == ".csv":
             frame.to_csv(rows, index=False)
         else:
             frame.to_parquet(rows, index=False)
-        found.to_html(html)
+        with writing(page) as html:
+            found.to_html(html)

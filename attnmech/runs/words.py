@@ -78,7 +78,7 @@ def members_of(model: HookedModel, batch: Batch, words: Sequence[str]) -> Float[
             f"the tokenizer reads {shown(text)} otherwise than the model was given it; label tokens instead."
         )
     ends = torch.tensor([len(word) for word in words]).cumsum(dim=0)
-    member = torch.zeros(len(words), batch.ids.shape[1])
+    member = torch.zeros(len(words), batch.ids.shape[1], dtype=torch.float32)
     for place, (start, end) in enumerate(read["offset_mapping"]):
         inner = start + len(text[start:end]) - len(text[start:end].lstrip())
         if end > start and inner < len(text):

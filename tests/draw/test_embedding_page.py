@@ -271,6 +271,20 @@ def test_whole_tokens_only(opened: Any) -> None:
 
 
 @pytest.mark.browser
+def test_a_search_does_not_find_the_escapes_of_characters(chromium: Any, tmp_path: Path) -> None:
+    view = made_view()
+    labels = ["\x00", "<b>", " x00", "\u202e", "\\xff", "u003c", *view.labels[6:]]
+    found = {
+        "u003c": [5], "x00": [2], "000": [], "202e": [], "ff": [], "<": [1], "⟨0000": [0], "⟨202e⟩": [3], "\\xff": [4],
+    }  # fmt: skip
+    with shown(chromium, replace(view, labels=labels), tmp_path) as page:
+        for wanted, hits in found.items():
+            page.get_by_label("Search").fill(wanted)
+            page.wait_for_timeout(400)
+            assert [index for index in of_page(page, "hits()") if index < 6] == hits, wanted
+
+
+@pytest.mark.browser
 def test_a_point_says_its_attention(opened: Any) -> None:
     view = made_view()
     choose(opened, "Layer", "2")

@@ -195,6 +195,8 @@ def test_bad_input_is_told() -> None:
             lambda: am.compare(ids, ids, model=model, method=am.attention_focus, match=True),
             "leave `inputs` and `match`",
         ),
+        (lambda: am.compare(model, model, ids[:, :1], am.attention_focus), "have one token each; give longer texts"),
+        (lambda: am.compare(ids[:, :1], ids[:, 1:2], model=model, method=am.attention_focus), "one token each"),
         (lambda: am.compare(model, model, ids, am.redundancy), "a result by head that can be subtracted"),
         (lambda: am.compare(model, model, ids, am.attention_focus, statistic="x"), "`statistic` must be one of"),
     ]

@@ -179,6 +179,25 @@ def test_special_tokens_that_are_words_are_not_looked_at() -> None:
         am.relations(model, [(words, 4, 1, "name")])
 
 
+def test_a_relation_without_usable_pairs_is_told() -> None:
+    model = models.demo()
+    labels = [(TEXTS[0], 4, 1, "far"), *((text, 3, 2, "near") for text in TEXTS)]
+    with pytest.raises(am.InputError, match="before=True leaves no pair of the relation 'near': in each, the key is"):
+        am.relations(model, labels, before=True)
+    assert am.relations(model, labels[:1], before=True).names == ("far",)
+
+
+def test_words_are_read_alike_under_another_default_dtype() -> None:
+    model, labels = models.demo(), [((" Anna", " sang", " of", " shells", "."), 2, 1, "verb")]
+    expected = am.relations(model, labels)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = am.relations(model, labels)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found.mass_sums, expected.mass_sums) and torch.equal(found.correct, expected.correct)
+
+
 def test_layers_given_twice_count_once_and_two_stacks_are_refused() -> None:
     found = am.relations(models.demo(), by_tokens(models.demo()), layers=[1, 1])
     assert found.layers == (1,) and len(found.to_frame()) == 2 * 8

@@ -756,6 +756,15 @@ def failed(certificate: am.Certificate) -> set[str]:
     return {check.name for check in certificate.failed}
 
 
+def test_values_scaled_beyond_the_probe_are_found_by_the_pass_that_reaches_them() -> None:
+    """Load certifies a model whose module changes v after position 130 alone; a longer text does not pass."""
+    hooked = am.load(llama_attention(on_v=lambda self, v: from_place(v, 130, 1.01, axis=2))())
+    ids = torch.randint(0, 47, (2, 140), generator=torch.Generator().manual_seed(4))
+    assert hooked.certificate.ok and hooked.run(ids[:, :130]).unchecked == ()
+    with pytest.raises(am.ExactnessError, match=r"layer 1, token 130 .*of text 0: z = pattern v"):
+        hooked.run(ids)
+
+
 @pytest.mark.parametrize("fault", list(FAULTS))
 def test_a_broken_model_is_caught(fault: str) -> None:
     broken, checks, refused = FAULTS[fault]

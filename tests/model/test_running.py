@@ -122,6 +122,53 @@ def test_z_that_is_doubled_after_a_position_is_named_with_the_first_token_that_i
         model.run(ids)
 
 
+VALUES = {
+    "gpt2": "attn.c_attn", "bloom": "self_attention.query_key_value", "llama": "self_attn.v_proj",
+    "gptj": "attn.v_proj", "bert": "attention.self.value", "falcon_new": "self_attention.query_key_value",
+    "gpt_neox": "attention.query_key_value",
+}  # fmt: skip
+
+
+def changing_values(model: am.HookedModel, name: str, *, in_place: bool) -> None:
+    """What layer 1 attends with is no longer, from position 9 on, the v that its projection returned."""
+
+    def change(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        changed = output if in_place else output.clone()
+        changed[:, 9:] *= 1.001
+        return changed
+
+    model.stack().module(1, VALUES[name]).register_forward_hook(change)
+
+
+@pytest.mark.parametrize("name", list(VALUES))
+def test_values_that_change_after_a_position_are_named_with_the_first_token(name: str) -> None:
+    model, ids = am.load(fresh(name)), token_ids(name, length=14)
+    changing_values(model, name, in_place=False)
+    model.run(ids[:, :9])
+    with pytest.raises(am.ExactnessError, match=r"layer 1, token 9 .*z = pattern v, of the v that the projection made"):
+        model.run(ids)
+    with pytest.raises(am.ExactnessError, match=r"layer 1, token 9 .*the two sides differ by"):
+        model.run(ids, points=["v"])
+
+
+def test_values_that_are_changed_in_place_are_compared_from_the_next_pass_on() -> None:
+    model, ids = am.load(fresh("llama")), token_ids("llama", length=14)
+    changing_values(model, "llama", in_place=True)
+    (said,) = model.run(ids).unchecked
+    assert said == "z = pattern v, of the v that the projection made, layer 1: the model changes v in place"
+    with pytest.raises(am.ExactnessError, match="layer 1, token 9"):
+        model.run(ids)
+
+
+def test_a_point_v_that_is_edited_is_what_attention_weights() -> None:
+    for name in ("gpt2", "llama", "falcon_new", "bert"):
+        model = hooked(name)
+        with model.hooks({("v", 1): lambda v: 1.5 * v}):
+            assert not any("pattern v" in said for said in model.run(token_ids(name)).unchecked)
+        with model.intervene(am.Intervention.zero_values([(1, 0)], "first")):
+            model.run(token_ids(name))
+
+
 def test_a_stream_that_changes_between_two_blocks_is_told() -> None:
     model = am.load(fresh("llama"))
     first = block_of(model, 0)
