@@ -442,7 +442,8 @@ def report(
 
     Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown; of a model with very
     many heads, some layers; where an encoder of images or sound has more than 800 positions (Whisper's 1,500), the
-    decoder and cross-attention alone. The page says so. Under hooks and interventions the page shows what the model then does.
+    decoder and cross-attention alone. The page says so. Under hooks and interventions the page shows what the model
+    then does.
 
     Args:
         model: the model.
