@@ -52,7 +52,7 @@ MAX_TOKENS: Final = 192
 """A page shows at most this many tokens of a text."""
 
 MAX_POSITIONS: Final = 800
-"""A page shows at most this many patches of an image, or frames of a recording, which cannot be cut."""
+"""A page shows attention of at most this many patches of an image, or frames of a recording, which cannot be cut."""
 
 MAX_WORK: Final = 1_000_000_000_000
 """A page's sweeps take at most so many multiplications of a weight each, about 20 seconds on two cores."""
@@ -171,9 +171,9 @@ class Report:
             return render_page(self._page())
         reports = {self.stack: self, **self.others}
         heard = any(each.wording == HEARD for each in reports.values())
-        return render_stacks(
-            {name: each._page() for name, each in reports.items()}, HEARD_WORDS if heard else STACK_WORDS
-        )
+        words = HEARD_WORDS if heard else STACK_WORDS
+        pages = {name: report._page() for name, report in reports.items()}
+        return render_stacks(pages, {name: words[name] for name in pages})
 
     @property
     def stack(self) -> str:
@@ -442,7 +442,9 @@ def report(
     >>> am.report(am.load(), "The keys to the cabinet are here.").save("report.html")    # doctest: +SKIP
 
     Of a text longer than 192 tokens (it must fit the model's positions) 192 are run and shown; of a model with very
-    many heads, some layers. The page says so. Under hooks and interventions the page shows what the model then does.
+    many heads, some layers; where an encoder of images or sound has more than 800 positions (Whisper's 1,500), the
+    decoder and cross-attention alone. The page says so. Under hooks and interventions the page shows what the model
+    then does.
 
     Args:
         model: the model.
@@ -478,11 +480,20 @@ def report(
         batch = batch.part(start, MAX_TOKENS)
     if model.is_own and whole > MAX_TOKENS:
         raise InputError(f"a report shows up to {MAX_TOKENS} positions; got {whole}. Give a shorter sequence.")
-    point = "cross.pattern" if "cross" in model.stacks else "pattern"
-    if whole > MAX_POSITIONS and not model.reads_tokens:
+    stacks = [
+        stack
+        for stack in model.stacks.values()
+        if model.reads_tokens or batch.queries(stack.label).ids.shape[1] <= MAX_POSITIONS
+    ]
+    if not stacks:
         raise InputError(
             f"a report shows up to {MAX_POSITIONS} patches or frames; got {whole}. Take am.attention_focus, or "
-            f'model.run(..., points=["{point}"]).show("{point}", layer=0, head=0).'
+            'model.run(..., points=["pattern"]).show("pattern", layer=0, head=0).'
+        )
+    if len(stacks) < len(model.stacks):
+        notes.append(
+            f"The encoder's attention is left out: a page shows it between up to {MAX_POSITIONS} patches or frames, "
+            f'and here are {whole}. Take am.attention_focus(model, ..., stack="encoder").'
         )
     length = batch.ids.shape[1]
     if length < whole:
@@ -492,7 +503,7 @@ def report(
     proven = not model.edited and model.certificate.weights == model.weights_hash
     certificate = model.certificate if proven else certify(model)
     made = _Made(model, batch, certificate, Given(inputs, bos, target, continued, part))
-    first, *others = (_of_stack(made, stack, centre, [*notes]) for stack in model.stacks.values())
+    first, *others = (_of_stack(made, stack, centre, [*notes]) for stack in stacks)
     return replace(first, others={each.stack: each for each in others})
 
 

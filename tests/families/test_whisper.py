@@ -1,6 +1,7 @@
 """Whisper: an encoder of sound, a decoder of tokens and cross-attention, against transformers and the raw weights."""
 
 import copy
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -393,3 +394,15 @@ def test_without_a_text_the_report_takes_the_model_s_own_words() -> None:
     assert "text = model.generate(..., 30)  # what this report was given" in report.calls["setup"]
     assert report.others["decoder"].pattern.shape[-1] == report.others["cross"].pattern.shape[-2]
     compile(report.calls["setup"], "setup", "exec")
+
+
+def test_of_a_long_recording_the_report_leaves_the_encoder_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whisper's 1,500 frames are too many for a map between them, not for one between them and a text."""
+    monkeypatch.setattr(importlib.import_module("attnmech.report"), "MAX_POSITIONS", 8)
+    report = am.report(hooked(), one())
+    assert report.stack == "decoder" and list(report.others) == ["cross"]
+    assert report.others["cross"].pattern.shape == (3, 4, 7, 9)
+    for each in (report, report.others["cross"]):
+        assert any("between up to 8 patches or frames, and here are 9" in note for note in each.notes)
+    page = report.to_html()
+    assert "cross: tokens to frames" in page and "encoder: frames to frames" not in page

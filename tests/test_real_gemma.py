@@ -1,0 +1,196 @@
+"""Gemma 3 270M read from GGUF: statistics against transformers' eager attention, and what its heads do.
+
+Norms of queries and keys, a norm behind each attention, windows in five of six layers, two bases of rotation, one head
+of keys and values. The reference computes in float32, with the weights rounded to the precision under test.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import packaged
+import pytest
+import torch
+from eager import Raw
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import attnmech as am
+from attnmech.model.gguf import dequantised
+from attnmech.runs.repeated import repeated_sequences
+
+TEXTS = ["The keys to the old wooden cabinet in the kitchen are still on the table.", "Anna lost the keys again."]
+HEADS = [(0, 3), (5, 1), (11, 2), (17, 2)]
+"""From the first layer to the last; layers 5, 11 and 17 see the whole text."""
+
+
+@dataclass(frozen=True)
+class Gemma:
+    hooked: am.HookedModel
+    plain: Any
+
+    @cached_property
+    def raw(self) -> list[Raw]:
+        return [Raw(self.plain, self.hooked.tokenizer(text, return_tensors="pt").input_ids) for text in TEXTS]
+
+    def within(self, float32: float, bfloat16: float) -> float:
+        """The tolerance of this precision: two to four times what was measured."""
+        return float32 if self.hooked.dtype == torch.float32 else bfloat16
+
+
+@pytest.fixture(scope="session")
+def file() -> Path:
+    return packaged.gemma()
+
+
+PRECISIONS = [pytest.param(name, marks=pytest.mark.xdist_group(f"gemma {name}")) for name in ("float32", "bfloat16")]
+
+
+@pytest.fixture(scope="session", params=PRECISIONS)
+def gemma(request: pytest.FixtureRequest, file: Path) -> Gemma:
+    hooked = am.load(file, dtype=request.param)
+    folder = dequantised(file).folder
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.copy_(parameter.to(hooked.dtype))
+    return Gemma(hooked, plain)
+
+
+def test_the_certificate_holds(gemma: Gemma) -> None:
+    assert gemma.hooked.certificate.ok, repr(gemma.hooked.certificate)
+    assert gemma.hooked.name.endswith("(dequantised from Q5_0, Q4_K, Q8_0, Q6_K)")
+
+
+def test_logits_are_those_of_transformers(gemma: Gemma) -> None:
+    for text, raw in zip(TEXTS, gemma.raw, strict=True):
+        error = gemma.hooked.run(text).logits[0].float() - raw.logits
+        assert float(error.square().mean().sqrt()) <= gemma.within(1e-5, 0.06) * float(raw.logits.std())
+
+
+def test_a_sentence_that_began_before_is_continued(gemma: Gemma) -> None:
+    text = "Tom went to the shop. Tom went to the"
+    assert gemma.hooked.generate(text, 1).tokens[0][-1] == " shop"
+
+
+def test_focus(gemma: Gemma) -> None:
+    focus = am.attention_focus(gemma.hooked, TEXTS)
+    first = torch.cat([raw.pattern[..., 1:, 0] for raw in gemma.raw], dim=-1).mean(dim=-1)
+    previous = torch.cat([raw.pattern.diagonal(-1, -2, -1) for raw in gemma.raw], dim=-1).mean(dim=-1)
+    assert float((focus.first_mass - first).abs().max()) <= gemma.within(1e-5, 3e-2)
+    assert float((focus.previous_mass - previous).abs().max()) <= gemma.within(1e-5, 3e-2)
+
+
+def test_ablations(gemma: Gemma) -> None:
+    effects = am.ablate_heads(gemma.hooked, TEXTS, HEADS)
+    close = gemma.within(5e-5, 6e-2)
+    assert effects.before.tolist() == pytest.approx([raw.loss for raw in gemma.raw], abs=close)
+    for layer, head in HEADS:
+        expected = [raw.effect(layer, head, torch.zeros(1)) for raw in gemma.raw]
+        assert effects.per_text[layer, head].tolist() == pytest.approx(expected, abs=close)
+
+
+def test_updates(gemma: Gemma) -> None:
+    """A head's update is z W_O times the factors of the norm that stands between it and the stream."""
+    updates, raws = am.residual_updates(gemma.hooked, TEXTS), gemma.raw
+    for layer, head in HEADS:
+        block = gemma.plain.model.layers[layer]
+        W_O = block.self_attn.o_proj.weight.detach()[:, head * 256 : (head + 1) * 256]
+        made: list[tuple[Tensor, Tensor]] = []
+        hook = block.post_attention_layernorm.register_forward_hook(
+            lambda _, args, out, made=made: made.append((args[0][0, 1:], out[0, 1:]))
+        )
+        with torch.no_grad():
+            for raw in raws:
+                gemma.plain.model(raw.ids)
+        hook.remove()
+        written = torch.cat(
+            [raw.z(layer, head)[1:] @ W_O.T * out / given for raw, (given, out) in zip(raws, made, strict=True)]
+        )
+        stream = torch.cat([raw.streams[layer][1:] for raw in raws])
+        magnitude = float((written.norm(dim=-1) / stream.norm(dim=-1)).mean())
+        orientation = float(torch.cosine_similarity(written, stream, dim=-1).mean())
+        assert float(updates.magnitude[layer, head]) == pytest.approx(magnitude, rel=gemma.within(1e-4, 3e-2))
+        assert float(updates.orientation[layer, head]) == pytest.approx(orientation, abs=gemma.within(1e-5, 1e-2))
+
+
+def test_drift(gemma: Gemma) -> None:
+    """Cosine and rank against the rows of the embedding, after attention in layers 0, 8 and 17."""
+    drift = am.residual_drift(gemma.hooked, TEXTS[0])
+    raw, streams = gemma.raw[0], {}
+    layers = gemma.plain.model.layers
+    hooks = [
+        layers[layer].pre_feedforward_layernorm.register_forward_pre_hook(
+            lambda _, args, layer=layer: streams.update({layer: args[0][0]})
+        )
+        for layer in (0, 8, 17)
+    ]
+    with torch.no_grad():
+        gemma.plain(raw.ids)
+    for hook in hooks:
+        hook.remove()
+    rows = torch.nn.functional.normalize(gemma.plain.model.embed_tokens.weight.detach(), dim=-1)
+    for layer, stream in streams.items():
+        cosines = torch.nn.functional.normalize(stream, dim=-1) @ rows.T
+        own = cosines.gather(1, raw.ids[0][:, None])
+        found = drift.by_token("cosine")[layer, 0]
+        assert float((found - own[:, 0]).abs().max()) <= gemma.within(1e-5, 2e-2)
+        above = (cosines > own + gemma.within(2e-6, 1e-2)).sum(dim=-1)
+        at_most = (cosines > own - gemma.within(2e-6, 1e-2)).sum(dim=-1)
+        rank = drift.by_token("rank")[layer, 0]
+        assert bool(((above <= rank) & (rank <= at_most)).all())
+
+
+def test_the_known_heads_are_named(gemma: Gemma) -> None:
+    """The figures on its default sequences; for three heads from transformers' attention."""
+    types = am.head_types(gemma.hooked)
+    known = {
+        "induction": {(5, 1): 0.850, (11, 2): 0.615, (5, 2): 0.530},
+        "previous": {(2, 3): 0.685, (4, 1): 0.591},
+        "duplicate": {(3, 3): 0.679},
+        "first": {(1, 1): 0.979},
+    }
+    close = gemma.within(2e-3, 2e-2)
+    claims = types.to_frame().set_index(["layer", "head", "type"])
+    for kind, heads in known.items():
+        for (layer, head), score in heads.items():
+            assert kind in types.types_of(layer, head)
+            assert float(types.scores[kind][layer, head]) == pytest.approx(score, abs=close)
+        best = divmod(int(types.scores[kind].nan_to_num(-1).argmax()), 4)
+        assert best == next(iter(heads))
+    assert all(bool(claims.by_position_alone[layer, head, "previous"]) for layer, head in known["previous"])
+    count = int((claims.index.get_level_values("type") == "first").sum())
+    assert count == 60 or (count in range(58, 63) and gemma.hooked.dtype == torch.bfloat16)
+
+    offsets: dict[str, tuple[tuple[int, int], Callable[[int], int]]] = {
+        "induction": ((5, 1), lambda half: half - 1),
+        "previous": ((2, 3), lambda half: 1),
+        "duplicate": ((3, 3), lambda half: half),
+    }
+    masses: dict[str, list[Tensor]] = {kind: [] for kind in offsets}
+    for ids in repeated_sequences(gemma.hooked):
+        half = ids.shape[1] // 2
+        with torch.no_grad():
+            pattern = torch.cat(gemma.plain.model(ids, output_attentions=True).attentions)
+        for kind, (place, back) in offsets.items():
+            first_row = 1 if kind == "previous" else half + 1  # of the second copy
+            masses[kind].append(pattern[place].diagonal(-back(half))[first_row - back(half) :])
+    for kind, (place, _) in offsets.items():
+        expected = float(torch.cat(masses[kind]).mean())
+        assert float(types.scores[kind][place]) == pytest.approx(expected, abs=gemma.within(1e-4, 2e-2)), kind
+
+
+def test_the_report(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = gemma.hooked.dtype == torch.float32
+    if not swept:
+        monkeypatch.setattr(importlib.import_module("attnmech.report"), "MAX_WORK", 0)
+    report = am.report(gemma.hooked, TEXTS[1])
+    assert float((report.pattern.float() - gemma.raw[1].pattern).abs().max()) <= gemma.within(1e-5, 0.15)
+    assert len(report.measured) == (2 if swept else 0) and report.expected is not None
+    page = report.to_html()
+    assert "(dequantised from Q5_0, Q4_K, Q8_0, Q6_K)" in page
+    assert ("Start at L5H1 (induction" in page) == swept
+    assert 500_000 < len(page) < 8_000_000

@@ -1,0 +1,274 @@
+"""Whisper tiny.en, read from CTranslate2's file: against plain transformers, and which heads follow the sound.
+
+Its publishers align words to sound by eight heads of cross-attention, its `alignment_heads`. The speech is espeak-ng's,
+word by word, so that the times of all words are known.
+"""
+
+import copy
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import packaged
+import pytest
+import torch
+from scipy.io import wavfile  # type: ignore[import-untyped]
+from scipy.signal import resample_poly  # type: ignore[import-untyped]
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
+from torch import Tensor
+
+import attnmech as am
+
+pytestmark = pytest.mark.xdist_group("speech")
+
+TEXT = (
+    "Yesterday morning seven small ships left the harbor for the northern islands, because the weather was finally "
+    "calm enough."
+)
+RATE, FRAMES, LAYERS, HEADS, D_HEAD = 16_000, 50, 4, 6, 64
+"""Samples and frames per second."""
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    model, _ = packaged.whisper()
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    return packaged.whisper()[1]
+
+
+@pytest.fixture(scope="module")
+def hooked(plain: Any, processor: Any) -> am.HookedModel:
+    return am.load(plain, processor=processor)
+
+
+def sweeping(seconds: float) -> np.ndarray:
+    """A tone that rises from 200 to 3,000 Hz, in bursts."""
+    time = np.arange(int(seconds * RATE)) / RATE
+    sound = 0.3 * np.sin(2 * np.pi * (200 * time + 1400 / seconds * time**2)) * (np.sin(5 * time) > 0)
+    return sound.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def speech() -> tuple[np.ndarray, list[tuple[float, float]]]:
+    """The text, spoken word by word with 60 ms between them, and when each begins and ends."""
+    if shutil.which("espeak-ng") is None:
+        assert "ATTNMECH_NEEDS_MODELS" not in os.environ, "not installed: espeak-ng"
+        pytest.skip("not installed: apt-get install espeak-ng")
+    parts, times, end = [], [], 0
+    for word in TEXT.split():
+        said = subprocess.run(
+            ["espeak-ng", "-v", "en-us", "-s", "150", "--stdout", word], check=True, capture_output=True
+        )
+        # A WAV file of 22,050 samples per second, whose head is 44 bytes long.
+        sound = resample_poly(np.frombuffer(said.stdout[44:], np.int16) / 32768, 320, 441).astype(np.float32)
+        loud = np.nonzero(np.abs(sound) > 0.01)[0]
+        gap, sound = np.zeros(RATE * 6 // 100, np.float32), sound[loud[0] : loud[-1] + 1]
+        begin = end + len(gap)
+        end = begin + len(sound)
+        parts += [gap, sound]
+        times.append((begin / RATE, end / RATE))
+    return np.concatenate(parts), times
+
+
+def test_the_weights_are_those_in_the_file(plain: Any) -> None:
+    """All numbers of the file, and keys without a bias, whose place holds zeros."""
+    held = sum(weight.numel() for weight in {id(each): each for each in plain.parameters()}.values())
+    stored = sum(tensor.numel() for _, tensor in packaged.variables_of(packaged.speech_folder() / "model.bin"))
+    assert stored - held == 12 * 384
+    sines = plain.model.encoder.embed_positions.weight
+    inverse = torch.exp(-np.log(10_000) / 191 * torch.arange(192))
+    angles = torch.arange(1500)[:, None] * inverse
+    torch.testing.assert_close(sines, torch.cat((angles.sin(), angles.cos()), dim=1), rtol=0, atol=1e-3)
+
+
+def test_the_certificate_holds(hooked: am.HookedModel) -> None:
+    assert hooked.certificate.ok, repr(hooked.certificate)
+
+
+def test_patterns_and_logits_are_those_of_transformers(hooked: am.HookedModel, plain: Any, processor: Any) -> None:
+    sound = sweeping(3.0)
+    batch = hooked.encode((RATE, sound), target="The keys are here.")
+    features = processor(sound, sampling_rate=RATE, return_tensors="pt").input_features
+    assert batch.target is not None
+    ids = torch.tensor([processor.tokenizer("The keys are here.").input_ids])
+    assert torch.equal(batch.target.ids, ids)
+    with torch.no_grad():
+        theirs = plain(features, decoder_input_ids=ids, output_attentions=True)
+    stacks = ("encoder", "decoder", "cross")
+    acts = hooked.run(batch, points=[*(f"{stack}.pattern" for stack in stacks), "logits"])
+    for stack in stacks:
+        for layer, pattern in enumerate(getattr(theirs, f"{stack}_attentions")):
+            torch.testing.assert_close(acts[f"{stack}.pattern", layer], pattern, rtol=1e-3, atol=1e-5)
+    assert float((acts.logits - theirs.logits).abs().max()) <= 2e-4 * float(theirs.logits.std())
+    split = am.decompose_scores(hooked, batch, stack="cross")
+    scores = split.terms["query_key"][0] + split.terms["key_bias"][0]
+    for layer, pattern in enumerate(theirs.cross_attentions):
+        torch.testing.assert_close(scores[layer].softmax(dim=-1), pattern[0], rtol=1e-3, atol=1e-5)
+
+
+def test_the_transcript_is_that_of_transformers(
+    hooked: am.HookedModel, plain: Any, processor: Any, speech: tuple[np.ndarray, list[tuple[float, float]]],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    wavfile.write(tmp_path / "speech.wav", RATE, speech[0])
+    begin = torch.tensor([[50257, 50362]])  # <|startoftranscript|><|notimestamps|>
+    features = processor(speech[0], sampling_rate=RATE, return_tensors="pt").input_features
+    torch.testing.assert_close(hooked.encode(tmp_path / "speech.wav").extra["input_features"], features)
+    made = hooked.generate({"input_features": features, "decoder_input_ids": begin}, 40)
+    ids = begin
+    with torch.no_grad():
+        states = plain.model.encoder(features)
+        while ids.shape[1] < 42 and int(ids[0, -1]) != 50256:
+            chosen = plain(encoder_outputs=states, decoder_input_ids=ids).logits[:, -1].argmax(dim=-1)
+            ids = torch.cat((ids, chosen[:, None]), dim=1)
+    assert made.target is not None
+    assert made.target.ids.tolist() == ids.tolist()
+    wanted, written = (
+        {word.strip(".,").lower() for word in text.split()}
+        for text in (TEXT, processor.tokenizer.decode(ids[0, 2:], skip_special_tokens=True))
+    )
+    # Of 17 different words, it hears 15: no "the", and "come" in place of "calm".
+    assert len(wanted) == 17 and len(wanted & written) >= 14
+
+
+@pytest.fixture(scope="module")
+def heard(hooked: am.HookedModel, speech: tuple[np.ndarray, list[tuple[float, float]]]) -> Any:
+    """The batch of the speech with its text."""
+    return hooked.encode((RATE, speech[0]), target=f" {TEXT}")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The text's tokens: where each stands, and from which frame to which its word is heard."""
+
+    places: list[int]
+    begins: Tensor
+    ends: Tensor
+
+    def mass(self, pattern: Tensor, *, shift: int) -> Tensor:
+        """The attention to the time of a word, 60 ms more on either side, of the row that reads it or one before."""
+        by_token = [
+            pattern[:, :, place - shift, max(0, int(begin) - 3) : int(end) + 4].sum(dim=-1)
+            for place, begin, end in zip(self.places, self.begins, self.ends, strict=True)
+        ]
+        return torch.stack(by_token).mean(dim=0)
+
+
+@pytest.fixture(scope="module")
+def words(heard: Any, speech: tuple[np.ndarray, list[tuple[float, float]]]) -> Words:
+    places, spans, number = [], [], -1
+    for place, token in enumerate(heard.target.tokens[0][2:-1], start=2):
+        number += token.startswith(" ")
+        if any(letter.isalpha() for letter in token):
+            places.append(place)
+            spans.append(speech[1][number])
+    assert number == len(TEXT.split()) - 1
+    times = FRAMES * torch.tensor(spans)
+    return Words(places, times[:, 0], times[:, 1])
+
+
+def places(those: Tensor) -> set[tuple[int, int]]:
+    """Layers and heads where a mask of them holds."""
+    return {(layer, head) for layer, head in those.nonzero().tolist()}
+
+
+def test_alignment_heads_follow_the_sound_and_so_do_others(hooked: am.HookedModel, heard: Any, words: Words) -> None:
+    """Thirteen of 24 heads of cross-attention move on in the sound from word to word, the eight published ones among
+    them (of eight heads chosen at random, all would be in one of 570 cases). They are not those that hold most of a
+    word's time.
+    """
+    acts = hooked.run(heard, points=["cross.pattern"])
+    pattern = torch.stack([acts["cross.pattern", layer][0] for layer in range(LAYERS)])
+    published = set(packaged.alignment_heads())
+    assert len(published) == 8
+
+    frames = pattern[:, :, [place - 1 for place in words.places]].argmax(dim=-1)
+    order = range(len(words.places))
+    monotony = torch.tensor(
+        [[spearmanr(order, frames[layer, head]).statistic for head in range(HEADS)] for layer in range(LAYERS)]
+    ).nan_to_num(0)  # a head may always look at one frame
+    following = places(monotony > 0.98)
+    assert following == places(monotony > 0.85)
+    assert published < following and len(following) == 13
+
+    # Of the time of the word that a row predicts, two others hold most; of the word that it reads, three others.
+    predicted, read = words.mass(pattern, shift=1), words.mass(pattern, shift=0)
+    assert places(predicted > 0.77) == {(1, 5), (2, 1)}
+    best = predicted.flatten().topk(8).values.min()
+    assert len(places(predicted >= best) & published) == 4
+    assert all(0.15 < float(predicted[place]) < 0.77 for place in published)
+    assert places(read > 0.8) == {(0, 4), (1, 2), (2, 4)}
+    assert all(float(read[place]) < 0.2 for place in published)
+
+
+def without(plain: Any, module: str, heads: Iterable[tuple[int, int]]) -> Any:
+    """Plain transformers with the columns of W_O set to zero that read these heads of the decoder."""
+    changed = copy.deepcopy(plain)
+    with torch.no_grad():
+        for layer, head in heads:
+            out = getattr(changed.model.decoder.layers[layer], module).out_proj
+            out.weight[:, D_HEAD * head : D_HEAD * (head + 1)] = 0
+    return changed
+
+
+def loss(model: Any, heard: Any) -> float:
+    with torch.no_grad():
+        logits = model(heard.extra["input_features"], decoder_input_ids=heard.target.ids).logits[0]
+    return float(torch.nn.functional.cross_entropy(logits[:-1], heard.target.ids[0, 1:]))
+
+
+def test_without_the_alignment_heads_the_text_is_not_heard(hooked: am.HookedModel, plain: Any, heard: Any) -> None:
+    """Nor without eight others, of layers 0 and 1: the loss alone does not single them out."""
+    published = packaged.alignment_heads()
+    others = [(0, head) for head in range(HEADS)] + [(1, 1), (1, 2)]
+    losses = {}
+    for name, heads in (("published", published), ("others", others)):
+        with hooked.intervene(am.Intervention.zero(heads, stack="cross")):
+            losses[name] = float(hooked.loss(heard)[0])
+        assert losses[name] == pytest.approx(loss(without(plain, "encoder_attn", heads), heard), abs=1e-3)
+    before = float(hooked.loss(heard)[0])
+    assert before == pytest.approx(loss(plain, heard), abs=1e-3)
+    assert before < 1.2 and losses["published"] > before + 2 and losses["others"] > losses["published"]
+
+
+def test_ablations_of_the_decoder(hooked: am.HookedModel, plain: Any, heard: Any) -> None:
+    effects = am.ablate_heads(hooked, heard, [(1, 2), (3, 4)])
+    for place in ((1, 2), (3, 4)):
+        expected = loss(without(plain, "self_attn", [place]), heard) - loss(plain, heard)
+        assert float(effects.effect[place]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_focus_and_drift(hooked: am.HookedModel, plain: Any, heard: Any) -> None:
+    streams: dict[int, Tensor] = {}
+    hooks = [
+        layer.encoder_attn_layer_norm.register_forward_pre_hook(
+            lambda _, args, number=number: streams.update({number: args[0][0]})
+        )
+        for number, layer in enumerate(plain.model.decoder.layers)
+    ]
+    with torch.no_grad():
+        seen = plain(
+            heard.extra["input_features"], decoder_input_ids=heard.target.ids, output_attentions=True
+        )  # fmt: skip
+    for hook in hooks:
+        hook.remove()
+    for stack in ("encoder", "decoder", "cross"):
+        focus = am.attention_focus(hooked, heard, stack=stack)
+        rows = torch.cat(getattr(seen, f"{stack}_attentions"))
+        rows = rows if stack == "cross" else rows[..., 1:, :]
+        assert float((focus.first_mass - rows[..., 0].mean(dim=-1)).abs().max()) <= 1e-5
+    drift = am.residual_drift(hooked, heard, stack="decoder")
+    rows = plain.model.decoder.embed_tokens.weight.detach()[heard.target.ids[0]]
+    for layer in range(LAYERS):
+        cosine = torch.cosine_similarity(streams[layer], rows, dim=-1)
+        assert float((drift.by_token("cosine")[layer, 0] - cosine).abs().max()) <= 1e-4
