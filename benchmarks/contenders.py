@@ -107,16 +107,14 @@ def attnmech_uncompiled(model: "PreTrainedModel") -> Pass:
 @contextmanager
 def without_numba() -> "Iterator[None]":
     """Has attnmech's modules believe that numba is not installed."""
-    from attnmech.maths import compiled, fingerprint
+    from attnmech.maths import compiled
 
     found = compiled.AVAILABLE
     try:
-        for module in (compiled, fingerprint):
-            module.AVAILABLE = False  # type: ignore[misc]
+        compiled.AVAILABLE = False  # type: ignore[misc]
         yield
     finally:
-        for module in (compiled, fingerprint):
-            module.AVAILABLE = found  # type: ignore[misc]
+        compiled.AVAILABLE = found  # type: ignore[misc]
 
 
 def attnmech_bare(model: "PreTrainedModel") -> Pass:

@@ -24,10 +24,30 @@ AVAILABLE: Final = find_spec("numba") is not None
 _WORTH_A_THREAD: Final = 2**15
 
 
+def loops_run() -> bool:
+    """Whether there are compiled loops here; else torch computes the same."""
+    return AVAILABLE and _can_be_compiled()
+
+
 def compiles(values: Tensor) -> bool:
-    """Whether the loops take a tensor: numba is there; on the CPU, in float32 or float64, without gradients."""
+    """Whether the loops take a tensor: numba runs; on the CPU, in float32 or float64, without gradients."""
     known = values.dtype in (torch.float32, torch.float64)
-    return AVAILABLE and known and values.device.type == "cpu" and not values.requires_grad
+    return known and values.device.type == "cpu" and not values.requires_grad and loops_run()
+
+
+@cache
+def _can_be_compiled() -> bool:
+    """False if numba is switched off (NUMBA_DISABLE_JIT), does not fit numpy, or finds no folder for compiled code."""
+    try:
+        from numba import config
+
+        if config.DISABLE_JIT:
+            return False
+        # Where neither the package's folder nor the user's cache is writable, numba refuses to mark a function.
+        from . import digest_loop  # noqa: F401
+    except (ImportError, RuntimeError):
+        return False
+    return True
 
 
 def in_threads(count: int, each: int, loop: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from .compiled import AVAILABLE, in_threads
+from .compiled import in_threads, loops_run
 
 _PART: Final = 2**17
 """Words of a part, of which threads take some each."""
@@ -23,7 +23,7 @@ def fingerprint_of(tensors: Mapping[str, Tensor]) -> tuple[object, ...] | None:
 
     Not for files, nor against a person: it has no key and is not SHA-256.
     """
-    if not AVAILABLE or any(each.device.type != "cpu" for each in tensors.values()):
+    if not loops_run() or any(each.device.type != "cpu" for each in tensors.values()):
         return None
     about = tuple((name, each.dtype, tuple(each.shape), each.stride()) for name, each in tensors.items())
     return about, _digest([words for each in tensors.values() for words in _words_of(each)])

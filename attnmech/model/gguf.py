@@ -19,8 +19,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..errors import InputError, ModelNotFoundError, OutputError, UnsupportedModelError, WeightsError, first_line
+from .gguf_header import check_header
 from .plan import architectures_of
-from .stored import READING, check_complete
+from .stored import READING, check_complete, check_sizes
 
 _FORMAT: Final = 1
 """Raised whenever a copy's files change."""
@@ -165,6 +166,8 @@ def _read(path: Path, *, nothing: Path) -> tuple[list[str], PreTrainedModel, Any
         raise _unsupported(path, first_line(error)) from error
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _unsupported(path, f"a {type(config).__name__} is not a decoder's")
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    check_sizes(str(path), kind, config, {name: count for name, (_, count) in stored.items()})
     model = _model(path, config, {"pretrained_model_name_or_path": str(nothing), **file})
     architectures_of(model)
     _check_all_read(path, stored, model)
@@ -183,6 +186,7 @@ def _stored(path: Path) -> dict[str, tuple[str, int]]:
     except ImportError as error:
         raise InputError(f"to read {path}: pip install 'attnmech[gguf]'.") from error
     try:
+        check_header(path)
         return {each.name: (each.tensor_type.name, int(each.n_elements)) for each in GGUFReader(path).tensors}
     except Exception as error:  # a file can be wrong in many ways
         raise WeightsError(

@@ -177,7 +177,9 @@ class Encoder:
         try:
             texts = self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=False)
         except Exception as error:  # a template is a program, which refuses messages in its own way
-            raise InputError(f"the tokenizer's chat template does not take these messages: {first_line(error)}.") from error
+            raise InputError(
+                f"the tokenizer's chat template does not take these messages: {first_line(error)}."
+            ) from error
         return list(texts)
 
     def _require_tokenizer(self) -> None:

@@ -32,7 +32,7 @@ from .probe import Passes
 from .processors import check_processor, processor_in
 from .quantised import require_unquantised
 from .rewritten import rewritten
-from .stored import READING, SHARDED, WHOLE, check_complete, check_stored, precision_of
+from .stored import READING, SHARDED, WHOLE, check_complete, check_labels, check_stored, precision_of
 from .unbridged import Unbridged, unbridged
 from .weights import check_finite, check_real
 
@@ -354,6 +354,7 @@ def _read_tokenizer(folder: Path) -> Any:
 
 
 def _read_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    check_labels(folder)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config can hold anything, and fail in many ways

@@ -4,12 +4,15 @@ A config may say anything. One that asks for a million layers would take hours t
 first weight, and weights that are stored as integers would be taken for real numbers.
 """
 
+import copy
 import json
 import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
 from math import prod
 from pathlib import Path
 from threading import RLock
@@ -43,6 +46,20 @@ _PRECISIONS: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.f
 
 _MOST: Final = 2
 """How many times the stored numbers a config may ask for: below this, missing weights are named one by one."""
+
+_POSITION_COUNTS: Final = (
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_source_positions", "max_target_positions",
+)  # fmt: skip
+"""Transformers' common names for a config's number of positions."""
+
+_STEP: Final = 64
+"""How many positions the smallest model has from which the size of tables follows."""
+
+_FEW_POSITIONS: Final = 2**17
+"""Up to this many, tables of positions are built without working out their size first."""
+
+_TABLES: Final = 2**26
+"""How many numbers that are not stored, such as sinusoids, a config may ask for."""
 
 
 @dataclass(frozen=True)
@@ -120,26 +137,31 @@ def precision_of(folder: Path) -> torch.dtype | None:
     return _PRECISIONS[next(iter(counts))] if len(counts) == 1 else None
 
 
+def check_labels(folder: Path) -> None:
+    """Raises `WeightsError` if a config asks for more labels than any stored tensor has rows, before it is read.
+
+    Transformers names every label when it reads a config.
+    """
+    try:
+        labels = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("num_labels")
+    except (OSError, ValueError, AttributeError, RecursionError):  # transformers says what is wrong with it
+        return
+    longest = max((size for tensor in stored_tensors(folder).values() for size in tensor.shape), default=0)
+    if isinstance(labels, int) and labels > longest:
+        raise WeightsError(
+            f"folder {folder}: its config asks for {labels:,} labels, but no tensor of its weights has more than "
+            f"{longest:,} rows or columns; the two do not belong together."
+        )
+
+
 def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None:
     """Raises `WeightsError` if a folder's weights cannot belong to the model in its config.
 
-    That is: if the config asks for a different number of layers, or for far more numbers than are stored, or if what is
-    stored under a weight's name is not real numbers.
+    That is: if `check_sizes` does, or if what is stored under a weight's name is not real numbers.
     """
     stored = stored_tensors(folder)
-    _check_layers(folder, stored, config)
-    try:
-        with torch.device("meta"):
-            asked = dict(kind(config).named_parameters())
-    except Exception as error:
-        message = f"folder {folder}: no {kind.__name__} can be made of its config: {first_line(error)}"
-        raise WeightsError(message) from error
-    numbers, held = sum(each.numel() for each in asked.values()), sum(prod(each.shape) for each in stored.values())
-    if numbers > _MOST * held:
-        raise WeightsError(
-            f"folder {folder}: its config asks for {numbers:,} parameters, but its weights hold {held:,}; the two do "
-            "not belong together."
-        )
+    sizes = {name: prod(tensor.shape) for name, tensor in stored.items()}
+    asked = check_sizes(f"folder {folder}", kind, config, sizes)
     # A headless model's file omits the prefix that the same module has in a model with a head.
     prefix = f"{kind.base_model_prefix}."
     for name, tensor in stored.items():
@@ -151,7 +173,72 @@ def check_stored(folder: Path, kind: type[PreTrainedModel], config: Any) -> None
             )
 
 
-def _check_layers(folder: Path, stored: Mapping[str, StoredTensor], config: Any) -> None:
+def check_sizes(source: str, kind: type[PreTrainedModel], config: Any, stored: Mapping[str, int]) -> Collection[str]:
+    """The names of a model's weights; raises `WeightsError` if its config does not fit what is stored.
+
+    That is: if the config asks for a different number of layers, or for far more numbers than are stored. `stored` says
+    how many numbers each tensor has.
+    """
+    held = sum(stored.values())
+    _check_layers(source, stored, config)
+    _check_tables(source, kind, config, held)
+    try:
+        with torch.device("meta"):
+            asked = dict(kind(config).named_parameters())
+    except Exception as error:
+        message = f"{source}: no {kind.__name__} can be made of its config: {first_line(error)}"
+        raise WeightsError(message) from error
+    numbers = sum(each.numel() for each in asked.values())
+    if numbers > _MOST * held:
+        raise WeightsError(
+            f"{source}: its config asks for {numbers:,} parameters, but its weights hold {held:,}; the two do not "
+            "belong together."
+        )
+    return asked.keys()
+
+
+def _check_tables(source: str, kind: type[PreTrainedModel], config: Any, held: int) -> None:
+    """Raises `WeightsError` if the tables of a config's many positions would be far larger than what is stored.
+
+    Some models compute theirs (sinusoids, masks), row by row; rotary ones have none.
+    """
+    parts = ["", *getattr(config, "sub_configs", {})]
+    for part, name in product(parts, _POSITION_COUNTS):
+        count = getattr(getattr(config, part, None) if part else config, name, None)
+        if not isinstance(count, int) or count <= _FEW_POSITIONS:
+            continue
+        try:
+            numbers = numbers_with(kind, config, part, name, count)
+        except Exception:  # few positions may not fit its other numbers; then it is built as it is
+            continue
+        if numbers > _MOST * held + _TABLES:
+            raise WeightsError(
+                f"{source}: its config asks for {count:,} positions ({name}), for which a {kind.__name__} has "
+                f"{numbers:,} numbers, but its weights hold {held:,}; the two do not belong together."
+            )
+
+
+def numbers_with(kind: type[PreTrainedModel], config: Any, part: str, name: str, positions: int) -> int:
+    """How many numbers a model would have, those in buffers too, with so many positions.
+
+    A polynomial of degree 2 in the number of positions, f(p) = f₁ + n (f₂ − f₁) + n (n − 1)/2 · (f₃ − 2 f₂ + f₁) with
+    n = (p − p₁)/p₁, which follows from models with p₁, 2 p₁ and 3 p₁ positions. `part` names the part of the config
+    that `name` is in, if not its own.
+    """
+
+    def numbers_of(few: int) -> int:
+        changed = copy.deepcopy(config)
+        setattr(getattr(changed, part) if part else changed, name, few)
+        with torch.device("meta"):
+            model = kind(changed)
+        return sum(value.numel() for value in (*model.parameters(), *model.buffers()))
+
+    one, two, three = (numbers_of(_STEP * count) for count in (1, 2, 3))
+    steps = Fraction(positions - _STEP, _STEP)
+    return int(one + steps * (two - one) + steps * (steps - 1) / 2 * (three - 2 * two + one))
+
+
+def _check_layers(source: str, stored: Collection[str], config: Any) -> None:
     counts = [getattr(config, name, None) for name in _LAYER_COUNTS]
     asked = max((count for count in counts if isinstance(count, int)), default=0)
     held: dict[str, int] = {}
@@ -164,8 +251,8 @@ def _check_layers(folder: Path, stored: Mapping[str, StoredTensor], config: Any)
     known = config.model_type in ARCHITECTURES
     if asked != layers if known else asked > _MOST_SHARED * max(layers, 1):
         raise WeightsError(
-            f"folder {folder}: its config asks for {asked} layers, but its weights hold {layers}; the two do not "
-            "belong together."
+            f"{source}: its config asks for {asked} layers, but its weights hold {layers}; the two do not belong "
+            "together."
         )
 
 

@@ -313,6 +313,65 @@ def test_a_file_that_is_cut_off(file: Path, copies: Path, left: int) -> None:
     assert made(copies) == []
 
 
+def patched(file: Path, key: str, number: int, *, after: int = 4, size: int = 4) -> Path:
+    """The file with another number among its metadata: so many bytes after a key, whose type takes four."""
+    data = bytearray(file.read_bytes())
+    place = data.index(key.encode()) + len(key) + after
+    data[place : place + size] = number.to_bytes(size, "little")
+    file.write_bytes(data)
+    return file
+
+
+def test_a_header_that_asks_for_a_million_layers(file: Path, copies: Path) -> None:
+    said = message_of(lambda: am.load(patched(file, "llama.block_count", 10**6)), am.WeightsError)
+    assert said == (
+        f"{file}: its config asks for 1000000 layers, but its weights hold 2; the two do not belong together."
+    )
+    assert made(copies) == []
+
+
+def test_a_header_that_asks_for_far_larger_weights(file: Path, copies: Path) -> None:
+    said = message_of(lambda: am.load(patched(file, "llama.feed_forward_length", 10**8)), am.WeightsError)
+    assert "its config asks for 38,4" in said and "do not belong together" in said
+    assert made(copies) == []
+
+
+def test_a_rotary_model_may_name_any_number_of_positions(file: Path) -> None:
+    plain = logits(am.load(file))
+    assert torch.equal(logits(am.load(patched(file, "llama.context_length", 10**8))), plain)
+
+
+@pytest.mark.parametrize(
+    ("key", "after", "says"),
+    [
+        ("tokenizer.ggml.tokens", 8, "100,000,000 values follow, 800,000,000 bytes, of which the file has"),
+        ("general.name", 4, "a text follow, 100,000,000 bytes, of which the file has"),
+        ("GGUF", 4, "100,000,000 tensors follow, 2,400,000,000 bytes, of which the file has"),
+    ],
+)
+def test_a_header_that_promises_more_than_the_file_holds(
+    file: Path, copies: Path, key: str, after: int, says: str
+) -> None:
+    said = message_of(lambda: am.load(patched(file, key, 10**8, after=after, size=8)), am.WeightsError)
+    assert said.startswith(f"{file} cannot be read as GGUF (its header says that {says}") and "damaged" in said
+    assert made(copies) == []
+
+
+def test_an_array_far_longer_than_any_vocabulary(tmp_path: Path, copies: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "long.gguf"), "llama")
+    writer.add_block_count(2)
+    writer.add_array("llama.more", [1])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    file = patched(tmp_path / "long.gguf", "llama.more", 10**8, after=8, size=8)
+    with file.open("r+b") as data:
+        data.truncate(5 * 10**8)
+    said = message_of(lambda: am.load(file), am.WeightsError)
+    assert "its header has arrays of 100,000,000 values; at most 16,777,216 are read" in said
+    assert made(copies) == []
+
+
 def test_a_file_of_something_else(tmp_path: Path, copies: Path) -> None:
     file = tmp_path / "page.gguf"
     file.write_text("<!DOCTYPE html>" * 100, encoding="utf-8")

@@ -1,6 +1,8 @@
 """Files: shards, precisions, quantised weights and device maps, each read as it is or refused in one clear sentence."""
 
+import copy
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import attnmech as am
+from attnmech.model import stored
 from attnmech.model.quantised import require_unquantised
 from attnmech.model.stored import SHARDED, WHOLE
 
@@ -164,3 +167,60 @@ def test_a_model_with_parts_on_disk_is_refused_with_what_to_do(tmp_path: Path) -
         match=r"keeps 1 of its 6 parts away .* \('model\.layers\.1' on 'disk'\).* device_map=\{\"\": \"cpu\"\}",
     ):
         am.load(source)
+
+
+# -- configs that ask for far more than is stored -------------------------------------------------------------------
+
+
+def edited(folder: Path, name: str, **changed: Any) -> Path:
+    """A folder with a model, and other values in its config."""
+    models.fresh(name).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | changed), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt2", "n_positions"),
+        ("bert", "max_position_embeddings"),
+        ("gptj", "n_positions"),
+        ("codegen", "n_positions"),
+        ("gpt_neo", "max_position_embeddings"),
+        ("marian", "max_position_embeddings"),
+    ],
+)
+def test_a_config_that_asks_for_a_hundred_million_positions(name: str, count: str, tmp_path: Path) -> None:
+    """Learned ones are parameters; sinusoids and masks are computed, some of them row by row."""
+    folder = edited(tmp_path, name, **{count: 10**8})
+    expected = r"asks for 100,000,000 positions \(\w+\), for which a \w+ has [\d,]+ numbers, but its weights hold"
+    began = time.perf_counter()
+    with pytest.raises(am.WeightsError, match=expected):
+        am.load(folder)
+    assert time.perf_counter() - began < 20
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_config_that_asks_for_a_hundred_million_labels(name: str, tmp_path: Path) -> None:
+    with pytest.raises(am.WeightsError, match=r"asks for 100,000,000 labels, but no tensor of its weights has more"):
+        am.load(edited(tmp_path, name, num_labels=10**8))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_rotary_models_may_name_millions_of_positions(name: str, tmp_path: Path) -> None:
+    """Llama 4 names 10,485,760: nothing of that size is built."""
+    hooked = am.load(edited(tmp_path, name, max_position_embeddings=10_485_760))
+    ids = models.token_ids(name)
+    assert torch.equal(hooked.run(ids).logits, models.hooked(name).run(ids).logits)
+
+
+@pytest.mark.parametrize("part", ["parameters", "sinusoids", "mask"])
+def test_the_size_of_tables_follows_from_three_small_ones(part: str) -> None:
+    """Exactly: against a model with as many positions, built."""
+    name, count = {"parameters": ("gpt2", 3000), "sinusoids": ("gptj", 3000), "mask": ("gpt_neo", 300)}[part]
+    config = copy.deepcopy(models.plain(name).config)
+    config.max_position_embeddings = count
+    built = type(models.plain(name))(config)
+    numbers = sum(value.numel() for value in (*built.parameters(), *built.buffers()))
+    assert stored.numbers_with(type(built), config, "", "max_position_embeddings", count) == numbers
