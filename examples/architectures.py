@@ -1,7 +1,8 @@
 """Makes `architectures.md`: what attnmech gives on each family, measured on the small random models of the tests.
 
 `python examples/architectures.py` from a checkout; needs the packages of the tests. With `--census` it makes
-`census.md` instead: every model type of transformers' auto classes, built small and loaded (some minutes).
+`census.md` instead: every model type of transformers' auto classes, built small and loaded (some minutes). With
+`--calls` it makes `calls.md`, every public call on each family of the README, and the README's table of models.
 """
 
 import argparse
@@ -142,12 +143,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="TYPE", help="with --census: only these model types")
     parser.add_argument("--census", action="store_true", help="try every model type of transformers")
+    parser.add_argument("--calls", action="store_true", help="make every public call on every family of the README")
     parser.add_argument("--sizes", choices=("one", "other"), default="one", help="sizes of the census's models")
     parser.add_argument("--seed", type=int, default=0, help="seed of their weights (default %(default)s)")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.census:
         sys.exit(0 if census(chosen.kinds, chosen.sizes, chosen.seed) else 1)
+    if chosen.calls:
+        import calls
+
+        calls.write()
+        return
     Path(__file__).with_suffix(".md").write_text(table([*models.MAKERS, *models.NEW, *models.OTHERS]), encoding="utf-8")
 
 

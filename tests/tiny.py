@@ -91,8 +91,10 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "indexer_compress_ratio": 4,
         "hc_lowrank": 12,
     }
+    factorised = {"embedding_size": size["hidden"] - 12}
     mamba = {"mamba_n_heads": heads, "mamba_d_head": twice // heads, "mamba_d_state": 14, "mamba_chunk_size": 16}
     return {
+        "albert": factorised,
         "axk1": latent,
         "axk2": latent,
         "bailing_hybrid": latent | {"num_group": 1, "layer_types": ["linear_attention", "full_attention"] * 2},
@@ -111,6 +113,7 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "deepseek_v3": latent | {"n_routed_experts": 4, "first_k_dense_replace": 1},
         "deepseek_v32": latent,
         "dots1": one_group | {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+        "electra": factorised,
         "esmc": {"num_key_value_heads": heads, "head_dim": size["hidden"] // heads},
         "esm": {"vocab_size": size["vocab"], "mask_token_id": 5, "pad_token_id": 1},
         "glm4_moe_lite": latent,
@@ -147,6 +150,8 @@ def _own(kind: str, size: Mapping[str, int]) -> Mapping[str, Any]:
         "qwen4_exp": {"text_config": indexer},
         "qwen4_exp_text": indexer,
         "reformer": {"is_decoder": True, "axial_pos_embds": False},
+        "rembert": {"input_embedding_size": size["hidden"] - 12, "output_embedding_size": size["hidden"] + 12},
+        "roformer": factorised,
         "switch_transformers": unscaled,
         "t5": unscaled,
         "umt5": unscaled,

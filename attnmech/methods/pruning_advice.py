@@ -17,6 +17,7 @@ from ..batch import Batch
 from ..draw.intervals import interval_rows
 from ..draw.section import Section
 from ..draw.text import with_minus_signs
+from ..errors import InputError
 from ..interventions import Head, Intervention
 from ..maths.intervals import LEAST_TEXTS, TextMeans
 from ..model.hooked import HookedModel, require_model
@@ -83,7 +84,8 @@ def pruning_advice(
         Each piece of advice with its cost, control and verdict.
 
     Raises:
-        InputError: for fewer than two different texts, and what `am.redundancy` and `am.ablate_heads` raise.
+        InputError: for a model that does not predict the next token, for fewer than two different texts, and what
+            `am.redundancy` and `am.ablate_heads` raise.
 
     """
     require_model(model)
@@ -92,6 +94,11 @@ def pruning_advice(
     most, rows = whole_number("most", most, least=1), whole_number("rows", rows)
     option("method", method, METHODS)
     seed = whole_number("seed", seed, most=2**63 - 1)
+    if not (model.causal and model.writes_tokens):
+        raise InputError(
+            f"advice is checked by the loss of the next token, which {model.name} does not predict; am.redundancy says "
+            "which of its heads attend alike, and am.ablate_set what removing them does."
+        )
     stack = model.output_stack
     forming, checking = halves(model, reread(texts), bos=bos, seed=seed)
     chosen = tuple(dict.fromkeys(model.points.check_layers(layers, stack.label)))

@@ -124,8 +124,8 @@ class Architecture:
     mine: blocks layers; attention attn; qkv q, k, v; out attn.o; mid_norm norm_2; mlp_out mlp; attn_norm norm_1; \
 final_norm norm; rotary rotate_halves
 
-    Paths are dotted. `blocks`, `embed_norm` and `narrow_norm` start at the base model; `attention`, `out`, `attn_out`,
-    `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv`, `qk_norm` and
+    Paths are dotted. `blocks`, `embed_norm`, `embed_projection` and `narrow_norm` start at the base model; `attention`,
+    `out`, `attn_out`, `attn_norm`, `mid_norm`, `mlp_out` and `post_norm` at the block; those of `qkv`, `qk_norm` and
     `v_norm` at the attention module.
     """
 
@@ -197,8 +197,10 @@ final_norm norm; rotary rotate_halves
     """Why logits are not the final norm's output times W_U; empty if they are."""
     embed_norm: str | None = None
     """The norm whose output enters the stream."""
+    embed_projection: str | None = None
+    """The matrix between a factorised embedding and the stream (OPT, ALBERT)."""
     narrow_norm: str | None = None
-    """The norm of a factorised embedding whose output is projected to the width of the stream (ALBERT, ELECTRA)."""
+    """The norm whose output `embed_projection` reads (ALBERT, ELECTRA)."""
     embed_scale: float = 1.0
     """The factor of the token embedding's rows."""
     stream_scale: float = 1.0
@@ -425,6 +427,7 @@ def _opt(config: Config) -> Architecture:
         mlp_out="fc2",
         query_scale=(config.hidden_size // config.num_attention_heads) ** -0.5,
         position_limit=config.max_position_embeddings,
+        embed_projection="decoder.project_in" if narrow else None,
     )
 
 

@@ -56,7 +56,7 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
 def described(module: nn.Module, plan: Architecture) -> Architecture:
     """A user's architecture for a model, with the numbers of heads that its config gives if the user gave none."""
     model = require_transformers(module)
-    for path in (plan.blocks, plan.final_norm, plan.embed_norm, plan.narrow_norm):
+    for path in (plan.blocks, plan.final_norm, plan.embed_norm, plan.embed_projection, plan.narrow_norm):
         if path and not has_module(model.base_model, path):
             raise UnsupportedModelError(
                 f"`architecture` names a module {path!r}, which {type(model).__name__} does not have."

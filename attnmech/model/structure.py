@@ -220,10 +220,13 @@ class Reader:
         found: dict[str, Any] = {"embed_norm": self._norm_before(entering, outside)}
         if self._signal is None:
             found |= {
-                "narrow_norm": self._norm_before(self._projected(entering, outside), outside),
                 "position_limit": self._position_limit(list_path, outside), "embed_scale": self._embed_scale(outside),
                 "stream_scale": self._stream_scale(block, outside),
             }  # fmt: skip
+            projection = self._projection(entering, outside)
+            if projection is not None:
+                found["embed_projection"] = projection.path
+                found["narrow_norm"] = self._norm_before(projection.given, outside)
         if last is None:
             return found | {"head_refused": "its last block has no attention, so no point holds the stream at its end"}
         end = trace.call(last)
@@ -297,12 +300,12 @@ class Reader:
                 return call.path
         return None
 
-    def _projected(self, entering: Tensor | None, outside: Sequence[Call]) -> Tensor | None:
-        """What the projection of a factorised embedding makes the stream of, if there is one."""
+    def _projection(self, entering: Tensor | None, outside: Sequence[Call]) -> Call | None:
+        """The call of the matrix that projects a factorised embedding to the stream, if there is one."""
+        width = self._rows.shape[1]
         for call in outside:
-            is_projection = isinstance(call.module, nn.Linear) and call.module.in_features == self._rows.shape[1]
-            if entering is not None and is_projection and same(call.made[0], entering):
-                return call.given
+            if isinstance(call.module, nn.Linear) and call.module.in_features == width and same(call.made[0], entering):
+                return call
         return None
 
     def _stream_scale(self, block: Call | None, outside: Sequence[Call]) -> float:

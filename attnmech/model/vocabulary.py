@@ -152,19 +152,18 @@ def require_positions(model: HookedModel) -> None:
 
 def _projection(model: HookedModel, stack: Stack) -> nn.Linear | None:
     """The matrix between a factorised embedding and the stream."""
+    path = stack.architecture.embed_projection
+    if path is not None:
+        projection = submodule(model.base, path)
+        assert isinstance(projection, nn.Linear)
+        return projection
     width = model.embedding.shape[1]
-    if width == stack.d_model:
-        return None
-    blocks = f"{stack.architecture.blocks}."
-    for path, module in model.base.named_modules():
-        fits = isinstance(module, nn.Linear) and module.weight.shape == (stack.d_model, width)
-        if fits and not path.startswith(blocks):
-            assert isinstance(module, nn.Linear)
-            return module
-    raise InputError(
-        f"the embedding of {model.name} has {width} dimensions and its stream {stack.d_model}, and no projection "
-        "between them was found."
-    )
+    if width != stack.d_model:
+        raise InputError(
+            f"the embedding of {model.name} has {width} dimensions and its stream {stack.d_model}, and no projection "
+            "between them was found."
+        )
+    return None
 
 
 def _norm(model: HookedModel, stack: Stack) -> EmbedNorm | None:

@@ -40,7 +40,7 @@ def why_no_sum(model: HookedModel) -> str | None:
         return "its layers without attention write into the stream, and no point holds what they write"
     if not model.architecture.chained:
         return "something between its blocks changes the stream (DeBERTa-v2's convolution after the first)"
-    if model.embedding.shape[1] != model.d_model:
+    if model.architecture.embed_projection is not None or model.embedding.shape[1] != model.d_model:
         return (
             f"its token embedding of {model.embedding.shape[1]} dimensions is projected to the {model.d_model} of the "
             "stream"

@@ -66,13 +66,14 @@ class PositionKernel(SavesFigures):
         """A head's kernel and its bands, as lines over distance."""
         index = self.layers.index(member("layer", layer, self.layers, "the layers decomposed"))
         head = index_of("head", head, self.values.shape[1])
-        bands = {name: value[index, head].double().numpy() for name, value in self.bands.items()}
-        return position_kernel(self.distances.double().numpy(), self.values[index, head].double().numpy(), bands)
+        bands = {name: value[index, head].cpu().double().numpy() for name, value in self.bands.items()}
+        values = self.values[index, head].cpu().double().numpy()
+        return position_kernel(self.distances.cpu().double().numpy(), values, bands)
 
     def section(self, call: str) -> Section:
         """The kernels of every head, for a page whose reader chooses one."""
-        values = self.values.float().numpy()
-        bands = {name: value.float().numpy() for name, value in self.bands.items()}
+        values = self.values.float().cpu().numpy()
+        bands = {name: value.float().cpu().numpy() for name, value in self.bands.items()}
 
         def told(layer: int, head: int) -> str:
             kernel = values[layer, head]
@@ -91,7 +92,7 @@ class PositionKernel(SavesFigures):
             if bands
             else "What a key gains or loses from how far it stands behind the query, whatever both tokens are.",
             caveat="How strongly a head looks somewhere depends on all terms together: see one row as a sum.",
-            figures={"kernel": kernel_chart(self.distances.float().numpy(), values, bands)},
+            figures={"kernel": kernel_chart(self.distances.float().cpu().numpy(), values, bands)},
             call=f"{call}.position_kernel().plot(layer={{layer}}, head={{head}})",
         )
 

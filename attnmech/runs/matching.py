@@ -45,7 +45,7 @@ def pattern_divergence(
         counts[:rows] += mask.sum(dim=0)
         for place, layer in enumerate(layers):
             patterns = [
-                model.run(batch, points=["pattern"], layers=[layer])[stack.point("pattern"), layer].cpu()
+                model.run(batch, points=[stack.point("pattern")], layers=[layer])[stack.point("pattern"), layer].cpu()
                 for model, batch in ((one, left), (other, right))
             ]
             found = between_heads(*(pattern.transpose(1, 2) for pattern in patterns)).double()

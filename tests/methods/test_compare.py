@@ -127,6 +127,22 @@ def test_patterns_differ_by_jensen_shannon() -> None:
     assert float(found.divergence[1, 2, 5]) == pytest.approx(total / 12, rel=1e-4)
 
 
+def test_an_encoder_decoder_is_compared_by_its_decoder() -> None:
+    one, other, inputs = models.hooked("t5"), am.load(models.fresh("t5", seed=4)), models.inputs_of("t5")
+    found = am.compare(one, other, inputs, am.head_importance)
+    p, q = (model.run(inputs, points=["decoder.pattern"])["decoder.pattern", 2].double() for model in (one, other))
+    total = 0.0
+    for text in range(3):
+        for row in range(1, 5):
+            a, b = p[text, 1, row], q[text, 3, row]
+            total += sum(float(torch.xlogy(x, 2 * x / (a + b)).nan_to_num().sum()) / 2 for x in (a, b))
+    assert found.divergence.shape == (3, 4, 4)
+    assert float(found.divergence[2, 1, 3]) == pytest.approx(total / 12, rel=1e-4)
+    effects = [am.head_importance(model, inputs).score for model in (one, other)]
+    place = found.statistics.index("score")
+    torch.testing.assert_close(found.difference[place], effects[1] - effects[0], rtol=1e-4, atol=1e-6)
+
+
 def test_it_is_saved_with_its_page(tmp_path: Path) -> None:
     found = am.compare(
         models.hooked("gpt2"), am.load(models.fresh("gpt2", seed=4)), ids_of("gpt2"), am.residual_updates

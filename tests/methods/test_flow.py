@@ -144,6 +144,7 @@ def test_views_weighted_by_value_are_the_norms_of_flow_as_shares(name: str) -> N
     model, ids = loaded(name)
     acts, flow = model.run(ids, points=["pattern", "v"]), am.attention_flow(model, ids, "norm")
     assert flow.head_maps is not None
+    assert not any(norms.requires_grad for norms in acts.value_norms.values())
     expected = flow.head_maps / flow.head_maps.sum(dim=-1, keepdim=True)
     for layer in range(model.n_layers):
         pattern = acts["pattern", layer][0]

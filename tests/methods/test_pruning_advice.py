@@ -160,3 +160,9 @@ def test_the_mean_replaces_a_head_and_results_come_back(tmp_path: Path) -> None:
 def test_bad_input(options: dict[str, Any], message: str) -> None:
     with pytest.raises(am.InputError, match=message):
         am.pruning_advice(models.demo(), documents(4), **options)
+
+
+@pytest.mark.parametrize("name", ["bert", "vit"])
+def test_a_model_that_predicts_no_next_token_is_refused(name: str) -> None:
+    with pytest.raises(am.InputError, match=r"loss of the next token, which \w+ does not predict; am\.redundancy says"):
+        am.pruning_advice(models.hooked(name), [])

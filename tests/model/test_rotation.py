@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.model.position import FORMS, PAIRS_ONCE, Rotary, Rotation
+from attnmech.model.position import FORMS, PAIRS_ONCE, Rotary, Rotation, rotary_tables
 
 F64 = torch.float64
 ONCE = ("rotate_halves_once", "rotate_pairs_once")
@@ -127,3 +127,8 @@ def test_a_rotation_of_the_model_gives_what_its_q_rot_is() -> None:
     acts = model.run(ids, points=["q", "q_rot"])
     turned = centred.back(acts["q_rot", 1], centred.turns_of("gptj", 6, F64), 1)
     torch.testing.assert_close(turned, acts["q", 1], rtol=0, atol=1e-7)
+
+
+def test_tables_are_made_on_the_device_of_their_positions() -> None:
+    tables = rotary_tables({"rope_theta": 300.0}, 10, torch.arange(7, device="meta"))
+    assert tables is not None and [table.device.type for table in tables] == ["meta", "meta"]

@@ -1,0 +1,161 @@
+"""Which calls work on which families? What `tests/matrix.py` finds, as a page, and as the README's table of models."""
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import matrix
+from matrix import Row
+
+PAGE: Final = Path(__file__).with_suffix(".md")
+README: Final = Path(__file__).parents[1] / "README.md"
+BEGIN: Final = "<!-- made by `python examples/architectures.py --calls` -->"
+END: Final = "<!-- end -->"
+
+ABOUT: Final = """# Calls
+
+Every public call on a small random model of each family that the README names, made by
+`python examples/architectures.py --calls`; `tests/test_matrix.py` makes the calls again and compares.
+
+**{cells} cells: {works} work, {refused} are refused, by an error of attnmech that says why (the notes below).**
+
+A call works where it is not listed. Of a model with several stacks, calls that are about one stack are tried on each.
+`by_wavelength` is about rotary models, and `global_attention` about windows with global tokens. Tried are {calls}.
+"""
+
+OWN_SUBJECT: Final = ("by_wavelength", "global_attention")
+"""Calls about something that most families do not have, which the README does not list."""
+
+BEYOND: Final = {
+    "decoders": "rotary `q_rot`, `k_rot`; soft caps and sinks; sliding windows; factors of what is added to the stream",
+    "… with a position term": "`position` among the terms, as in T5",
+    "… with latents or gates": "`latent`; `gate`",
+    "mixtures of experts": "as decoders",
+    "hybrids": "layers with attention, `mixer_out` where another mixer stands beside it",
+    "attention alone": "all points of attention",
+    "encoders": "a layer for each use of shared weights (ALBERT)",
+    "disentangled attention": "`content_to_position`, `position_to_content` among the terms",
+    "encoder-decoders": "stacks `encoder`, `decoder`, `cross`; figures over two texts; `generate` step by step",
+    "long texts": "windows by layer, global tokens with projections of their own, hidden keys never made; "
+    "`am.global_attention`",
+    "images": "patches by row and column, the picture under the row's attention",
+    "sound": "frames by time, the spectrogram under the row's attention",
+}
+ABSENT: Final = {
+    "decoders": "attention over an indexer's keys (DeepSeek-V3.2), differential attention",
+    "mixtures of experts": "experts with a capacity (NLLB-MoE)",
+    "hybrids": "layers without attention, which are named; models without any (Mamba, RWKV)",
+    "attention alone": "the points of the stream",
+    "encoders": "convolutions beside attention (ConvBERT), pooled positions (Funnel)",
+    "encoder-decoders": "merged attention (T5Gemma 2), several streams (ProphetNet)",
+    "long texts": "attention to blocks at random (BigBird's `block_sparse`; with `original_full` it is read), to "
+    "hashed keys (Reformer)",
+    "images": "shifted windows (Swin), patches left out at random (ViT-MAE), stages of several sizes",
+    "sound": "gated position bias (WavLM)",
+}
+
+
+def measured() -> dict[str, Row]:
+    """Makes every call on every family; some minutes."""
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return {kind: matrix.row_of(make, Path(folder)) for kind, make in matrix.models_of_all().items()}
+
+
+def page(rows: Mapping[str, Row]) -> str:
+    """The page of all families, each reason a note below."""
+    notes = list(dict.fromkeys(why for row in rows.values() for why in row.refused.values()))
+    total, refused = sum(row.cells for row in rows.values()), sum(len(row.refused) for row in rows.values())
+    calls = ", ".join(f"`{name}`" for name in matrix.CALLS)
+    lines = [ABOUT.format(cells=total, works=total - refused, refused=refused, calls=calls)]
+    lines += ["| family | model type | cells | refused |", "| --- | --- | --: | --- |"]
+    for members in matrix.FAMILIES.values():
+        for name, kinds in members.items():
+            lines += [f"| {name} | {kind} | {rows[kind].cells} | {_refused(rows[kind], notes)} |" for kind in kinds]
+    numbered = [f"{number}. {why}" for number, why in enumerate(notes, 1)]
+    return "\n".join([*lines, "", *numbered, ""])
+
+
+def _refused(row: Row, notes: list[str]) -> str:
+    """The refused calls, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for call, why in row.refused.items():
+        by_reason.setdefault(why, []).append(_code(call))
+    return "; ".join(f"{', '.join(calls)} [{notes.index(why) + 1}]" for why, calls in by_reason.items()) or "–"
+
+
+def _code(call: str) -> str:
+    name, _, stack = call.partition(" (")
+    return f"`{name}` ({stack}" if stack else f"`{name}`"
+
+
+def stored() -> dict[str, Row]:
+    """The rows of the page as it stands."""
+    text = PAGE.read_text("utf-8")
+    notes = dict(re.findall(r"^(\d+)\. (.+)$", text, flags=re.MULTILINE))
+    rows = {}
+    for line in text.splitlines():
+        parts = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if len(parts) == 4 and parts[2].isdigit():
+            rows[parts[1]] = Row(int(parts[2]), dict(_calls(parts[3], notes)))
+    return rows
+
+
+def _calls(cell: str, notes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for calls, number in re.findall(r"(.+?) \[(\d+)\](?:; |$)", "" if cell == "–" else cell):
+        for name, stack in re.findall(r"`(.+?)`( \(\w+\))?", calls):
+            yield name + stack, notes[number]
+
+
+# -- the README ------------------------------------------------------------------------------------------------
+
+
+def readme_table(rows: Mapping[str, Row]) -> str:
+    """The README's table of models: a row per group of families, with the calls that are refused."""
+    lines = [
+        "| models | for example | beyond the points and terms of all | calls refused | absent, or refused at load |"
+    ]
+    lines += ["|---|---|---|---|---|"]
+    for title, members in matrix.FAMILIES.items():
+        cells = (title, ", ".join(members), BEYOND[title], _of_group(members, rows), ABSENT.get(title, ""))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _of_group(members: Mapping[str, Mapping[str, object]], rows: Mapping[str, Row]) -> str:
+    """The calls that every model of a group refuses, then those that some refuse, with their names."""
+    by_name = {name: [_names(rows[kind]) for kind in kinds] for name, kinds in members.items()}
+    refusing = {
+        call: tuple(name for name, of_kinds in by_name.items() if any(call in calls for calls in of_kinds))
+        for call in dict.fromkeys(call for of_kinds in by_name.values() for calls in of_kinds for call in calls)
+    }
+    by_families: dict[tuple[str, ...], list[str]] = {}
+    for call, names in refusing.items():
+        by_families.setdefault(names, []).append(f"`{call}`")
+    whole = tuple(by_name)
+    parts = [", ".join(by_families.pop(whole))] if whole in by_families else []
+    return "; ".join([*parts, *(f"{', '.join(names)}: {', '.join(calls)}" for names, calls in by_families.items())])
+
+
+def _names(row: Row) -> list[str]:
+    """The refused calls, of a model with several stacks those that all of them refuse or that are about none."""
+    return [call for call in row.refused if not call.endswith(")") and call not in OWN_SUBJECT]
+
+
+def readme(rows: Mapping[str, Row], text: str) -> str:
+    """The README with its table made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{readme_table(rows)}\n{END}{after}"
+
+
+def write() -> None:
+    """Writes the page and the README's table."""
+    rows = measured()
+    PAGE.write_text(page(rows), encoding="utf-8")
+    README.write_text(readme(rows, README.read_text("utf-8")), encoding="utf-8")

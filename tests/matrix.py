@@ -1,0 +1,596 @@
+"""Every public call on a small random model of every family: does it work, or which error says why not?
+
+No two axes of a model have one length; biases and norms are random. A cell that raises anything but an `AttnmechError`
+is a bug.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, Final
+
+import models
+import senses
+import tiny
+import torch
+from torch import Tensor
+
+import attnmech as am
+from attnmech.results import Result
+
+# -- families --------------------------------------------------------------------------------------------------
+
+WORDS: Final = (*models.WORDS, "Anna", "Tom", "gave", "shell", "old", "sang", "key", "is", "of", "chest")
+TEXT: Final = "Anna gave the old keys to Tom. the dog sang of a shell."
+TARGET: Final = "a key is here. there are keys."
+CLEAN: Final = "the old keys to the cabinet are here. the keys to the chest are"
+CORRUPTED: Final = "the old key to the cabinet is here. the key to the chest is"
+TEXTS: Final = (
+    TEXT,
+    CLEAN,
+    CORRUPTED,
+    "Tom gave a shell to the dog. Anna is there and sang.",
+    "the dog is here. a key.",
+)
+
+
+def from_tiny(kind: str) -> Callable[[], Any]:
+    return lambda: tiny.model_of(kind)
+
+
+def from_senses(name: str) -> Callable[[], Any]:
+    return lambda: senses.raw(name)
+
+
+def unispeech() -> Any:
+    return models.randomised(senses.made("UniSpeechForCTC", "UniSpeech", senses.WAVES))
+
+
+def whisper() -> Any:
+    return models.randomised(senses.made("WhisperForConditionalGeneration", "Whisper", senses.TRANSCRIBING))
+
+
+def named(members: str) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Members built by `tests/tiny.py`, as "name: model types; ...", by the README's name for them."""
+    pairs = (member.strip().split(": ") for member in members.split(";"))
+    return {name: {kind: from_tiny(kind) for kind in kinds.split()} for name, kinds in pairs}
+
+
+def seen(members: str) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Members built by `tests/senses.py`."""
+    pairs = (member.strip().split(": ") for member in members.split(";"))
+    return {name: {kind: from_senses(kind) for kind in kinds.split()} for name, kinds in pairs}
+
+
+FAMILIES: Final[dict[str, dict[str, dict[str, Callable[[], Any]]]]] = {
+    "decoders": named(
+        "GPT-2: gpt2; OPT: opt; Llama 1 to 4: llama llama4_text; Mistral: mistral; Gemma 1 to 3: gemma gemma2 "
+        "gemma3_text; Qwen 2 and 3: qwen2 qwen3; OLMo: olmo olmo2 olmo3; Phi: phi phi3; Cohere: cohere cohere2; "
+        "GLM-4: glm4; Granite: granite; gpt-oss: gpt_oss; GPT-NeoX: gpt_neox; GPT-J: gptj"
+    ),
+    "… with a position term": named("BLOOM: bloom; MPT: mpt")
+    | {"Falcon with ALiBi": {"falcon": lambda: models.fresh("falcon_alibi_serial")}},
+    "… with latents or gates": named(
+        "DeepSeek-V2 and V3: deepseek_v2 deepseek_v3; MiniCPM3: minicpm3; Qwen3-Next: qwen3_next; "
+        "OLMo-hybrid: olmo_hybrid"
+    ),
+    "mixtures of experts": named(
+        "Mixtral: mixtral; Qwen-MoE: qwen2_moe qwen3_moe; OLMoE: olmoe; Granite-MoE: granitemoe; "
+        "Switch: switch_transformers"
+    ),
+    "hybrids": named(
+        "Jamba: jamba; Bamba: bamba; LFM2: lfm2; Falcon-H1: falcon_h1; Nemotron-H: nemotron_h; "
+        "Granite-hybrid: granitemoehybrid; Kimi Linear: kimi_linear"
+    ),
+    "attention alone": named(
+        "Gemma 3n and 4: gemma3n_text gemma4_text; MiniMax: minimax; X-MOD: xmod; Zamba: zamba zamba2"
+    ),
+    "encoders": named(
+        "BERT: bert; RoBERTa: roberta; DistilBERT: distilbert; ELECTRA: electra; ALBERT: albert; MPNet: mpnet; "
+        "RemBERT: rembert; RoFormer: roformer; ModernBERT: modernbert; ESM: esm"
+    ),
+    "disentangled attention": named("DeBERTa to v3: deberta deberta-v2; XLNet: xlnet"),
+    "encoder-decoders": named(
+        "T5: t5; umT5: umt5; BART: bart; mBART: mbart; Marian: marian; Pegasus: pegasus; M2M100: m2m_100; "
+        "Blenderbot: blenderbot"
+    )
+    | {"Whisper": {"whisper": whisper}},
+    "long texts": {
+        "Longformer": {"longformer": lambda: models.fresh("longformer")}, "LED": {"led": lambda: models.fresh("led")},
+    },
+    "images": seen(
+        "ViT: vit; DeiT: deit; DINOv2 and v3: dinov2 dinov3; CLIP: clip_vision; SigLIP: siglip_vision; BEiT: beit; "
+        "YOLOS: yolos"
+    ),
+    "sound": seen("wav2vec 2.0: wav2vec2; HuBERT: hubert") | {"UniSpeech": {"unispeech": unispeech}}
+    | seen("SEW: sew; AST: ast; Whisper: whisper_encoder"),
+}  # fmt: skip
+"""A small model of each family that the README's table names: by its row, its name there, and its model type."""
+
+
+# -- what calls are made on ------------------------------------------------------------------------------------
+
+
+class Subject:
+    """A loaded model with inputs of every kind that calls take."""
+
+    def __init__(self, raw: Any, folder: Path, device: str | None = None) -> None:
+        self.raw, self.folder = raw, folder
+        self.tokenizer = None if raw.main_input_name != "input_ids" else models.tokenizer(words=WORDS)
+        self.model = am.load(raw, tokenizer=self.tokenizer, device=device)
+        self.stack: str | None = None
+        """The stack that a call is about, of a model with several."""
+
+    @property
+    def crossed(self) -> bool:
+        """Whether it has an encoder and a decoder."""
+        return len(self.model.stacks) > 1
+
+    @cached_property
+    def inputs(self) -> list[Any]:
+        """Five inputs of different lengths, where the model takes any length."""
+        if self.tokenizer is None:
+            return [self._signal(seed) for seed in range(5)]
+        if self.crossed:
+            return [self.model.encode(text, target=TARGET) for text in TEXTS]
+        return list(TEXTS)
+
+    @property
+    def texts(self) -> Any:
+        """All inputs as calls take several: texts as a list, all else as an iterator."""
+        return self.inputs if self.reads_text else iter(self.inputs)
+
+    @property
+    def few(self) -> Any:
+        """The first two."""
+        return self.inputs[:2] if self.reads_text else iter(self.inputs[:2])
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its inputs are strings."""
+        return self.tokenizer is not None and not self.crossed
+
+    def _signal(self, seed: int) -> dict[str, Tensor]:
+        signal = self.model.encoder.signal  # type: ignore[union-attr]
+        given = dict(signal.noise(1, seed, next(self.raw.parameters())))
+        if self.crossed:
+            given["decoder_input_ids"] = torch.tensor([[3, 7, 9, 11, 5, 20]]) + seed
+        return given
+
+    @property
+    def text(self) -> Any:
+        """One input."""
+        return self.inputs[0]
+
+    @property
+    def pair(self) -> tuple[Any, Any]:
+        """A clean and a corrupted input of equal lengths."""
+        return self.inputs[1], self.inputs[2]
+
+    @property
+    def segments(self) -> Any:
+        """Sentences, or two halves of an input that has none."""
+        if self.tokenizer is not None:
+            return "sentence"
+        length = self.model.encode(self.text).queries(self.stack or "").ids.shape[1]
+        return [(0, 3), (3, length)]
+
+    @property
+    def metric(self) -> Any:
+        """The loss, or a function of the logits of a model that predicts no next token."""
+        return "loss" if self.model.causal and self.model.writes_tokens else first_logits
+
+    @property
+    def scored(self) -> dict[str, Any]:
+        """The metric, with its direction."""
+        return {"metric": self.metric} | ({} if self.metric == "loss" else {"higher_is_better": False})
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """What patching is judged by."""
+        if not self.model.writes_tokens:
+            return {"metric": first_logits}
+        return {"answers": torch.tensor([5]), "against": torch.tensor([9])}
+
+    @property
+    def zero(self) -> am.Intervention:
+        """The heads of this stack, set to zero."""
+        return am.Intervention.zero("all", **({"stack": self.stack} if self.stack else {}))
+
+    @property
+    def of_stack(self) -> dict[str, str]:
+        return {"stack": self.stack} if self.stack else {}
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """Two heads of the first layer with attention and two of the last."""
+        layers = (self.model.stack(self.stack) if self.stack else self.model.output_stack).layers
+        return [(layers[0], 0), (layers[0], 1), (layers[-1], 0), (layers[-1], 1)]
+
+
+def first_logits(logits: Tensor, batch: Any) -> Tensor:
+    """A metric of any model with logits."""
+    return logits.flatten(1)[:, :5].sum(dim=1)
+
+
+# -- calls -----------------------------------------------------------------------------------------------------
+
+Call = Callable[[Subject], Any]
+CALLS: Final[dict[str, Call]] = {}
+"""By the name under which the table counts them."""
+OF_A_STACK: Final[set[str]] = set()
+"""The calls that are about one stack, of a model with several."""
+
+
+def call(name: str, *, of_a_stack: bool = False) -> Callable[[Call], Call]:
+    """Adds a function to the calls."""
+
+    def added(function: Call) -> Call:
+        CALLS[name] = function
+        if of_a_stack:
+            OF_A_STACK.add(name)
+        return function
+
+    return added
+
+
+def look(result: Any, folder: Path) -> None:
+    """What a user does with a result: print it, its table, its figure, and save it."""
+    repr(result)
+    if hasattr(result, "to_frame"):
+        result.to_frame()
+    if hasattr(result, "plot") and not _needed(result.plot):
+        result.plot()
+    if isinstance(result, Result):
+        result.save(folder / "result.safetensors")
+        type(result).load(folder / "result.safetensors")
+
+
+def _needed(method: Callable[..., Any]) -> list[str]:
+    """The arguments without a default."""
+    return [name for name, each in signature(method).parameters.items() if each.default is Parameter.empty]
+
+
+@call("certify")
+def _certify(of: Subject) -> Any:
+    certificate = am.certify(of.model)
+    assert certificate.ok, certificate.verdict
+    return certificate
+
+
+@call("run", of_a_stack=True)
+def _run(of: Subject) -> None:
+    stack = of.model.stack(of.stack)
+    acts = of.model.run(of.text, points=[stack.point("pattern"), stack.point("v"), stack.point("q")])
+    acts.show(stack.point("pattern"), layer=stack.layers[-1])
+
+
+@call("hooks", of_a_stack=True)
+def _hooks(of: Subject) -> None:
+    stack = of.model.stack(of.stack)
+    with of.model.hooks({(stack.point("pattern"), stack.layers[0]): lambda pattern: pattern / 2}):
+        of.model.run(of.text)
+
+
+@call("intervene", of_a_stack=True)
+def _intervene(of: Subject) -> None:
+    changes = [
+        am.Intervention.zero(of.heads[:1], **of.of_stack),
+        am.Intervention.attend(of.heads[1:2], "uniform", **of.of_stack),
+        am.Intervention.remove_keys(of.heads[2:3], "first", **of.of_stack),
+        am.Intervention.scale("query_key", 0.5, of.heads[3:], **of.of_stack),
+    ]
+    with of.model.intervene(*changes):
+        of.model.run(of.text)
+
+
+@call("gradients", of_a_stack=True)
+def _gradients(of: Subject) -> None:
+    stack = of.model.stack(of.stack)
+    acts = of.model.run(of.text, points=[stack.point("z")], gradients_of=lambda logits: logits.sum())
+    assert acts.gradients[stack.point("z"), stack.layers[0]].shape[2] == stack.n_heads
+
+
+@call("generate")
+def _generate(of: Subject) -> None:
+    of.model.generate(of.text, 2, points=[of.model.output_stack.point("pattern")])
+
+
+@call("loss")
+def _loss(of: Subject) -> None:
+    of.model.loss(of.text)
+
+
+@call("decompose_scores", of_a_stack=True)
+def _decompose_scores(of: Subject) -> Any:
+    split = am.decompose_scores(of.model, of.text, **of.of_stack)
+    layer = split.layers[-1]
+    split.explain(layer, 1, 2)
+    split.plot("attention_map", layer=layer, head=1)
+    split.to_html(of.folder / "scores.html")
+    return split
+
+
+@call("decompose_scores, centred", of_a_stack=True)
+def _centred(of: Subject) -> Any:
+    split = am.decompose_scores(of.model, of.text, centre="mean", **of.of_stack)
+    split.position_kernel().plot(layer=split.layers[-1], head=1)
+    return split
+
+
+@call("by_wavelength", of_a_stack=True)
+def _by_wavelength(of: Subject) -> Any:
+    return am.decompose_scores(of.model, of.text, centre="mean", **of.of_stack).by_wavelength([8])
+
+
+@call("decompose_by_source")
+def _decompose_by_source(of: Subject) -> Any:
+    found = am.decompose_by_source(of.model, of.text, cells=[(5, 4)])
+    found.explain(*of.heads[-1], 5, 4)
+    return found
+
+
+@call("variance_shares", of_a_stack=True)
+def _variance_shares(of: Subject) -> Any:
+    return am.variance_shares(of.model, of.texts, **of.of_stack)
+
+
+@call("mean_qk", of_a_stack=True)
+def _mean_qk(of: Subject) -> Any:
+    return am.mean_qk(of.model, of.texts, **of.of_stack)
+
+
+@call("mean_z", of_a_stack=True)
+def _mean_z(of: Subject) -> Any:
+    return am.mean_z(of.model, of.texts, **of.of_stack)
+
+
+@call("attention_focus", of_a_stack=True)
+def _attention_focus(of: Subject) -> Any:
+    return am.attention_focus(of.model, of.texts, **of.of_stack)
+
+
+@call("residual_updates", of_a_stack=True)
+def _residual_updates(of: Subject) -> Any:
+    return am.residual_updates(of.model, of.text, **of.of_stack)
+
+
+@call("residual_updates, logits")
+def _logits(of: Subject) -> Any:
+    stack = {"stack": of.model.output_stack.label} if of.crossed else {}
+    answers, against = torch.tensor([5]), torch.tensor([9])
+    return am.residual_updates(of.model, of.text, answers=answers, against=against, **stack).logits
+
+
+@call("residual_drift", of_a_stack=True)
+def _residual_drift(of: Subject) -> Any:
+    return am.residual_drift(of.model, of.text, k=5, **of.of_stack)
+
+
+@call("attention_flow")
+def _attention_flow(of: Subject) -> Any:
+    return am.attention_flow(of.model, of.text)
+
+
+@call("attention_flow, norms")
+def _norms(of: Subject) -> Any:
+    return am.attention_flow(of.model, of.text, "norm_residual")
+
+
+@call("attention_flow, gradients")
+def _gradient_flow(of: Subject) -> Any:
+    return am.attention_flow(of.model, of.text, "gradient", metric=of.metric)
+
+
+@call("stream", of_a_stack=True)
+def _stream(of: Subject) -> Any:
+    (focus,) = am.stream(of.model, iter(of.inputs), [am.AttentionFocus.reducer()], **of.of_stack)
+    return focus
+
+
+@call("head_types", of_a_stack=True)
+def _head_types(of: Subject) -> Any:
+    return am.head_types(of.model, None if of.reads_text else of.texts, **of.of_stack)
+
+
+@call("relations")
+def _relations(of: Subject) -> Any:
+    labelled = [(text, 5, 2, "five") for text in of.inputs]
+    found = am.relations(of.model, labelled)
+    found.plot("five")
+    return found
+
+
+@call("group_attention")
+def _group_attention(of: Subject) -> Any:
+    found = am.group_attention(of.model, of.texts, {"nouns": ["keys", "dog", "shell"], "articles": ["the", "a"]})
+    found.plot("nouns", "articles")
+    return found
+
+
+@call("global_attention", of_a_stack=True)
+def _global_attention(of: Subject) -> Any:
+    return am.global_attention(of.model, of.texts, **of.of_stack)
+
+
+@call("segment_attention", of_a_stack=True)
+def _segment_attention(of: Subject) -> Any:
+    return am.segment_attention(of.model, of.text, of.segments, **of.of_stack)
+
+
+@call("segment_effects")
+def _segment_effects(of: Subject) -> Any:
+    return am.segment_effects(of.model, of.text, of.segments)
+
+
+@call("redundancy", of_a_stack=True)
+def _redundancy(of: Subject) -> Any:
+    return am.redundancy(of.model, of.texts, **of.of_stack)
+
+
+@call("odd_heads", of_a_stack=True)
+def _odd_heads(of: Subject) -> Any:
+    return am.odd_heads(of.model, of.texts, **of.of_stack)
+
+
+@call("pruning_advice")
+def _pruning_advice(of: Subject) -> Any:
+    return am.pruning_advice(of.model, of.texts, most=1, threshold=0.69)
+
+
+@call("composition")
+def _composition(of: Subject) -> Any:
+    return am.composition(of.model)
+
+
+@call("joint_embedding", of_a_stack=True)
+def _joint_embedding(of: Subject) -> Any:
+    found = am.joint_embedding(of.model, of.text, sample=30, heads=of.heads[:2], **of.of_stack)
+    found.to_html(of.folder / "joint.html")
+    return found
+
+
+@call("ablate_heads", of_a_stack=True)
+def _ablate_heads(of: Subject) -> Any:
+    return am.ablate_heads(of.model, of.few, of.heads, of.zero, of.metric)
+
+
+@call("ablate_heads, frozen", of_a_stack=True)
+def _frozen(of: Subject) -> Any:
+    return am.ablate_heads(of.model, of.few, of.heads[:1], of.zero, of.metric, later="frozen")
+
+
+@call("ablate_heads, means")
+def _means(of: Subject) -> Any:
+    return am.ablate_heads(of.model, of.few, of.heads, "mean", of.metric, reference=of.texts)
+
+
+@call("ablate_set", of_a_stack=True)
+def _ablate_set(of: Subject) -> Any:
+    return am.ablate_set(of.model, of.few, of.heads[:2], of.zero, of.metric)
+
+
+@call("ablate_pairs")
+def _ablate_pairs(of: Subject) -> Any:
+    return am.ablate_pairs(of.model, of.few, [(of.heads[0], of.heads[-1])], metric=of.metric)
+
+
+@call("sweep", of_a_stack=True)
+def _sweep(of: Subject) -> Any:
+    changes = {"uniform": am.Intervention.attend(of.heads, "uniform", **of.of_stack), "zero": of.zero}
+    return am.sweep(of.model, of.few, changes, of.metric)
+
+
+@call("head_importance")
+def _head_importance(of: Subject) -> Any:
+    return am.head_importance(of.model, of.few, metric=of.metric)
+
+
+@call("null_attention")
+def _null_attention(of: Subject) -> Any:
+    return am.null_attention(of.model, of.few, heads=of.heads[:1], metric=of.metric)
+
+
+@call("patch")
+def _patch(of: Subject) -> Any:
+    return am.patch(of.model, *of.pair, heads=of.heads[:2], **of.judged)
+
+
+@call("patch, stream")
+def _patch_stream(of: Subject) -> Any:
+    return am.patch(of.model, *of.pair, at="resid_pre", positions=[2, 3], **of.judged)
+
+
+@call("path_patch")
+def _path_patch(of: Subject) -> Any:
+    # A small hybrid has one layer with attention, whose heads send to the logits alone.
+    receivers = of.heads[-1:] if len(of.model.output_stack.layers) > 1 else "logits"
+    return am.path_patch(of.model, *of.pair, receivers, senders=of.heads[:1], **of.judged)
+
+
+@call("prune_heads")
+def _prune_heads(of: Subject) -> Any:
+    return am.prune_heads(of.model, of.few, heads=of.heads, steps=2, random=1, **of.scored)
+
+
+@call("confirm_heads")
+def _confirm_heads(of: Subject) -> Any:
+    prompts = ["the key is", "the dog is", "a shell is", "Anna is", "Tom is", "the chest is"]
+    prompts += ["old keys are", "the keys are", "a dog and a key are", "Tom and Anna are", "keys are", "the shell is"]
+    cases = [am.Case(prompt, " here", " there", group=prompt) for prompt in prompts]
+    return am.confirm_heads(of.model, of.heads[:1], am.Task("place", cases), sets=20)
+
+
+@call("compare")
+def _compare(of: Subject) -> Any:
+    return am.compare(of.model, of.model, of.texts, am.head_importance, metric=of.metric)
+
+
+@call("untrained")
+def _untrained(of: Subject) -> Any:
+    return am.untrained(of.model).certificate
+
+
+@call("trajectory", of_a_stack=True)
+def _trajectory(of: Subject) -> Any:
+    run = am.trajectory([of.model, of.model], lambda model: am.attention_focus(model, of.texts, **of.of_stack))
+    run.plot(run.columns[0])
+    return run
+
+
+@call("report")
+def _report(of: Subject) -> Any:
+    report = am.report(of.model, of.text)
+    (of.folder / "report.html").write_text(report.to_html(), encoding="utf-8")
+    return report
+
+
+# -- cells -----------------------------------------------------------------------------------------------------
+
+
+def models_of_all() -> dict[str, Callable[[], Any]]:
+    """Every small model, by its model type."""
+    return {kind: make for row in FAMILIES.values() for of_name in row.values() for kind, make in of_name.items()}
+
+
+def cells(subject: Subject, calls: Mapping[str, Call] = CALLS) -> Iterator[tuple[str, str, str]]:
+    """Makes every call on every stack that it can be about: its name, the stack, and why it is refused ("": it works).
+
+    Any error but an `AttnmechError` is raised.
+    """
+    for name, function in calls.items():
+        for stack in subject.model.stacks if subject.crossed and name in OF_A_STACK else (None,):
+            subject.stack = stack
+            refused = ""
+            try:
+                look(function(subject), subject.folder)
+            except am.AttnmechError as error:
+                refused = _reason(subject.model, str(error))
+            except Exception as error:
+                raise AssertionError(f"{name} ({stack or 'the model'}) raises {type(error).__name__}") from error
+            yield name, stack or "", refused
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of all calls on one model."""
+
+    cells: int
+    refused: Mapping[str, str]
+    """The reasons, by call and, of a model with several, its stack in brackets."""
+
+
+def row_of(make: Callable[[], Any], folder: Path) -> Row:
+    """Makes all calls on a small model."""
+    done = list(cells(Subject(make(), folder)))
+    return Row(len(done), {f"{name} ({stack})" if stack else name: why for name, stack, why in done if why})
+
+
+def _reason(model: am.HookedModel, error: str) -> str:
+    """The first sentence of an error, of any model."""
+    plan, name = model.output_stack.architecture.name, model.name
+    for old, new in ((f"{name} ({plan})", "this model"), (name, "this model"), (f"({plan})", ""), (plan, "this model")):
+        error = error.replace(old, new)
+    return " ".join(error.partition(". ")[0].partition("; got")[0].removesuffix(".").split())
