@@ -443,7 +443,7 @@ def test_the_frame_holds_every_number() -> None:
     null = am.null_attention(models.hooked("gpt2"), models.token_ids("gpt2", batch=5))
     frame = null.to_frame()
     assert list(frame.columns[:6]) == ["layer", "head", *FACTS]
-    assert frame.shape == (15, 2 + 4 + 3 + 4 * 5 + 1)
+    assert frame.shape == (15, 2 + 4 + 3 + 4 * 7 + 2)
     row = frame[(frame["layer"] == 2) & (frame["head"] == 1)].iloc[0]
     low, high = null.effects["only_sink"].interval()
     assert row["only_sink_low"] == float(low[2, 1])
@@ -466,7 +466,7 @@ def test_a_result_is_kept_whole(tmp_path: Path) -> None:
 def test_it_says_in_one_line_what_was_found() -> None:
     assert repr(of_built()) == (
         "NullAttention(Of 5 heads, for the first token on 8 texts: 1 resting, 1 active, 1 unused, 0 subtle, "
-        "1 undecided, 1 not attending (within ±0.01 nats of loss).)"
+        "1 undecided, 1 not attending (within ±0.01 nats of loss); about 1,957 texts would decide that head.)"
     )
 
 
