@@ -1,0 +1,20 @@
+"""What is said of the largest value of a result, or of a difference of two?"""
+
+from typing import Any, Final
+
+from ..maths.intervals import TextMeans
+from ..results import TextResult
+from .claims import about_largest, no_interval
+
+_UNPAIRED: Final = "; the two are on different texts, so a difference has no interval"
+
+
+def largest_of(result: TextResult, means: TextMeans, *named: Any, **words: Any) -> str:
+    """The sentence of `about_largest`; for a difference on different texts, with the reason that it has no interval.
+
+    Such a difference is one number, not one of a single text.
+    """
+    found = about_largest(means, *named, **words)
+    if result.parts is None or result.paired:
+        return found
+    return f"{found.removesuffix(no_interval(1))}{_UNPAIRED}"
