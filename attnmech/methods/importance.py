@@ -24,8 +24,9 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import OverTexts, Provenance, TextResult, by_layer, shared_layers, subtracted
 from ..runs.ablations import check_reference, mean_of, reread
-from ..runs.claims import about_largest, for_map, interval_note
+from ..runs.claims import for_map, interval_note
 from ..runs.corpus import CorpusBatch
+from ..runs.differences import largest_of
 from ..runs.effects import HeadEffects, unit_of
 from ..runs.judged import JudgedTexts
 from ..runs.layers import count_layers
@@ -151,7 +152,8 @@ class HeadImportance(OverTexts, TextResult):
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
-        largest = about_largest(
+        largest = largest_of(
+            self,
             self._means,
             lambda place: f"L{place[0]}H{place[1]}",
             things="heads",

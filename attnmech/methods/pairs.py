@@ -21,7 +21,8 @@ from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import OverTexts, Provenance, TextResult, clarity_of, subtracted
 from ..runs.ablations import Ablations, reread
-from ..runs.claims import about_largest, interval_note
+from ..runs.claims import interval_note
+from ..runs.differences import largest_of
 from ..runs.effects import unit_of
 from ..runs.journal import owning_journal
 from ..runs.metrics import MetricLike
@@ -152,7 +153,8 @@ class PairEffects(OverTexts, TextResult):
         """The one sentence that the numbers support."""
         count = "1 pair" if len(self.pairs) == 1 else f"{len(self.pairs)} pairs"
         about = f"{self._opening}{self.method} of {count} of heads on {self._texts}"
-        largest = about_largest(
+        largest = largest_of(
+            self,
             self._means,
             lambda place: " + ".join(map(_named, self.pairs[place[0]])),
             things="pairs",

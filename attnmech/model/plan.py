@@ -29,7 +29,7 @@ def architectures_of(module: nn.Module) -> tuple[Architecture, ...]:
             there = [replace(there[0], stack="")]
         return tuple(_with_heads(plan, model.config) for plan in there)
     what = f"{type(model).__name__} (model_type {kind!r})"
-    reason = REFUSED.get(kind) or _sparse_blocks(model)
+    reason = REFUSED.get(kind) or _sparse_blocks(model) or _shared_keys(model)
     if reason:
         raise UnsupportedModelError(f"{what} is not supported: {reason}.")
     crossed = model.config.is_encoder_decoder and not encodes_alone(model)
@@ -82,6 +82,17 @@ def require_transformers(model: nn.Module) -> PreTrainedModel:
         )
         raise UnsupportedModelError(f"expected a transformers model; got {type(model).__name__}, {what}.")
     return model
+
+
+def _shared_keys(model: nn.Module) -> str:
+    """Why a model whose last layers have no keys and values of their own is not supported; empty for others."""
+    count = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0)  # type: ignore[union-attr, operator]
+    if not count:
+        return ""
+    return (
+        f"its last {count} layers share keys and values: they attend to those that an earlier layer made, and have no "
+        "W_K and W_V of their own"
+    )
 
 
 def _sparse_blocks(model: PreTrainedModel) -> str:

@@ -36,15 +36,16 @@ def choose_texts(
 ) -> ChosenTexts:
     """The first texts of a corpus in a random order, as many as fit into `tokens` tokens, at least one.
 
-    The order is by a number that depends on the seed and on the text's number alone; only token ids of texts that may
+    The order is by a number that depends on the seed and on what the text says alone; only token ids of texts that may
     be chosen are kept, so that memory does not grow with the corpus.
     """
     kept: list[tuple[int, int, Tensor]] = []
     total = seen = truncated = 0
     for part in batches(inputs, model, truncate=truncate, bos=bos):
         seen, truncated = seen + len(part.documents), truncated + part.truncated
-        for number, content, length in _contents(part, model):
-            kept.append((int(Philox(key=[seed, number]).random_raw()), number, content))
+        digests = part.batch.digests.tolist()
+        for (number, content, length), digest in zip(_contents(part, model), digests, strict=True):
+            kept.append((int(Philox(key=[seed, digest % 2**64]).random_raw()), number, content))
             total += length
         kept.sort(key=lambda each: each[:2])
         while total > tokens and len(kept) > 1:

@@ -28,8 +28,11 @@ def about_largest(
     what: str = "effect",
     signed: bool = True,
     group: float = 1.0,
+    no_interval_as: str | None = None,
 ) -> str:
     """The sentence about the largest, as one picked out of many; `group` is how many texts were summed into one.
+
+    `no_interval_as` says why there is no interval, as the end of a sentence, where it is not for want of texts.
 
     >>> import torch
     >>> steady = torch.tensor([[1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.0], [0.1, -0.2, 0.0, 0.1, 0.2, -0.1, 0.1]])
@@ -66,7 +69,7 @@ def about_largest(
             f"none of {count} {things} has a clear {what} on {round(texts * group)} texts "
             f"(the largest, that of {name}, is {value}{counted}{enough})"
         )
-    return with_minus_signs(f"{told}{carried}{no_interval(texts)}")
+    return with_minus_signs(f"{told}{carried}{no_interval(texts) if no_interval_as is None else no_interval_as}")
 
 
 def interval_of(ends: Sequence[float], spec: str, count: int = 1, things: str = "") -> str:

@@ -67,7 +67,7 @@ class DivergenceReducer(Reducer):
         batch, keys = run.batch.queries(label), run.batch.keys(label).ids.shape[1]
         ordinary = row_classes(batch)[:, ROW_CLASSES.index("ordinary")]
         layers, heads, texts = run.n_layers, run.n_heads, len(ordinary)
-        place = _sampled(ordinary, run.documents, self.rows if layers > 1 else 0, self.seed)
+        place = _sampled(ordinary, run.batch.digests, self.rows if layers > 1 else 0, self.seed)
         precision = torch.promote_types(run.model.dtype, torch.float32)
         # Beside the keys there is room for a sink.
         kept = (layers, texts, place.shape[1], heads, keys + 1)
@@ -141,17 +141,17 @@ def _most_groups(layers: int, heads: int) -> int:
 
 
 def _sampled(
-    ordinary: Bool[Tensor, "batch row"], documents: Int[Tensor, " batch"], rows: int, seed: int
+    ordinary: Bool[Tensor, "batch row"], digests: Int[Tensor, " batch"], rows: int, seed: int
 ) -> Int[Tensor, "batch sample"]:
     """The positions of `rows` ordinary rows of each text, −1 after the last of a text that has fewer.
 
-    The bits are Philox-4×64's (Salmon et al. 2011), keyed by the text's number: neither padding nor the rest of the
-    batch matters.
+    The bits are Philox-4×64's (Salmon et al. 2011), keyed by what the text says: neither padding, nor the rest
+    of the batch, nor the order of texts matters.
     """
     found = []
-    for members, document in zip(ordinary.cpu(), documents.tolist(), strict=True):
+    for members, digest in zip(ordinary.cpu(), digests.tolist(), strict=True):
         known = members.nonzero()[:, 0]
-        order = np.argsort(Philox(key=[seed, document]).random_raw(len(known)), kind="stable")
+        order = np.argsort(Philox(key=[seed, digest % 2**64]).random_raw(len(known)), kind="stable")
         found.append(known[np.sort(order[:rows])])
     return torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-1)
 

@@ -20,7 +20,8 @@ from ..interventions import Head
 from ..maths.intervals import TextMeans
 from ..model.hooked import HookedModel
 from ..results import OverTexts, Provenance, TextResult, by_layer, subtracted
-from .claims import PALE, about_largest, for_map, interval_note
+from .claims import PALE, for_map, interval_note
+from .differences import largest_of
 from .layers import count_layers
 from .sweep import Swept
 
@@ -167,7 +168,8 @@ class Effects(OverTexts, TextResult):
     @property
     def lead(self) -> str:
         """The one sentence that the numbers support."""
-        largest = about_largest(
+        largest = largest_of(
+            self,
             self._means,
             lambda place: self._named(self._layer_of_row[place[0]], place[1]),
             things=f"{self.PLACE}s",

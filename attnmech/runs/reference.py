@@ -126,17 +126,29 @@ def resampled_z(
     count = sum(len(part.documents) for part in donating)
     about = f"the other texts, of {texts}" if reference is None else f"the {count} texts of `reference`"
     draws = whole_number("draws", draws, least=1, most=count - (reference is None), about=about)
-    lengths = torch.zeros(count, dtype=torch.long)
     longest = max(part.batch.queries(label).ids.shape[1] for part in parts)
+    # Drawn in the order of what the texts say, so that the order in which they are given does not matter.
+    taking, giving = _by_content(parts), _by_content(donating)
+    lengths = torch.zeros(count, dtype=torch.long)
     for part in donating:
         lengths[part.documents] = part.batch.queries(label).lengths.cpu()
     known = captured(model, donating, point, layers)
     whose = f"another of {texts} texts" if reference is None else f"one of {count} reference texts"
     found = []
-    for donors, places in _drawn(lengths, texts, longest, draws, seed, others=reference is None):
+    back = taking.argsort()
+    for ranks, ranked in _drawn(lengths[giving], texts, longest, draws, seed, others=reference is None):
+        donors, places = giving[ranks][back], ranked[back]
         taken = {layer: value[donors[:, None], places] for layer, value in known.items()}
         found.append(Values(taken, f"that of {whose} (seed {seed})"))
     return found
+
+
+def _by_content(parts: Sequence[CorpusBatch]) -> Int[Tensor, " text"]:
+    """The numbers of the texts in the order of their digests; copies of a text in the order given."""
+    digests = torch.zeros(sum(len(part.documents) for part in parts), dtype=torch.long)
+    for part in parts:
+        digests[part.documents] = part.batch.digests
+    return digests.argsort(stable=True)
 
 
 def captured(

@@ -27,7 +27,8 @@ from ..fields import check_entries, check_layers, check_rows
 from ..maths.intervals import LEAST_TEXTS, LEVEL, TextMeans, checked_level, difference
 from ..maths.sums_by_text import counts_by_text, sums_by_text
 from ..results import Provenance, TextResult, by_layer, clarity_of, shared_layers
-from .claims import about_largest, for_map, interval_note
+from .claims import for_map, interval_note
+from .differences import largest_of
 from .groups import by_group, joined
 from .layers import count_layers
 from .row_classes import ROW_CLASSES
@@ -407,7 +408,8 @@ class RowMeans(TextResult):
 
     def _difference_lead(self, statistic: str) -> str:
         """The head at which a statistic differs most."""
-        largest = about_largest(
+        largest = largest_of(
+            self,
             self._means(statistic),
             lambda place: f"L{self.layers[place[0]]}H{place[1]}",
             things="heads",

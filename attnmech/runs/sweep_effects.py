@@ -15,7 +15,8 @@ from ..draw.section import Section
 from ..draw.text import plotly_text, visible_token
 from ..fields import check_rows
 from ..results import OverTexts, Provenance, TextResult, subtracted
-from .claims import about_largest, interval_note
+from .claims import interval_note
+from .differences import largest_of
 from .effects import strongest_of, unit_of
 from .sweep import Swept
 
@@ -124,7 +125,8 @@ class SweepEffects(OverTexts, TextResult):
     def lead(self) -> str:
         """The one sentence that the numbers support."""
         count = "1 intervention" if len(self.names) == 1 else f"{len(self.names)} interventions"
-        largest = about_largest(
+        largest = largest_of(
+            self,
             self._means,
             lambda place: self.names[place[0]],
             things="interventions",

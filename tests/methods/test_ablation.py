@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+import pandas as pd
 import pytest
 import torch
 from by_hand import divergences, losses, plan_of, z_changed
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech.model.architectures import submodule
+from attnmech.runs.chosen_texts import choose_texts
 
 FAMILIES = ["gpt2", "llama", "bert", "bloom", "gemma2", "gpt_neox", "opt", "qwen3"]
 
@@ -483,3 +485,36 @@ def test_a_metric_that_becomes_infinite_under_an_ablation_is_refused() -> None:
 
     with pytest.raises(am.InputError, match=r"the metric odds is inf for text \d \(z of L"):
         am.ablate_heads(hooked, ids, metric=odds)
+
+
+def test_donors_do_not_depend_on_the_order_of_texts() -> None:
+    hooked = models.hooked("llama")
+    ids = [models.token_ids("llama", batch=1, length=length, seed=length)[0] for length in range(4, 14)]
+    expected = am.ablate_heads(hooked, ids, [(1, 2)], "resample", draws=3)
+    reference = [models.token_ids("llama", batch=1, length=length, seed=30 + length)[0] for length in range(5, 12)]
+    others = am.ablate_heads(hooked, ids, [(1, 2)], "resample", reference=reference, draws=2)
+    for seed in range(3):
+        order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
+        shuffled = [ids[place] for place in order]
+        found = am.ablate_heads(hooked, shuffled, [(1, 2)], "resample", draws=3)
+        assert torch.allclose(found.after[1, 2], expected.after[1, 2][order], rtol=1e-6)
+        again = am.ablate_heads(hooked, shuffled, [(1, 2)], "resample", reference=reference[::-1], draws=2)
+        assert torch.allclose(again.after[1, 2], others.after[1, 2][order], rtol=1e-6)
+
+
+def test_rows_and_texts_are_sampled_alike_in_any_order() -> None:
+    hooked = models.hooked("llama")
+    ids = [models.token_ids("llama", batch=1, length=length, seed=length)[0] for length in range(12, 22)]
+    expected, chosen = am.redundancy(hooked, ids, rows=3), choose(hooked, ids)
+    for seed in range(3):
+        order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
+        shuffled = [ids[place] for place in order]
+        found = am.redundancy(hooked, shuffled, rows=3)
+        drawn = ["low", "high", "clear"]
+        measured, wanted = (each.to_frame().drop(columns=drawn, errors="ignore") for each in (found, expected))
+        pd.testing.assert_frame_equal(measured, wanted, rtol=1e-5)
+        assert {order[number] for number in choose(hooked, shuffled)} == set(chosen)
+
+
+def choose(hooked: am.HookedModel, texts: list[Tensor]) -> tuple[int, ...]:
+    return choose_texts(hooked, iter(texts), tokens=60, seed=2, bos=None, truncate=False).documents

@@ -103,6 +103,14 @@ def test_numbers_are_those_of_the_first_minus_those_of_the_second(kind: str, fir
     assert "<title>Difference: " in page or "<h1>Difference: " in page
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "null"])
+def test_why_results_on_different_texts_have_no_interval_is_told(kind: str) -> None:
+    apart, paired = (result(kind, run) - result(kind, "plain") for run in ("others", "trained"))
+    assert "too few" not in apart.lead
+    assert kind == "blocks" or "the two are on different texts, so a difference has no interval" in apart.lead
+    assert "different texts" not in paired.lead
+
+
 def test_what_it_is_the_difference_of_is_told() -> None:
     hooked, trained, others = (result("ablation", run) - result("ablation", "plain") for run in
                                ("hooked", "trained", "others"))  # fmt: skip

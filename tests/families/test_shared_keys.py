@@ -1,0 +1,33 @@
+"""Models whose last layers take the keys and values of earlier ones are refused, and the message says so."""
+
+from typing import Any
+
+import pytest
+import transformers
+
+import attnmech as am
+
+
+def sharing(family: str, shared: int) -> Any:
+    """A small model of a family, whose last layers may share keys and values."""
+    more = {
+        "Gemma3n": {"laurel_rank": 8, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4},
+        "Gemma4": {"global_head_dim": 8},
+    }[family]
+    config = getattr(transformers, f"{family}TextConfig")(
+        vocab_size=47, hidden_size=32, intermediate_size=34, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=47,
+        num_kv_shared_layers=shared, layer_types=["sliding_attention", "full_attention"] * 2, **more,
+    )  # fmt: skip
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize("family", ["Gemma3n", "Gemma4"])
+def test_layers_that_share_keys_and_values_are_refused(family: str) -> None:
+    with pytest.raises(am.UnsupportedModelError, match="is not supported: its last 2 layers share keys and values"):
+        am.load(sharing(family, 2))
+
+
+@pytest.mark.parametrize("family", ["Gemma3n", "Gemma4"])
+def test_without_shared_layers_they_are_read(family: str) -> None:
+    assert am.load(sharing(family, 0)).certificate.ok
