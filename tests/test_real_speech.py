@@ -264,8 +264,7 @@ def test_focus_and_drift(hooked: am.HookedModel, plain: Any, heard: Any) -> None
         hook.remove()
     for stack in ("encoder", "decoder", "cross"):
         focus = am.attention_focus(hooked, heard, stack=stack)
-        rows = torch.cat(getattr(seen, f"{stack}_attentions"))
-        rows = rows if stack == "cross" else rows[..., 1:, :]
+        rows = torch.cat(getattr(seen, f"{stack}_attentions"))[..., 1:, :]
         assert float((focus.first_mass - rows[..., 0].mean(dim=-1)).abs().max()) <= 1e-5
     drift = am.residual_drift(hooked, heard, stack="decoder")
     rows = plain.model.decoder.embed_tokens.weight.detach()[heard.target.ids[0]]

@@ -310,6 +310,8 @@ class AttentionFocus(RowMeans):
         strongest = int(self.first_top.nan_to_num(-1).argmax())
         per_layer = self.first_top.shape[1]
         layer, head = divmod(strongest, per_layer)
+        tied = int((self.first_top == self.first_top[layer, head]).sum()) - 1
+        heads, s = (f"L{layer}H{head} and {tied} more", "") if tied > 0 else (f"L{layer}H{head}", "s")
         ends = self.simultaneous("first_top")
         known = (
             ""
@@ -321,13 +323,13 @@ class AttentionFocus(RowMeans):
         mean, most = (percent(float(value), 0) for value in (self.first_top.nanmean(), self.first_top[layer, head]))
         if self._crosses:
             return (
-                f"{over} token of the encoder's text in {mean} of rows; L{layer}H{head} looks there most often ({most}"
+                f"{over} token of the encoder's text in {mean} of rows; {heads} look{s} there most often ({most}"
                 f"{known}). Where attention is uniform, normalised entropy is 1; the mean over heads is "
                 f"{float(self.normalised_entropy.nanmean()):.2f}."
             )
         return (
             f"{over} token in {mean} of rows, at the token itself in "
-            f"{percent(float(self.self_top.nanmean()), 0)}; L{layer}H{head} looks at the first token "
+            f"{percent(float(self.self_top.nanmean()), 0)}; {heads} look{s} at the first token "
             f"most often ({most}{known})."
         )
 

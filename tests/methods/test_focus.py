@@ -440,3 +440,10 @@ def test_a_resumed_run_knows_its_corpus(tmp_path: Path, monkeypatch: pytest.Monk
     resumed = focus_of(texts, 0, 2, journal=journal)
     assert resumed.provenance == whole.provenance
     assert resumed.merged(focus_of(texts, 1, 2)).documents == 12
+
+
+def test_the_lead_counts_heads_that_look_at_the_first_token_equally_often() -> None:
+    focus = am.attention_focus(models.hooked("gpt2"), models.token_ids("gpt2", 1, 2))
+    tied = (focus.first_top == 1).nonzero().tolist()
+    assert 1 < len(tied) < 15 and tied[0] == [0, 0]
+    assert f"; L0H0 and {len(tied) - 1} more look at the first token most often (" in focus.lead
