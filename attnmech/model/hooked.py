@@ -315,10 +315,6 @@ class HookedModel:
             raise InputError(f"TransformerLens has no bridge for {self.name}: {NO_TOKENS}.")
         return self._bridges.first
 
-    def passing_bridge(self) -> AbstractContextManager["TransformerBridge"]:
-        """The bridge, or one that is given up after the block."""
-        return self._bridges.passing()
-
     def generate(
         self,
         inputs: Inputs,

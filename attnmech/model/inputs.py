@@ -44,7 +44,7 @@ of model inputs, a batch made from any of these; for models of images and sound,
 and `Path`s of either."""
 
 MOST_CHARACTERS: Final = 2**22
-"""How many characters of a text are tokenized: a million tokens or so, which takes seconds and hundreds of megabytes."""
+"""How many characters of a text are tokenized: about a million tokens, in seconds and hundreds of megabytes."""
 
 
 class Encoder:

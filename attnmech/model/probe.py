@@ -495,7 +495,7 @@ def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[
     mask = batch.mask.long() if batch.padded else None
     inputs = batch.extra.get("pixel_values", batch.ids)
     options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
-    with torch.no_grad(), model.passing_bridge() as bridge:
+    with torch.no_grad(), model._bridges.passing() as bridge:
         logits, cache = bridge.run_with_cache(
             inputs, names_filter=set(hooks).__contains__, return_cache_object=True, **options
         )
