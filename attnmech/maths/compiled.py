@@ -41,7 +41,7 @@ def _can_be_compiled() -> bool:
     try:
         from numba import config
 
-        if config.DISABLE_JIT:
+        if getattr(config, "DISABLE_JIT", False):
             return False
         # Where neither the package's folder nor the user's cache is writable, numba refuses to mark a function.
         from . import digest_loop  # noqa: F401

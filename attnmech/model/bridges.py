@@ -43,6 +43,23 @@ class Bridges:
         finally:
             self._spare.append(spare)
 
+    @contextmanager
+    def passing(self) -> Iterator["TransformerBridge"]:
+        """The user's bridge, or one for this call alone.
+
+        TransformerLens's modules refer to each other in circles, so those of the latter are emptied: the weights that
+        it shares, and the copies that it makes of fused ones, would else stay until Python looks for circles.
+        """
+        if "first" in vars(self):
+            yield self.first
+            return
+        bridge = self._build()
+        try:
+            yield bridge
+        finally:
+            for part in [*bridge.modules(), *bridge.original_model.modules()]:
+                vars(part).clear()
+
     def _build(self) -> "TransformerBridge":
         # Loading TransformerLens can wait until a bridge is asked for.
         from .bridge import build_bridge

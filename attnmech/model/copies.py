@@ -48,6 +48,15 @@ def copy_of(
     return copied
 
 
+def take_apart(model: nn.Module) -> None:
+    """Removes hooks and replaced forwards from a copy that nobody runs any more."""
+    for part in model.modules():
+        part._forward_hooks.clear()
+        part._forward_pre_hooks.clear()
+        for name in ("forward", "as_used"):
+            vars(part).pop(name, None)
+
+
 def moved(parameter: nn.Parameter, device: torch.device | None, dtype: torch.dtype | None) -> nn.Parameter:
     """A parameter on another device or in another precision; the same one where neither changes."""
     device, dtype = device or parameter.device, dtype or parameter.dtype

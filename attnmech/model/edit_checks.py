@@ -1,5 +1,6 @@
 """Does an edit move what it must, and nothing else? Tried in copies of one text, all in one pass."""
 
+import weakref
 from collections.abc import Iterator
 from functools import cached_property, partial
 
@@ -120,7 +121,7 @@ class _Edits:
     """Every edit that is tried on a stack, in one pass: each in a copy of one text, the last copy left as it is."""
 
     def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+        self._probe = weakref.proxy(probe)  # which holds the edits
         model, stack, layers = probe.model, probe.stack, probe.edited
         text = beginning_of(probe.batch, 0, BEGINNING)
         batch = text.texts(torch.zeros(2 * len(layers) + 1, dtype=torch.long))

@@ -166,7 +166,7 @@ def _read(path: Path, *, nothing: Path) -> tuple[list[str], PreTrainedModel, Any
         raise _unsupported(path, first_line(error)) from error
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _unsupported(path, f"a {type(config).__name__} is not a decoder's")
-    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     check_sizes(str(path), kind, config, {name: count for name, (_, count) in stored.items()})
     model = _model(path, config, {"pretrained_model_name_or_path": str(nothing), **file})
     architectures_of(model)

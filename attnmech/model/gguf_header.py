@@ -1,4 +1,4 @@
-"""Can a GGUF file's header be what it says? Its counts are held against the file's size before anything is read by them.
+"""Can a GGUF file's header be true? Its counts are compared with the file's size before anything is read by them.
 
 The reader of the package gguf takes them as they are: it would go through 10⁸ numbers of an array one by one, also
 where the file ends before them.

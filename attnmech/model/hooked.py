@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from .attention import IMPLEMENTATION
 from .bridges import Bridges
 from .carried import captured_norms
 from .centring import require_fitting, require_weights
-from .copies import copy_of, forget_lengths, use_attention, use_faster_routines
+from .copies import copy_of, forget_lengths, take_apart, use_attention, use_faster_routines
 from .embeddings import encoder_of, first_position_of, token_embedding, wire_further, wire_tokens
 from .generation import Continuing, Generated, Sampling, ends_of
 from .gradients import Measure, run_with_gradients
@@ -105,6 +106,9 @@ class HookedModel:
         self._bridges = Bridges(original, tokenizer)
         self._hash = WeightsHash()
         self._model = copy_of(original)
+        # Hooks and replaced forwards refer to the modules that hold them: without this, weights would stay until Python
+        # looks for circles.
+        weakref.finalize(self, take_apart, self._model).atexit = False
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
         use_faster_routines(self._model)
@@ -119,7 +123,8 @@ class HookedModel:
         self.d_model, self.d_head = first.d_model, first.d_head
         weight = first.weights(first.layers[0]).W_Q
         self.device = weight.device
-        self._passes = CheckedPasses(self._model, self.stacks, self._in_force, self.device, lambda: self.refused)
+        this = weakref.proxy(self)
+        self._passes = CheckedPasses(self._model, self.stacks, self._in_force, self.device, lambda: this.refused)
         self.points: ModelPoints = points_of(list(self.stacks.values()), has_logits=_has_head(self._model))
         self.grid = PatchGrid.of(signal_config(original)) if self.architecture.reads == "pixels" else None
         """How an image is cut into the patches that are its positions; None for other inputs."""
@@ -209,9 +214,9 @@ class HookedModel:
         Values are as the model used them: after all active edits. They have the model's dtype and device.
 
         Args:
-            inputs: a text, a list of texts (a batch), token ids, a chat, a list of chats, or a mapping of model inputs. A
-                chat is a list of messages, [{"role": "user", "content": "Hi."}], and goes through the tokenizer's chat
-                template, without a prompt for an answer.
+            inputs: a text, a list of texts (a batch), token ids, a chat, a list of chats, or a mapping of model inputs.
+                A chat is a list of messages, [{"role": "user", "content": "Hi."}], and goes through the tokenizer's
+                chat template, without a prompt for an answer.
             points: names ("pattern": every layer, or those in `layers`), pairs ("pattern", 3), or TransformerLens's
                 names. Without points: only the logits (for a model without a head, the last `resid_post`).
                 `model.points` lists them.
@@ -446,8 +451,8 @@ class HookedModel:
         >>> whisper.encode(Path("speech.wav"), target="The keys are here.")                     # doctest: +SKIP
 
         Args:
-            inputs: a text, a list of texts, token ids, a chat, a list of chats (as in `run`), a mapping of model inputs;
-                or pictures and recordings.
+            inputs: a text, a list of texts, token ids, a chat, a list of chats (as in `run`), a mapping of model
+                inputs; or pictures and recordings.
             bos: whether each text begins with the tokenizer's first token. A chat begins as its template says, unless
                 this is True or False.
             target: what the decoder of an encoder-decoder reads, one text for each text or recording of `inputs`; the

@@ -39,12 +39,12 @@ Inputs: TypeAlias = (
     | Sequence[Senses | np.ndarray]
     | Batch
 )
-"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a chat, a list of chats, a mapping of
-model inputs, a batch made from any of these; for models of images and sound, pictures (also as arrays), recordings and
-`Path`s of either."""
+"""A text, a list of texts, token ids, a list of token ids (of texts of any length), a chat, a list of chats, a mapping
+of model inputs, a batch made from any of these; for models of images and sound, pictures (also as arrays), recordings
+and `Path`s of either."""
 
 MOST_CHARACTERS: Final = 2**22
-"""How many characters of a text are tokenized: a million tokens or so, which takes seconds and hundreds of megabytes."""
+"""How many characters of a text are tokenized: about a million tokens, in seconds and hundreds of megabytes."""
 
 
 class Encoder:

@@ -290,8 +290,8 @@ def from_files(
             folder = _folder_of(source, path)
     else:
         raise InputError(
-            "a model must be a hub name, a folder, a GGUF file, a transformers model, a TransformerBridge, or left out; "
-            f"got {type(source).__name__}."
+            "a model must be a hub name, a folder, a GGUF file, a transformers model, a TransformerBridge, or left "
+            f"out; got {type(source).__name__}."
         )
     if (folder / adapters.CONFIG).is_file():
         return _with_adapter(folder, tokenizer, device, dtype, name)

@@ -490,7 +490,7 @@ def _attempt(run: Callable[[], Any]) -> Any:
     try:
         return run()
     except Exception as error:
-        return error
+        return error.with_traceback(None)  # whose frames hold the passes, which would hold it
 
 
 def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -498,9 +498,10 @@ def bridge_run(model: HookedModel, batch: Batch, hooks: Sequence[str]) -> tuple[
     mask = batch.mask.long() if batch.padded else None
     inputs = batch.extra.get("pixel_values", batch.ids)
     options: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
-    with torch.no_grad():
-        logits, cache = model.bridge.run_with_cache(
+    with torch.no_grad(), model._bridges.passing() as bridge:
+        logits, cache = bridge.run_with_cache(
             inputs, names_filter=set(hooks).__contains__, return_cache_object=True, **options
         )
+        values = dict(cache.items())  # type: ignore[no-untyped-call]
     assert isinstance(logits, torch.Tensor)
-    return logits, dict(cache.items())  # type: ignore[no-untyped-call]
+    return logits, values

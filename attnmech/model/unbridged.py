@@ -69,7 +69,8 @@ def unbridged(source: nn.Module) -> Unbridged | None:
     from transformer_lens.model_bridge import TransformerBridge
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
-    tokenizer, bridged = None, source
+    tokenizer: Any = None
+    bridged: Any = source
     if isinstance(source, TransformerBridge):
         tokenizer, bridged = source.tokenizer, getattr(source, "original_model", None)
         if not isinstance(bridged, PreTrainedModel):
@@ -121,7 +122,7 @@ def _rebuilt(bridged: PreTrainedModel) -> PreTrainedModel:
     for path, weight in joined.items():
         owner, _, name = path.rpartition(".")
         setattr(model.get_submodule(owner), name, weight)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is not None and head.weight is not embedding.weight:
         model.config.tie_word_embeddings = False
     model.eval()  # type: ignore[no-untyped-call]
@@ -132,7 +133,11 @@ def _share(module: nn.Module, original: nn.Module) -> None:
     """Gives a module the parameters of another, and copies of its buffers."""
     # Of a bridge, a head without bias has a buffer of zeros for one; processing fills it.
     added = {name: value for name, value in original._buffers.items() if name in module._parameters}
-    biases = {name: nn.Parameter(value, requires_grad=False) for name, value in added.items() if value.any()}
+    biases = {
+        name: nn.Parameter(value, requires_grad=False)
+        for name, value in added.items()
+        if value is not None and value.any()
+    }
     module._parameters = {**dict.fromkeys(added), **original._parameters, **biases}
     module._buffers = {
         name: None if value is None else value.clone() for name, value in original._buffers.items() if name not in added
@@ -143,7 +148,8 @@ def _at(bridged: nn.Module, path: str) -> tuple[nn.Module | None, Any]:
     """The bridge's component at a path of the plain model, if there is one, and the module that was there before."""
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
-    component, module = None, bridged
+    component: nn.Module | None = None
+    module: Any = bridged
     for name in path.split(".") if path else ():
         component, module = None, getattr(module, name, None)
         while isinstance(module, GeneralizedComponent):
@@ -164,7 +170,7 @@ def _joined(component: nn.Module | None) -> dict[str, nn.Parameter]:
     attention: Any = component.original_component
     name = component.submodules["qkv"].name
     whole: Any = component.submodules["qkv"].original_component
-    parts = [part.original_component for part in (component.q, component.k, component.v)]
+    parts: list[Any] = [part.original_component for part in (component.q, component.k, component.v)]
     # TransformerLens initialises the layers that it splits into: that must not advance the caller's random generator.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = component.split_qkv_matrix(attention)
@@ -219,6 +225,5 @@ def _without_hooks(bridged: PreTrainedModel) -> PreTrainedModel:
     """A copy of the bridged model that shares its parameters, without a user's hooks, which may do anything."""
     from transformer_lens.hook_points import HookPoint
 
-    return copy_of(
-        bridged, instead={id(part): HookPoint() for part in bridged.modules() if isinstance(part, HookPoint)}
-    )
+    hooks = [part for part in bridged.modules() if isinstance(part, HookPoint)]
+    return copy_of(bridged, instead={id(part): HookPoint() for part in hooks})  # type: ignore[no-untyped-call]

@@ -253,8 +253,9 @@ def batches(
     changing numbers stay the batch they were given as: images, texts with extra inputs or decoder tokens, and texts
     with padding on the left or inside; the window ends before them.
 
-    `truncate` cuts documents to the model's number of positions, and texts to `MOST_CHARACTERS`. `shard` (k, n) takes only the documents k, k + n, ...
-    `bos` is that of `HookedModel.encode`. `whole` hashes every document, those of other shards too.
+    `truncate` cuts documents to the model's number of positions, and texts to `MOST_CHARACTERS`. `shard` (k, n) takes
+    only the documents k, k + n, ... `bos` is that of `HookedModel.encode`. `whole` hashes every document, those of
+    other shards too.
 
     Raises `InputError`, with the document's number, for one that the model cannot take: empty, of the wrong type, or
     longer than the model's positions.
@@ -352,15 +353,13 @@ class _Reading:
     def _documents(self, inputs: Iterable[Any]) -> Iterator[_Document | _AsGiven]:
         """The documents of this shard, in order."""
         for item in _one_by_one(inputs, splits=not self._model.is_own):
-            first, long = self._seen, False
+            first = self._seen
             if isinstance(item, str):
                 # A lone surrogate is refused when its own shard tokenizes the text.
                 self._whole.note("text", hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest())
                 if not self._takes(first):
                     self._seen += 1
                     continue
-                long = self._truncate and len(item) > MOST_CHARACTERS
-                item = item[:MOST_CHARACTERS] if long else item
             try:
                 read = self._read(item)
             except InputError as error:
@@ -371,6 +370,7 @@ class _Reading:
                 for ids in read:
                     self._whole.note("ids", tensors_hash({"ids": ids}))
             self._seen += len(read.ids) if isinstance(read, Batch) else len(read)
+            long = isinstance(item, str) and len(item) > MOST_CHARACTERS
             numbers = [number for number in range(first, self._seen) if self._takes(number)]
             if not isinstance(read, Batch):
                 yield from (self._document(number, read[number - first], cut=long) for number in numbers)
@@ -385,7 +385,7 @@ class _Reading:
         if not isinstance(self._encoder, Encoder):
             return self._model.encode(item, bos=self._bos)
         if isinstance(item, str):
-            return self._encoder.tokenize([item], self._bos)
+            return self._encoder.tokenize([item[:MOST_CHARACTERS] if self._truncate else item], self._bos)
         batch = item if isinstance(item, Batch) else self._encoder.read(item, self._bos)
         if _is_text_alone(batch, self._encoder.decoder_start):
             return [row[:length].cpu() for row, length in zip(batch.ids, batch.lengths.tolist(), strict=True)]

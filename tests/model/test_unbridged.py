@@ -178,5 +178,5 @@ def test_other_things_of_transformer_lens_are_refused() -> None:
     native.original_model = nn.Linear(2, 3)
     with pytest.raises(am.UnsupportedModelError, match="must hold a transformers model; it holds Linear"):
         am.load(native)
-    with pytest.raises(am.InputError, match="what am.load returns"):
+    with pytest.raises(am.InputError, match=r"what am\.load returns"):
         am.attention_focus(bridge, "the keys")
