@@ -128,23 +128,27 @@ def readme_table(rows: Mapping[str, Row]) -> str:
 
 
 def _of_group(members: Mapping[str, Mapping[str, object]], rows: Mapping[str, Row]) -> str:
-    """The calls that every model of a group refuses, then those that some refuse, with their names."""
-    by_name = {name: [_names(rows[kind]) for kind in kinds] for name, kinds in members.items()}
-    refusing = {
-        call: tuple(name for name, of_kinds in by_name.items() if any(call in calls for calls in of_kinds))
-        for call in dict.fromkeys(call for of_kinds in by_name.values() for calls in of_kinds for call in calls)
-    }
-    by_families: dict[tuple[str, ...], list[str]] = {}
+    """The calls that every name of a group refuses, then those that some refuse, with their names."""
+    refusing: dict[str, list[str]] = {}
+    for name, kinds in members.items():
+        for call in dict.fromkeys(call for kind in kinds for call in _summary(rows[kind])):
+            refusing.setdefault(call, []).append(name)
+    by_names: dict[tuple[str, ...], list[str]] = {}
     for call, names in refusing.items():
-        by_families.setdefault(names, []).append(f"`{call}`")
-    whole = tuple(by_name)
-    parts = [", ".join(by_families.pop(whole))] if whole in by_families else []
-    return "; ".join([*parts, *(f"{', '.join(names)}: {', '.join(calls)}" for names, calls in by_families.items())])
+        if refusing.get(call.partition("(")[0] + "`") != names:  # of a call that is refused, no variant is listed
+            by_names.setdefault(tuple(names), []).append(call)
+    whole = by_names.pop(tuple(members), None)
+    parts = [] if whole is None else [", ".join(whole)]
+    return "; ".join([*parts, *(f"{', '.join(names)}: {', '.join(calls)}" for names, calls in by_names.items())])
 
 
-def _names(row: Row) -> list[str]:
-    """The refused calls, of a model with several stacks those that all of them refuse or that are about none."""
-    return [call for call in row.refused if not call.endswith(")") and call not in OWN_SUBJECT]
+def _summary(row: Row) -> Iterator[str]:
+    """The refused calls as the README lists them: not those that one stack refuses and another takes."""
+    for call in matrix.CALLS:  # which have names without a stack
+        if "without a head" in (why := row.refused.get(call, "")):
+            yield "without a head: all that needs logits"
+        elif why and call not in OWN_SUBJECT:
+            yield f"`{call}`"
 
 
 def readme(rows: Mapping[str, Row], text: str) -> str:

@@ -165,6 +165,15 @@ class Subject:
         return self.inputs[0]
 
     @property
+    def with_global_token(self) -> Any:
+        """One input whose first token is global, of a model with windows; the inputs of any other."""
+        if not any(stack.architecture.windows for stack in self.model.stacks.values()):
+            return self.texts
+        ids = torch.arange(3, 16)[None]
+        given = {"input_ids": ids, "global_attention_mask": (ids == 3).long()}
+        return given | ({"decoder_input_ids": ids[:, :6]} if self.crossed else {})
+
+    @property
     def pair(self) -> tuple[Any, Any]:
         """A clean and a corrupted input of equal lengths."""
         return self.inputs[1], self.inputs[2]
@@ -313,7 +322,7 @@ def _decompose_scores(of: Subject) -> Any:
     return split
 
 
-@call("decompose_scores, centred", of_a_stack=True)
+@call('decompose_scores(centre="mean")', of_a_stack=True)
 def _centred(of: Subject) -> Any:
     split = am.decompose_scores(of.model, of.text, centre="mean", **of.of_stack)
     split.position_kernel().plot(layer=split.layers[-1], head=1)
@@ -357,7 +366,7 @@ def _residual_updates(of: Subject) -> Any:
     return am.residual_updates(of.model, of.text, **of.of_stack)
 
 
-@call("residual_updates, logits")
+@call("residual_updates(answers)")
 def _logits(of: Subject) -> Any:
     stack = {"stack": of.model.output_stack.label} if of.crossed else {}
     answers, against = torch.tensor([5]), torch.tensor([9])
@@ -374,12 +383,12 @@ def _attention_flow(of: Subject) -> Any:
     return am.attention_flow(of.model, of.text)
 
 
-@call("attention_flow, norms")
+@call('attention_flow("norm_residual")')
 def _norms(of: Subject) -> Any:
     return am.attention_flow(of.model, of.text, "norm_residual")
 
 
-@call("attention_flow, gradients")
+@call('attention_flow("gradient")')
 def _gradient_flow(of: Subject) -> Any:
     return am.attention_flow(of.model, of.text, "gradient", metric=of.metric)
 
@@ -412,7 +421,7 @@ def _group_attention(of: Subject) -> Any:
 
 @call("global_attention", of_a_stack=True)
 def _global_attention(of: Subject) -> Any:
-    return am.global_attention(of.model, of.texts, **of.of_stack)
+    return am.global_attention(of.model, of.with_global_token, **of.of_stack)
 
 
 @call("segment_attention", of_a_stack=True)
@@ -457,12 +466,12 @@ def _ablate_heads(of: Subject) -> Any:
     return am.ablate_heads(of.model, of.few, of.heads, of.zero, of.metric)
 
 
-@call("ablate_heads, frozen", of_a_stack=True)
+@call('ablate_heads(later="frozen")', of_a_stack=True)
 def _frozen(of: Subject) -> Any:
     return am.ablate_heads(of.model, of.few, of.heads[:1], of.zero, of.metric, later="frozen")
 
 
-@call("ablate_heads, means")
+@call('ablate_heads("mean")')
 def _means(of: Subject) -> Any:
     return am.ablate_heads(of.model, of.few, of.heads, "mean", of.metric, reference=of.texts)
 
@@ -498,7 +507,7 @@ def _patch(of: Subject) -> Any:
     return am.patch(of.model, *of.pair, heads=of.heads[:2], **of.judged)
 
 
-@call("patch, stream")
+@call('patch(at="resid_pre")')
 def _patch_stream(of: Subject) -> Any:
     return am.patch(of.model, *of.pair, at="resid_pre", positions=[2, 3], **of.judged)
 
@@ -590,7 +599,9 @@ def row_of(make: Callable[[], Any], folder: Path) -> Row:
 
 def _reason(model: am.HookedModel, error: str) -> str:
     """The first sentence of an error, of any model."""
-    plan, name = model.output_stack.architecture.name, model.name
-    for old, new in ((f"{name} ({plan})", "this model"), (name, "this model"), (f"({plan})", ""), (plan, "this model")):
-        error = error.replace(old, new)
+    plans = {stack.architecture.name for stack in model.stacks.values()}
+    for plan in plans:
+        error = error.replace(f" ({plan})", "")
+    for name in (model.name, *plans):
+        error = error.replace(name, "this model")
     return " ".join(error.partition(". ")[0].partition("; got")[0].removesuffix(".").split())

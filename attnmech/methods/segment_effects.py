@@ -27,6 +27,7 @@ from ..model.masking import GROUPS
 from ..results import PagedResult, Provenance
 from ..runs.engine import Change
 from ..runs.journal import kept
+from ..runs.metrics import Metric
 from ..runs.options import SweepOptions, require_known
 from ..runs.segments import Segmented, Segments
 from ..runs.sweep import sweep
@@ -75,7 +76,7 @@ def segment_effects(
 
     Raises:
         InputError: for several texts, for fewer than two segments, for spans that do not cover the text, and for
-            models with an encoder and a decoder.
+            models with an encoder and a decoder or without logits over tokens.
 
     """
     require_model(model)
@@ -88,6 +89,7 @@ def segment_effects(
     budget = finite_number("budget", budget, above=0.0)
     if len(model.stacks) > 1:
         raise InputError("segments are cut in models with one stack; this one has an encoder and a decoder.")
+    Metric.of(model, "kl", None, None, 1)  # refuses a model without logits before any pass
     bos = options.get("bos")
     batch = model.encode(inputs, bos=bos)
     if len(batch.ids) != 1:

@@ -324,3 +324,8 @@ def test_cross_attention_is_refused() -> None:
     given = models.inputs_of("t5")
     with pytest.raises(am.InputError, match="not across"):
         am.segment_attention(models.hooked("t5"), given, "document", stack="cross")
+
+
+def test_effects_need_logits() -> None:
+    with pytest.raises(am.InputError, match="a metric needs logits, but BertModel was loaded without a head"):
+        am.segment_effects(models.hooked("bert_headless"), models.token_ids("bert_headless", batch=1), [(0, 3), (3, 7)])
