@@ -127,7 +127,7 @@ def first_position_of(model: PreTrainedModel) -> int | None:
 
     expected = stream()
     # RoBERTa begins behind the padding's own position.
-    for first in (0, *(() if padding is None else (padding + 1,))):
+    for first in (0,) if padding is None else (0, int(padding) + 1):
         if torch.equal(stream(position_ids=counted + first), expected):
             return first
     return None

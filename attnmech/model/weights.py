@@ -103,7 +103,10 @@ class Grouped:
     def values(self, output: Float[Tensor, "batch position features"], heads: int, kv_heads: int) -> Tensor:
         """v `[batch position kv_head d_value]` alone, from the output of `path_of_values`."""
         # The queries, which `split` copies, are left alone.
-        return _by_head(output, kv_heads).unflatten(-1, (heads // kv_heads + 2, -1))[..., -1, :]  # type: ignore[no-untyped-call]
+        slots = heads // kv_heads + 2
+        return rearrange(output, "batch position (kv slot d) -> batch position kv slot d", kv=kv_heads, slot=slots)[
+            ..., -1, :
+        ]
 
     def join(self, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         """The projection's output again, from q, k and v `[batch position head d_head]`."""
