@@ -50,7 +50,7 @@ def simulated(runs: int) -> Iterator[str]:
     for kind, heads, texts in track(list(product(KINDS, (HEADS, 1024), TEXTS)), "simulated effects", transient=True):
         true_mean = math.exp(0.5) - 1.0 if kind == "skewed" else 0.0
         coverage, directions, sizes = [], [], []
-        for _ in range(runs if heads == HEADS else runs // 4):
+        for _ in range(runs if heads == HEADS else runs // 10):
             values = effects(kind, texts, rng, heads)
             means = TextMeans.of_values(torch.from_numpy(values))
             coverage.append(covered(values, np.asarray(true_mean)).mean())
