@@ -327,5 +327,5 @@ def test_cross_attention_is_refused() -> None:
 
 
 def test_effects_need_logits() -> None:
-    with pytest.raises(am.InputError, match="a metric needs logits, but BertModel was loaded without a head"):
+    with pytest.raises(am.InputError, match="a metric needs logits, but this model was loaded without a head"):
         am.segment_effects(models.hooked("bert_headless"), models.token_ids("bert_headless", batch=1), [(0, 3), (3, 7)])
