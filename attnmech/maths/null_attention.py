@@ -58,16 +58,16 @@ def verdict_of(
     return "active" if writes else "subtle"
 
 
-def texts_to_decide(mean: float, low: float, high: float, texts: int, delta: float) -> float:
+def texts_to_decide(mean: float, ends: tuple[float, float], texts: int, delta: float) -> float:
     """Roughly how many texts would take the interval of an effect off the bounds ±delta, if mean and spread stay.
 
     n · (half-width / distance from the mean to the nearer bound)², as a half-width falls with √n; infinite for a mean
     at a bound, NaN without an interval.
 
-    >>> texts_to_decide(0.004, -0.008, 0.016, texts=20, delta=0.01)
+    >>> texts_to_decide(0.004, (-0.008, 0.016), texts=20, delta=0.01)
     80.0
     """
-    distance, half = abs(abs(mean) - delta), (high - low) / 2
+    distance, half = abs(abs(mean) - delta), (ends[1] - ends[0]) / 2
     return math.nan if math.isnan(half) else texts * (half / distance) ** 2 if distance > 0 else math.inf
 
 

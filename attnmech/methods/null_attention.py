@@ -294,8 +294,8 @@ class NullAttention(TextResult):
             for head, name in enumerate(row):
                 if name == "undecided":
                     at = layer, head
-                    numbers = (float(each[at]) for each in (effects.effect, low, high))
-                    needed[at] = texts_to_decide(*numbers, int(effects.texts[at]), self.delta)
+                    mean, *ends = (float(numbers[at]) for numbers in (effects.effect, low, high))
+                    needed[at] = texts_to_decide(mean, (ends[0], ends[1]), int(effects.texts[at]), self.delta)
         return needed
 
     @property
