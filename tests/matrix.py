@@ -22,7 +22,7 @@ from attnmech.results import Result
 
 # -- families --------------------------------------------------------------------------------------------------
 
-WORDS: Final = (*models.WORDS, "Anna", "Tom", "gave", "shell", "old", "sang", "key", "is", "of", "chest")
+WORDS: Final = (*models.WORDS, "Anna", "Tom", "gave", "shell", "old", "sang", "key", "is", "of", "chest", "[MASK]")
 TEXT: Final = "Anna gave the old keys to Tom. the dog sang of a shell."
 TARGET: Final = "a key is here. there are keys."
 CLEAN: Final = "the old keys to the cabinet are here. the keys to the chest are"
@@ -119,6 +119,8 @@ class Subject:
     def __init__(self, raw: Any, folder: Path, device: str | None = None) -> None:
         self.raw, self.folder = raw, folder
         self.tokenizer = None if raw.main_input_name != "input_ids" else models.tokenizer(words=WORDS)
+        if self.tokenizer is not None:
+            self.tokenizer.add_special_tokens({"mask_token": "[MASK]"})
         self.model = am.load(raw, tokenizer=self.tokenizer, device=device)
         self.stack: str | None = None
         """The stack that a call is about, of a model with several."""

@@ -304,6 +304,15 @@ def sign_test(above: Int[Tensor, "*place"], below: Int[Tensor, "*place"]) -> Flo
     return torch.from_numpy(np.minimum(1.0, 2 * np.asarray(one_sided, dtype=np.float64)))
 
 
+def fewest_texts(quantities: int) -> int:
+    """The fewest texts on which the sign of one of so many quantities can be clear: 2^(1 − n) ≤ 0.05 / quantities.
+
+    >>> fewest_texts(1), fewest_texts(32), fewest_texts(1024)
+    (6, 11, 16)
+    """
+    return math.ceil(1 + math.log2(max(quantities, 1) / (1 - LEVEL)))
+
+
 def holm(p: Float[Tensor, " test"], level: float = LEVEL) -> Bool[Tensor, " test"]:
     """Which of several tests reject together, with at most 1 − `level` false rejections (Holm 1979).
 

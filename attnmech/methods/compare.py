@@ -15,6 +15,7 @@ from ..draw.effects import effect_map
 from ..draw.section import Section
 from ..draw.text import with_minus_signs
 from ..errors import InputError
+from ..maths.intervals import fewest_texts
 from ..model.hooked import HookedModel, require_model
 from ..model.inputs import Inputs
 from ..results import PagedResult, Provenance, TextResult
@@ -200,11 +201,15 @@ class Comparison(PagedResult):
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: each statistic's difference with its interval; matched_head; pattern_divergence."""
+        """One row per head: each statistic's difference, its interval and whether it is clear.
+
+        And `matched_head` and `pattern_divergence`.
+        """
         frame = pd.DataFrame([(layer, head) for layer in self.layers for head in range(self.matching.shape[1])])
         frame.columns = ["layer", "head"]
+        columns = {"": self.difference, "_low": self.low, "_high": self.high, "_clear": self.clear}
         for number, name in enumerate(self.statistics):
-            for suffix, values in (("", self.difference), ("_low", self.low), ("_high", self.high)):
+            for suffix, values in columns.items():
                 frame[f"{name}{suffix}"] = values[number].flatten().numpy()
         frame["matched_head"] = self.matching.flatten().numpy()
         frame["pattern_divergence"] = self._compared.flatten().numpy()
@@ -246,6 +251,8 @@ class Comparison(PagedResult):
         span = f" ({two:+.3g} to {three:+.3g}, for this head alone)" if two <= three else ""
         changed, heads = int(self.clear[number].sum()), int(known.sum())
         some = f"; {changed} of {heads} heads change{'s' if changed == 1 else ''} clearly" if span else ""
+        if span and self.texts < (fewest := fewest_texts(heads)):
+            some = f"; no head can change clearly on fewer than {fewest} texts"
         return with_minus_signs(
             f"{opening}: {name} changes most in L{self.layers[row]}H{head}, by {one:+.3g}{span}{some}"
             f"{no_interval(self.texts)}.{self._permuted}"
