@@ -15,7 +15,9 @@ import models
 import senses
 import tiny
 import torch
+import transformers
 from torch import Tensor
+from transformers.models.auto import modeling_auto
 
 import attnmech as am
 from attnmech.results import Result
@@ -40,6 +42,11 @@ def from_tiny(kind: str) -> Callable[[], Any]:
     return lambda: tiny.model_of(kind)
 
 
+def from_masked(kind: str) -> Callable[[], Any]:
+    made = getattr(transformers, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES[kind])
+    return lambda: models.randomised(made._from_config(tiny.config_of(kind), dtype=torch.float32))
+
+
 def from_senses(name: str) -> Callable[[], Any]:
     return lambda: senses.raw(name)
 
@@ -52,10 +59,10 @@ def whisper() -> Any:
     return models.randomised(senses.made("WhisperForConditionalGeneration", "Whisper", senses.TRANSCRIBING))
 
 
-def named(members: str) -> dict[str, dict[str, Callable[[], Any]]]:
+def named(members: str, build: Callable[[str], Callable[[], Any]] = from_tiny) -> dict[str, dict[str, Any]]:
     """Members built by `tests/tiny.py`, as "name: model types; ...", by the README's name for them."""
     pairs = (member.strip().split(": ") for member in members.split(";"))
-    return {name: {kind: from_tiny(kind) for kind in kinds.split()} for name, kinds in pairs}
+    return {name: {kind: build(kind) for kind in kinds.split()} for name, kinds in pairs}
 
 
 def seen(members: str) -> dict[str, dict[str, Callable[[], Any]]]:
@@ -89,7 +96,8 @@ FAMILIES: Final[dict[str, dict[str, dict[str, Callable[[], Any]]]]] = {
     ),
     "encoders": named(
         "BERT: bert; RoBERTa: roberta; DistilBERT: distilbert; ELECTRA: electra; ALBERT: albert; MPNet: mpnet; "
-        "RemBERT: rembert; RoFormer: roformer; ModernBERT: modernbert; ESM: esm"
+        "RemBERT: rembert; RoFormer: roformer; ModernBERT: modernbert; ESM: esm",
+        from_masked,
     ),
     "disentangled attention": named("DeBERTa to v3: deberta deberta-v2; XLNet: xlnet"),
     "encoder-decoders": named(

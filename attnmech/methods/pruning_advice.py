@@ -84,8 +84,8 @@ def pruning_advice(
         Each piece of advice with its cost, control and verdict.
 
     Raises:
-        InputError: for a model that does not predict the next token, for fewer than two different texts, and what
-            `am.redundancy` and `am.ablate_heads` raise.
+        InputError: for a model that predicts neither next nor masked tokens, for fewer than two different texts, and
+            what `am.redundancy` and `am.ablate_heads` raise.
 
     """
     require_model(model)
@@ -94,10 +94,10 @@ def pruning_advice(
     most, rows = whole_number("most", most, least=1), whole_number("rows", rows)
     option("method", method, METHODS)
     seed = whole_number("seed", seed, most=2**63 - 1)
-    if not (model.causal and model.writes_tokens):
+    if model.predicts not in ("next token", "masked token"):
         raise InputError(
-            f"advice is checked by the loss of the next token, which {model.name} does not predict; am.redundancy says "
-            "which of its heads attend alike, and am.ablate_set what removing them does."
+            f"advice is checked by the loss of next or masked tokens, which {model.name} does not predict; "
+            "am.redundancy says which of its heads attend alike, and am.ablate_set what removing them does."
         )
     stack = model.output_stack
     forming, checking = halves(model, reread(texts), bos=bos, seed=seed)

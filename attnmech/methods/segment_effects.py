@@ -183,8 +183,7 @@ class _Cutting:
         """The effect of each cut, per token that can feel it."""
         changes = [self._change(query, key) for query, key in pairs]
         found = {}
-        has_loss = self.model.predicts in ("next token", "masked token")
-        for metric in METRICS if has_loss else METRICS[:1]:
+        for metric in METRICS if self.model.has_loss else METRICS[:1]:
             options = {**self.options, "journal": self._journal(what, metric)}
             swept = sweep(self.model, self.batch, changes, metric, **options)
             effects = (swept.after - swept.before)[:, 0].tolist()

@@ -40,7 +40,7 @@ from .inputs import Encoder, Inputs
 from .ledger import ledger_split_at
 from .local_global import GLOBAL_MASK
 from .loss import masked_token_losses, next_token_losses
-from .masking import mask_id_of
+from .masking import known_mask_id, mask_id_of
 from .observed import LayerObserver, RowObserver
 from .own_inputs import OwnEncoder, OwnInputs
 from .own_module import NO_TOKENS, OwnModule
@@ -155,6 +155,7 @@ class HookedModel:
         self.n_vocab = len(self.embedding)
         decoder = self.output_stack.architecture if "decoder" in self.stacks else None
         plan = self.architecture if self.reads_tokens else self.output_stack.architecture
+        this = weakref.proxy(self)
         return encoder_of(
             self._model,
             plan,
@@ -162,7 +163,7 @@ class HookedModel:
             bos,
             self.device,
             decoder=decoder,
-            first_position=lambda: first_position_of(self.plain),
+            first_position=lambda: first_position_of(this.plain),
         )
 
     @property
@@ -189,6 +190,12 @@ class HookedModel:
     def mask_id(self) -> int:
         """The id of the mask token; `InputError` if neither the tokenizer nor the config says it."""
         return mask_id_of(self.tokenizer, self.config, self.name)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether `loss` can be measured: it predicts the next token, or a masked one and its mask token is known."""
+        masks = self.predicts == "masked token" and known_mask_id(self.tokenizer, self.config) is not None
+        return self.predicts == "next token" or masks
 
     def special_keys(self, stack: str) -> frozenset[int]:
         """The ids of the tokenizer's special tokens among the keys of a stack; frames have none."""

@@ -59,16 +59,21 @@ class MaskedCopies:
 
 def mask_id_of(tokenizer: Any, config: Any, name: str) -> int:
     """The id of the mask token: the tokenizer's, or else the config's; `InputError` if neither has one."""
-    known = (getattr(owner, "mask_token_id", None) for owner in (tokenizer, config))
-    found = next((each for each in known if each is not None), None)
-    if found is None:
+    mask_id = known_mask_id(tokenizer, config)
+    if mask_id is None:
         lacks = "was loaded without a tokenizer" if tokenizer is None else "has a tokenizer without a mask token"
         raise InputError(
             f"the loss of a masked language model needs its mask token, but {name} {lacks}, and its config has no "
             "`mask_token_id`. Load it with its tokenizer, am.load(model, tokenizer=tokenizer), or set "
             'model.config.mask_token_id; or use metric="kl", which needs no mask.'
         )
-    return int(found)
+    return mask_id
+
+
+def known_mask_id(tokenizer: Any, config: Any) -> int | None:
+    """The id of the mask token: the tokenizer's, or else the config's."""
+    ids = (getattr(owner, "mask_token_id", None) for owner in (tokenizer, config))
+    return next((int(mask_id) for mask_id in ids if mask_id is not None), None)
 
 
 def _groups(
