@@ -122,7 +122,7 @@ def test_what_a_table_says_to_write_runs(
     names = {
         "acts": acts, "view": acts.show("pattern"), "pattern": acts["pattern", 2].numpy(), "tokens": acts.tokens[0],
         "ids": [100, 101], "id": 100, "head": 1, "f": lambda value: value * 1,
-        "clean": text, "corrupted": "When Anna and Tom met, Anna gave a shell to",
+        "clean": text, "corrupted": "When Anna and Tom met, Anna gave a shell to", "bridge": model.bridge,
     }  # fmt: skip
     code = code.replace("answers=..., against=...", '"answers", "against"').replace(", ...)", ', "answers", "against")')
     code = code.replace('"answers", "against"', 'answers=" Anna", against=" Tom"')
