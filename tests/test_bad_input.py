@@ -512,7 +512,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             am.WeightsError,
             "asks for 12,000,269,000,084 parameters, but its weights hold 10,264;",
         ),
-        ({"vocab_size": 10**9}, am.WeightsError, "numbers, but its weights hold 10,264;"),
+        ({"vocab_size": 10**9}, am.WeightsError, "parameters, but its weights hold 10,264;"),
         ({"n_positions": 10**7}, am.WeightsError, "numbers, but its weights hold 10,264;"),
         ({"n_head": -1}, am.WeightsError, "at least one head"),
         ({"n_head": 0}, am.WeightsError, "no GPT2LMHeadModel can be made of its config"),
