@@ -245,6 +245,12 @@ class TextMeans:
         above, below = self._signs
         return torch.where(self.mean > 0, above, torch.where(self.mean < 0, below, 0))
 
+    @property
+    def ties(self) -> Int[Tensor, "*place"]:
+        """The number of texts on which a quantity is 0."""
+        above, below = self._signs
+        return self.texts - above - below
+
     @cached_property
     def direction(self) -> Int[Tensor, "*place"]:
         """+1 or −1 if a quantity has that sign on more texts than chance allows, else 0.

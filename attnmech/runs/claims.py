@@ -86,10 +86,12 @@ def interval_of(ends: Sequence[float], spec: str, count: int = 1, things: str = 
 
 
 def _same_sign(means: TextMeans, place: tuple[int, ...], group: float) -> str:
-    """On how many texts a value has the sign of its mean."""
+    """On how many texts a value has the sign of its mean, and on how many it is 0."""
     side = "below" if float(means.mean[place]) < 0 else "above"
     texts = "texts" if group == 1 else "groups of texts"
-    return f"{side} 0 on {int(means.agreeing[place])} of {int(means.texts[place])} {texts}"
+    ties = int(means.ties[place])
+    equal = f" and 0 on {ties}" if ties else ""
+    return f"{side} 0 on {int(means.agreeing[place])}{equal} of {int(means.texts[place])} {texts}"
 
 
 def _a(what: str) -> str:

@@ -269,6 +269,7 @@ def test_direction_counts_texts_and_leaves_ties_out() -> None:
     means = TextMeans.of_values(values)
     assert means.direction.tolist() == [1, 1, 0]
     assert means.clear.tolist() == [True, False, False] and means.agreeing.tolist() == [11, 1, 0]
+    assert means.ties.tolist() == [3, 3, 0]
     assert means.one_text.tolist() == [False, True, False] and not means.clear_size[1]
 
 
