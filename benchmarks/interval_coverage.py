@@ -3,7 +3,7 @@
     python benchmarks/interval_coverage.py --out docs/intervals.md
 
 Simulated effects, correlated 0.3 between heads, and the demo model's own: every head's ablation effect on 600 texts of
-its grammar, of which a few are drawn at a time. About ten minutes on two cores.
+its grammar, of which a few are drawn at a time. About half an hour on one core.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def main() -> None:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/intervals.md"))
-    parser.add_argument("--runs", type=int, default=2000, help="experiments and draws (default %(default)s)")
+    parser.add_argument("--runs", type=int, default=1000, help="experiments and draws (default %(default)s)")
     parser.add_argument("--texts", type=int, default=600, help="texts of the demo model (default %(default)s)")
     arguments = parser.parse_args()
     template = (Path(__file__).parent / "intervals.md").read_text(encoding="utf-8")
