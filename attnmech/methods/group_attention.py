@@ -488,7 +488,7 @@ class GroupAttention(PagedResult):
         span = interval_of(ends, "+.2g", self._differences.mean.numel(), "differences")
         return (
             f"L{best['layer']}H{best['head']} attends {more} than to matched words ({best['attention']:.3f} against "
-            f"{best['baseline']:.3f}; the difference is known of {best['holds_for']}){span}"
+            f"{best['baseline']:.3f}; this holds for {best['holds_for']}){span}"
         )
 
     @property

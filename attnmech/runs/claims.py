@@ -64,7 +64,7 @@ def about_largest(
         told = f"{clear} of {count} {things} {has} clear {what}{largest} {name}, {value}{counted}{shown}"
     else:
         needed = means.texts_needed(top)
-        enough = f"; if it stays so, about {round(needed * group)} texts would make it clear" if needed else ""
+        enough = f"; if that share holds, about {round(needed * group)} texts would make it clear" if needed else ""
         told = (
             f"none of {count} {things} has a clear {what} on {round(texts * group)} texts "
             f"(the largest, that of {name}, is {value}{counted}{enough})"

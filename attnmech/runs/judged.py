@@ -16,7 +16,7 @@ from .metrics import Metric
 class JudgedTexts:
     """Batches as a metric reads them: those of the texts or, for the loss of a masked language model, of masked copies.
 
-    Copies are numbered as documents are elsewhere, so that whatever runs texts runs them.
+    Copies are numbered like documents, so they run like any other texts.
     """
 
     parts: Sequence[CorpusBatch]

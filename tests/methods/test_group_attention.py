@@ -158,7 +158,7 @@ def test_a_planted_bias_is_claimed_and_no_other(monkeypatch: pytest.MonkeyPatch)
         plain = am.group_attention(model, texts, {"articles": groups["articles"], "places": ["campsite", "forest"]})
     assert found.claims[["query", "key", "layer", "head"]].to_numpy().tolist() == [["articles", "verbs", 1, 3]]
     assert "from articles to verbs" in found.lead and "L1H3 attends more than to matched words" in found.lead
-    assert "the difference is known of these words" in found.lead
+    assert "this holds for these words" in found.lead
     assert plain.claims.empty
 
 
