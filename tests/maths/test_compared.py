@@ -5,18 +5,12 @@ import math
 import pytest
 import torch
 
-from attnmech.maths import compared as compared_module
 from attnmech.maths.compared import compared
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 70, 2049), (3, 1, 4100)])
-def test_norms_and_products_of_each_token(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], dtype: torch.dtype, compiled: bool
-) -> None:
-    if not compiled:
-        monkeypatch.setattr(compared_module, "compiles", lambda _: False)
+def test_norms_and_products_of_each_token(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     update, constant = torch.randn(shape, dtype=dtype), torch.randn(shape[-1], dtype=dtype)
     # Its tokens are not neighbours in memory.
     stream = torch.randn(shape[1], shape[0], shape[2], dtype=dtype).transpose(0, 1)
@@ -39,10 +33,7 @@ def test_norms_and_products_of_each_token(
     assert torch.equal(plain.rest, plain.norm) and torch.equal(plain.norm, found.norm)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_what_is_not_finite_stays_so(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    if not compiled:
-        monkeypatch.setattr(compared_module, "compiles", lambda _: False)
+def test_what_is_not_finite_stays_so() -> None:
     update = torch.tensor([[[1.0, math.nan], [math.inf, 0.0], [0.0, 0.0]]])
     found = compared(update, torch.ones(1, 3, 2))
     assert math.isnan(found.norm[0, 0]) and found.norm[0, 1:].tolist() == [math.inf, 0.0]
