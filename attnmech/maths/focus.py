@@ -4,7 +4,7 @@ All functions take a block of rows after its softmax (`Attention`); row r of the
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled import compiles, in_threads
 from .compiled_rows import NEAR
 from .softmax import Attention
 from .sums_by_text import sums_by_text
@@ -170,24 +169,8 @@ def statistics_by_class(
     measures: RowMeasures, defined: DefinedRows, classes: Bool[Tensor, "batch class row"]
 ) -> tuple[Float[Tensor, "statistic head batch row"], Float[Tensor, "statistic class head batch"]]:
     """`row_statistics`, and their sums over the rows of each class in each text."""
-    if compiles(measures.entropy):
-        return _compiled(measures, defined, classes)
     values = row_statistics(measures, defined).transpose(1, 2)
     return values, sums_by_text(values, classes)
-
-
-def _compiled(measures: RowMeasures, defined: DefinedRows, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in one loop over the rows."""
-    from .statistic_loops import shared_focus_rows
-
-    loop: Callable[..., None] = shared_focus_rows
-    batch, heads, rows = measures.entropy.shape
-    values = measures.entropy.new_empty(len(STATISTICS), heads, batch, rows)
-    sums = torch.empty(len(STATISTICS), classes.shape[1], heads, batch, dtype=torch.float64)
-    by_mask = (defined.first, 1 / _log_count(defined, values.dtype), defined.valid, classes)
-    given = [each.contiguous().numpy() for each in (*vars(measures).values(), *by_mask, values, sums)]
-    in_threads(heads * batch, len(STATISTICS) * rows, loop, tuple(given))
-    return values, sums
 
 
 def _log_count(defined: DefinedRows, precision: torch.dtype) -> Float[Tensor, "batch row"]:

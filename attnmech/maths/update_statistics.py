@@ -3,7 +3,7 @@
 The formulas are those of `updates.py` (formulas §1).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled import compiles, in_threads
 from .updates import cosine
 
 STATISTICS: Final = (
@@ -73,8 +72,6 @@ def update_statistics(
 
     `read` are the keys' values against the stream there; of two, the second are those that rows of global tokens read.
     """
-    if len(read) == 1 and compiles(written.norm):
-        return _compiled(written, read[0], rows)
     factor = rows.by_token[:, None]
     written = AgainstStream(written.norm * factor, written.product * factor, written.stream)
     magnitude, orientation = written.magnitude, written.orientation
@@ -127,18 +124,3 @@ def _target(read: AgainstStream, rows: LayerRows) -> _Target:
     directed = compared & (read.norm > 0).gather(-1, at)
     magnitude = read.magnitude.gather(-1, at) * rows.by_token[:, None]
     return _Target(magnitude, read.orientation.gather(-1, at), compared, directed)
-
-
-def _compiled(written: AgainstStream, read: AgainstStream, rows: LayerRows) -> tuple[Tensor, Tensor]:
-    """The same in one loop over the rows."""
-    from .statistic_loops import shared_update_rows
-
-    loop: Callable[..., None] = shared_update_rows
-    batch, heads, count = written.norm.shape
-    values = written.norm.new_empty(len(STATISTICS), heads, batch, count)
-    valid = torch.empty(values.shape, dtype=torch.bool)
-    of_rows = (rows.key, rows.real, rows.begins, rows.by_token)
-    streams = (*vars(written).values(), *vars(read).values())
-    given = [each.contiguous().numpy() for each in (*of_rows, *streams, values, valid)]
-    in_threads(heads * batch, len(STATISTICS) * count, loop, (rows.aligned, *given))
-    return values, valid
