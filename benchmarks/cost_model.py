@@ -394,35 +394,30 @@ def measured_constants() -> Constants:
     """Of the machine that this runs on, with as many threads as torch has here; the best of some rounds each."""
     import torch
 
-    from attnmech.maths.allocation import freed_memory_kept
     from attnmech.maths.compiled import AVAILABLE
     from attnmech.maths.compiled_rows import measured_softmax
-    from attnmech.maths.products import product
     from attnmech.maths.received import Received, neighbours
 
     tokens, heads, d_head, d_model, rows = 2048, 16, 64, 1024, 64
     x, weight = torch.randn(tokens, d_model), torch.randn(4 * d_model, d_model)
     q, k = torch.randn(heads, rows, d_head), torch.randn(heads, d_head, tokens)
     scores = torch.randn(1, heads, rows, tokens)
-    pattern, into, large = scores.softmax(dim=-1), torch.empty_like(scores), torch.randn(2**26)
+    pattern, large = scores.softmax(dim=-1), torch.randn(2**26)
     cells, of_products = scores.numel(), heads * rows * tokens * d_head
     here, places, runs = range(tokens - rows, tokens), torch.arange(tokens), neighbours(None, tokens)
     received = Received.nothing(torch.ones(1, 1, tokens, dtype=torch.bool), heads, tokens, tokens)
 
-    def products() -> float:
-        # In the memory of the product before, as in a pass of ours; torch's own gets fresh pages, as in transformers'.
-        with torch.no_grad(), freed_memory_kept(4 * x.nbytes):
-            return rate(lambda: product(x, weight), x.numel() * len(weight))
+    products = rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight))
 
     def softmax() -> object:
-        return measured_softmax(scores, None, here, places, into) if AVAILABLE else scores.softmax(dim=-1)
+        return measured_softmax(scores, None, here, places) if AVAILABLE else scores.softmax(dim=-1)
 
     def focus() -> object:
-        return measured_softmax(scores, None, here, places, into, received.receivers(here, runs))
+        return measured_softmax(scores, None, here, places, received.receivers(here, runs))
 
     return Constants(
-        multiplications=products(),
-        in_torch=rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight)),
+        multiplications=products,
+        in_torch=products,
         attention=rate(lambda: (torch.bmm(q, k), torch.bmm(pattern[0], k.mT)), 2 * of_products),
         cells=rate(softmax, cells),
         measured=rate(focus, cells) if AVAILABLE else float("nan"),

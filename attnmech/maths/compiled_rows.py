@@ -64,11 +64,10 @@ def measured_softmax(
     sink: Float[Tensor, " head"] | None,
     rows: range,
     places: Int[Tensor, " token"],
-    into: Float[Tensor, "batch head row key"],
     receivers: Receivers | None = None,
     begins: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row"] | None, MeasuredRows]:
-    """The softmax of the rows at some positions, in the memory of `into`; the mass of the sink; what is measured.
+    """The softmax of the rows at some positions; the mass of the sink; what is measured.
 
     `places` are the positions of its first keys, and of more that it does not have; later keys are no tokens. What
     keys and diagonals receive is added to the sums of `receivers`. `begins` are the positions of texts' first tokens,
@@ -79,6 +78,7 @@ def measured_softmax(
     loop: Callable[..., None] = shared_softmax
     batch, heads, count, keys = scores.shape
     scores = scores.contiguous()
+    pattern = torch.empty_like(scores)
     key = torch.empty(batch, heads, count, dtype=torch.int64)
     measured = torch.empty(9, batch, heads, count, dtype=scores.dtype)
     sinks = scores.new_zeros(heads) if sink is None else sink.to(scores)
@@ -95,12 +95,12 @@ def measured_softmax(
         receivers.tokens,
         receivers.classes.contiguous().numpy(),
     )
-    by_head = (scores, into, key, receivers.by_key, receivers.by_diagonal)
+    by_head = (scores, pattern, key, receivers.by_key, receivers.by_diagonal)
     flat = (*(each.flatten(0, 1).numpy() for each in by_head), measured.flatten(1, 2).numpy())
     in_threads(batch * heads, count * keys, loop, (*fixed, *flat))
     first, second, entropy, distance, at_sink = measured[:5]
     found = MeasuredRows(key, first, second, entropy, distance, None if begins is None else measured[5:])
-    return into, None if sink is None else at_sink, found
+    return pattern, None if sink is None else at_sink, found
 
 
 def summed_by_key(

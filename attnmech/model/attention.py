@@ -21,7 +21,6 @@ from ..maths.compiled import compiles
 from ..maths.compiled_rows import measured_softmax
 from ..maths.received import Received, neighbours
 from ..maths.relative import Relative
-from ..maths.rooms import Rooms
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
@@ -86,13 +85,12 @@ def attend(
     free = changes is None and position is None and added is None and weights is None
     free = free and not whole and (index is None or watch.gathered)
     edited = in_force.wants(site.point("pattern"), layer) or (changes is not None and changes.edits_pattern)
-    received, rooms = _receiving(watch, site, q, k, mask), None
+    received = _receiving(watch, site, q, k, mask)
     for rows in _row_blocks(q, mask, whole, free):
         at = mask.gathered(rows) if free else None
         keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
         queries = q[:, :, rows.start : rows.stop]
-        rooms = rooms or Rooms(queries.shape[:3].numel() * (k.shape[2] if at is None else len(at)), q)
-        scores = _scores(queries, k[:, :, keys], scale, position, added, rows, rooms)
+        scores = _scores(queries, k[:, :, keys], scale, position, added, rows)
         if changes is not None and ledgers is not None:
             changes.on_scores(scores, ledgers, rows)
         if softcap is not None:
@@ -101,7 +99,7 @@ def attend(
         removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
         if removed is not None:
             scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
-        attention = _softmax(scores, sink, site, rows, at, mask, rooms, None if edited else received)
+        attention = _softmax(scores, sink, site, rows, at, mask, None if edited else received)
         if edited:
             attention = _edited(attention, changes, removed, mask, rows, site)
             if received is not None:
@@ -194,7 +192,6 @@ def _softmax(
     rows: range,
     at: Tensor | None,
     mask: MaskRule,
-    rooms: Rooms,
     received: Received | None,
 ) -> Attention:
     """The softmax of a block of rows with keys at some positions, shown to the running certificate.
@@ -210,8 +207,7 @@ def _softmax(
         # A module that takes tensors is tried on an example before there are texts.
         told = at is None and len(texts.mask) == len(scores)
         begins = mask.once("begins", lambda: texts.begins) if told else None
-        room = rooms.take(*scores.shape)
-        pattern, at_sink, found = measured_softmax(scores, sink, rows, places, room, into, begins)
+        pattern, at_sink, found = measured_softmax(scores, sink, rows, places, into, begins)
     else:
         pattern, at_sink = softmax_with_sink(scores, sink)
         if received is not None:
@@ -247,12 +243,11 @@ def _scores(
     position: Float[Tensor, "#batch #head #query all_keys"] | None,
     added: Callable[[Tensor, slice], Tensor] | None,
     rows: range,
-    rooms: Rooms,
 ) -> Float[Tensor, "batch head row key"]:
     """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions."""
     keys = k.shape[2]
     place = None if position is None else _rows_of(position, rows)[..., :keys]
-    scores = _scaled_products(q, k, scale, place, rooms)
+    scores = _scaled_products(q, k, scale, place)
     return scores if added is None else scores + scale * added(q, slice(rows.start, rows.stop))[..., :keys]
 
 
@@ -261,20 +256,17 @@ def _scaled_products(
     k: Float[Tensor, "batch kv_head key d_head"],
     scale: float,
     position: Float[Tensor, "#batch #head #row key"] | None,
-    rooms: Rooms,
 ) -> Float[Tensor, "batch head row key"]:
     """scale · q·k + position, with scale and a position that is the same in all rows inside the matrix product."""
     batch, heads, rows, _ = q.shape
-    shared, groups = heads // k.shape[1], batch * k.shape[1]
-    with_gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-    into = None if with_gradients else rooms.take(groups, shared * rows, k.shape[2])
+    shared = heads // k.shape[1]
     products = rearrange(q, "batch (kv shared) row d_head -> (batch kv) (shared row) d_head", shared=shared)
     keys = rearrange(k, "batch kv key d_head -> (batch kv) d_head key")
     if position is not None and position.shape[2] == 1 and shared == 1 and position.dtype == q.dtype:
         start, position = position.expand(batch, heads, 1, -1).flatten(0, 1), None
-        scores = torch.baddbmm(start, products, keys, alpha=scale, out=into)
+        scores = torch.baddbmm(start, products, keys, alpha=scale)
     else:
-        scores = torch.baddbmm(q.new_zeros(1, 1, 1), products, keys, beta=0, alpha=scale, out=into)
+        scores = torch.baddbmm(q.new_zeros(1, 1, 1), products, keys, beta=0, alpha=scale)
     scores = scores.view(batch, heads, rows, -1)
     return scores if position is None else scores + position
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import attnmech as am
-from attnmech.maths.rooms import Rooms
 from attnmech.model import attention, local_global
 from attnmech.model.load import UnprovenWarning
 from attnmech.runs.focus_sums import FocusSums
@@ -213,22 +212,6 @@ def test_gathered_keys_change_no_statistic(monkeypatch: pytest.MonkeyPatch) -> N
     found.append(am.attention_focus(model, inputs()))
     for name, value in found[0].state.items():
         torch.testing.assert_close(value, found[1].state[name], equal_nan=True, msg=name)
-
-
-def test_blocks_of_gathered_keys_take_room_for_these_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = models.hooked("longformer", F64)
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 2**10)
-    sizes: list[tuple[int, int]] = []
-
-    class Counted(Rooms):
-        def take(self, *shape: int) -> Tensor:
-            found = super().take(*shape)
-            sizes.append((self._cells, found.numel()))
-            return found
-
-    monkeypatch.setattr(attention, "Rooms", Counted)
-    am.attention_focus(model, model.encode(torch.arange(60)[None] % 30 + 3))
-    assert sizes and max(cells for cells, _ in sizes) == max(taken for _, taken in sizes)
 
 
 def test_gathered_keys_of_a_sliding_window(monkeypatch: pytest.MonkeyPatch) -> None:
