@@ -1,8 +1,7 @@
 """When do compiled loops run, and on which threads?
 
-numba compiles them once for a machine. They hold no interpreter lock: each of a few threads takes a slice of the work,
-torch's own where they can be had (`torch_threads.py`), else threads of a pool. numba's own threads stay unused, since
-those of its default layer must not be entered by two threads of a program.
+numba compiles them once for a machine. They hold no interpreter lock: the caller and threads of a pool each take slices
+of the work. numba's own threads stay unused, since two threads of a program must not enter those of its default layer.
 """
 
 import os
@@ -10,13 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib.util import find_spec
+from threading import Barrier
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from .torch_threads import torch_team
 
 AVAILABLE: Final = find_spec("numba") is not None
 """Whether numba is installed (extra `fast`)."""
@@ -59,26 +57,23 @@ def in_threads(count: int, each: int, loop: Callable[..., None], arguments: tupl
     slices = max(1, min(count, torch.get_num_threads(), count * each // _WORTH_A_THREAD))
     edges, tickets = np.array([count * part // slices for part in range(slices + 1)]), np.zeros(1, np.int64)
     work = partial(loop, edges, tickets, arguments)
-    if slices == 1:
+    others = [_threads().submit(work, None) for _ in range(1, slices)]
+    try:
         work(None)
-    elif (team := torch_team()) is not None:
-        # Compiled here, where an interruption can be raised.
-        loop(edges, np.array([slices]), arguments, None)
-        team.run(work)
-        if tickets[0] < slices:
-            work(None)
-    else:
-        others = [_threads().submit(work, None) for _ in range(1, slices)]
-        try:
-            work(None)
-        finally:
-            for other in others:
-                other.result()
+    finally:
+        for other in others:
+            other.result()
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="attnmech")
+    """A pool whose threads have all begun: one that an interruption catches while it begins would never end."""
+    count = os.cpu_count() or 1
+    pool, begun = ThreadPoolExecutor(count, thread_name_prefix="attnmech"), Barrier(count + 1)
+    for _ in range(count):
+        pool.submit(begun.wait)
+    begun.wait()
+    return pool
 
 
 if hasattr(os, "register_at_fork"):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +45,7 @@ def test_softmax_and_what_follows_from_it(dtype: torch.dtype, keys: int, with_si
     scores, rows = scores_of(dtype, keys), range(40, 45)
     sink = torch.tensor([-2.0, 0.3, 9.0], dtype=dtype) if with_sink else None
     tokens = max(1, keys - 2)
-    pattern, at_sink, found = measured_softmax(scores, sink, rows, torch.arange(tokens), torch.empty_like(scores))
+    pattern, at_sink, found = measured_softmax(scores, sink, rows, torch.arange(tokens))
 
     wide = None if sink is None else sink.double()
     wanted, mass = softmax_with_sink(scores.double(), wide)
@@ -73,8 +72,7 @@ def test_softmax_and_what_follows_from_it(dtype: torch.dtype, keys: int, with_si
 @pytest.mark.parametrize("keys", [1, 4, 11, 45])
 def test_what_near_keys_get(dtype: torch.dtype, first_row: int, keys: int) -> None:
     scores, rows, begins = scores_of(dtype, keys), range(first_row, first_row + 5), torch.tensor([0, 2])
-    into = torch.empty_like(scores)
-    pattern, _, found = measured_softmax(scores, None, rows, torch.arange(45), into, begins=begins)
+    pattern, _, found = measured_softmax(scores, None, rows, torch.arange(45), begins=begins)
     assert found.near is not None and found.near.shape == (4, 2, 3, 5)
     for text in range(2):
         for row, here in enumerate(rows):
@@ -87,13 +85,13 @@ def test_what_near_keys_get(dtype: torch.dtype, first_row: int, keys: int) -> No
             torch.testing.assert_close(
                 found.near[:, text, :, row].double(), torch.stack(wanted), rtol=4 * close_to(dtype), atol=0
             )
-    assert measured_softmax(scores, None, rows, torch.arange(45), into)[2].near is None
+    assert measured_softmax(scores, None, rows, torch.arange(45))[2].near is None
 
 
 @BOTH
 def test_hidden_keys_weigh_exactly_nothing(dtype: torch.dtype) -> None:
     scores = scores_of(dtype)
-    pattern, _, _ = measured_softmax(scores, None, range(5), torch.arange(301), torch.empty_like(scores))
+    pattern, _, _ = measured_softmax(scores, None, range(5), torch.arange(301))
     hidden = (scores == torch.finfo(dtype).min) | (scores == -torch.inf)
     hidden[0, 2, 2] = False  # sees nothing: uniform, as in torch
     assert bool((pattern[hidden] == 0).all())
@@ -105,7 +103,7 @@ def test_the_highest_key_of_equal_ones_is_tied(dtype: torch.dtype) -> None:
     scores = torch.zeros(1, 1, 2, 700, dtype=dtype)
     scores[0, 0, 0, [300, 650]] = 5.0
     scores[0, 0, 1, 699] = 5.0
-    pattern, _, found = measured_softmax(scores, None, range(2), torch.arange(700), torch.empty_like(scores))
+    pattern, _, found = measured_softmax(scores, None, range(2), torch.arange(700))
     assert found.key.tolist() == [[[300, 699]]]
     top = Attention(pattern, scores, found).top
     assert (top.first == top.second).tolist() == [[[True, False]]]
@@ -116,7 +114,7 @@ def test_the_highest_key_of_equal_ones_is_tied(dtype: torch.dtype) -> None:
 def test_nan_stays_nan(dtype: torch.dtype, bad: float) -> None:
     scores = scores_of(dtype)
     scores[1, 2, 1, 17] = bad
-    pattern, _, found = measured_softmax(scores, None, range(5), torch.arange(301), torch.empty_like(scores))
+    pattern, _, found = measured_softmax(scores, None, range(5), torch.arange(301))
     assert bool(pattern[1, 2, 1].isnan().all())
     assert bool(found.entropy[1, 2, 1].isnan())
     assert bool(pattern[1, 2, 0].isfinite().all())
@@ -140,19 +138,10 @@ def test_sums_by_class(dtype: torch.dtype) -> None:
     torch.testing.assert_close(summed_by_diagonal(pattern, classes).double(), by_diagonal, **close)
 
 
-@pytest.fixture(params=["torch's own threads", "a pool"])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three threads, however many torch was given."""
     monkeypatch.setattr(compiled.torch, "get_num_threads", lambda: 3)
-    if request.param == "a pool":
-        monkeypatch.setattr(compiled, "torch_team", lambda: None)
-    elif compiled.torch_team() is None:
-        pytest.skip("this torch does not run on GNU OpenMP's threads")
-
-
-def test_torch_runs_on_threads_that_loops_can_share() -> None:
-    gnu = "libgomp" in Path("/proc/self/maps").read_text(encoding="utf-8") if sys.platform == "linux" else False
-    assert (compiled.torch_team() is not None) == gnu
 
 
 @pytest.mark.usefixtures("threads")
@@ -161,7 +150,7 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     everyone, at = torch.ones(2, 1, 64).bool(), torch.arange(300)
 
     def once() -> tuple[Tensor, Tensor, Tensor]:
-        pattern, _, found = measured_softmax(scores, None, range(64), at, torch.empty_like(scores))
+        pattern, _, found = measured_softmax(scores, None, range(64), at)
         return pattern, found.entropy, summed_by_key(scores, everyone)
 
     with monkeypatch.context() as alone:
@@ -200,21 +189,16 @@ torch.set_num_threads(2)
 arrays = np.ones((64, 1, 2**10), np.float32), np.ones((64, 1, 1), bool), np.zeros((64, 1, 2**10), np.float32)
 compiled.in_threads(64, 2**10, shared_sum_by_key, arrays)
 signal.signal(signal.SIGALRM, interrupt)
-calls, caught = 1, 0
+caught = 0
 for number in range(200):
     late = time.monotonic() + 20
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0003 * (1 + number % 13))
         while time.monotonic() < late:
             compiled.in_threads(64, 2**10, shared_sum_by_key, arrays)
-            calls += 1
         break
     except KeyboardInterrupt:
         caught += 1
-        # The call under way had ended, or had not begun.
-        assert len(set(arrays[2].ravel().tolist())) == 1
-        assert arrays[2][0, 0, 0] - calls in (0, 1)
-        calls = int(arrays[2][0, 0, 0])
 print(caught, "of", number + 1, "caught")
 """
 
@@ -260,6 +244,6 @@ def test_what_is_not_taken() -> None:
 
 def test_distances_to_keys_that_were_gathered() -> None:
     scores, at = torch.randn(2, 3, 4, 6), torch.tensor([0, 3, 7, 8, 9, 20])
-    pattern, _, found = measured_softmax(scores, None, range(8, 12), at, torch.empty_like(scores))
+    pattern, _, found = measured_softmax(scores, None, range(8, 12), at)
     far = (torch.arange(8, 12)[:, None] - at).abs()
     torch.testing.assert_close(found.distance, (pattern * far).sum(dim=-1))
