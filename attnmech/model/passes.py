@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from ..batch import Batch
 from ..errors import UnsupportedModelError
-from ..maths.allocation import freed_memory_kept
 from .in_force import InForce, Pass
 from .own_module import OwnModule
 from .running import Balance, Directions
@@ -53,8 +52,7 @@ class CheckedPasses:
 
         Raises `UnsupportedModelError` if a point was never reached, and `ExactnessError` as `checked` does.
         """
-        widest = 4 * wanted.batch.ids.numel() * self._directions.d_model * 4
-        with freed_memory_kept(widest), self.checked(wanted):
+        with self.checked(wanted):
             # With a large vocabulary, the logits may cost more than all layers.
             needs_head = wanted.gradients or self._in_force.wants("logits", None)
             output = call(self._model if needs_head else below_head(self._model), wanted.batch)
