@@ -37,8 +37,6 @@ class Case:
     tokens: int
     layers: int | None
     """In place of the shape's own number of layers."""
-    torch_products: bool = False
-    """Whether attnmech multiplies by torch's own routine, too."""
 
     @property
     def model_title(self) -> str:
@@ -84,17 +82,8 @@ class Target:
         return "not measured" if self.measured is None else "reached" if self.measured <= self.limit else "MISSED"
 
 
-def prepare(case: Case) -> None:
-    """Has this process multiply as the case says."""
-    from attnmech.maths import products
-
-    if case.torch_products:
-        products._faster = lambda: False  # type: ignore[assignment]
-
-
 def growth_of(case: Case, contender: str) -> int:
     """The memory of one contender's step; in a process of its own."""
-    prepare(case)
     step = CONTENDERS[contender](build(case.shape, case.tokens, case.layers))
     ids = token_ids(case.tokens)
     step(ids[:, :WARM_UP])
@@ -103,7 +92,6 @@ def growth_of(case: Case, contender: str) -> int:
 
 def times_of(case: Case, contenders: Sequence[str], repeats: int) -> dict[str, list[float]]:
     """The times of all contenders' steps, in turns; in a process of their own, on one set of weights."""
-    prepare(case)
     model = build(case.shape, case.tokens, case.layers)
     ids = token_ids(case.tokens)
     steps = {name: CONTENDERS[name](model) for name in contenders}
@@ -210,7 +198,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="rounds of the times (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads of each process (default %(default)s)")
     parser.add_argument("--layers", type=int, help="layers in place of each shape's own, to take less time")
-    parser.add_argument("--torch-products", action="store_true", help="attnmech multiplies by torch's own routine, too")
     parser.add_argument("--json", type=Path, help="file for every figure")
     return parser.parse_args()
 
@@ -231,7 +218,7 @@ def main() -> None:
         if chosen.ours_to:
             lengths.setdefault(chosen.ours_to, ours)
         for tokens, contenders in lengths.items():
-            case = Case(SHAPES[name], tokens, chosen.layers, chosen.torch_products)
+            case = Case(SHAPES[name], tokens, chosen.layers)
             measured = measure(case, contenders, 1 if contenders is ours else chosen.repeats, console)
             rows += measured
             tables.append(table_of(case, measured))

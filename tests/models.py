@@ -3,8 +3,7 @@
 Every parameter is random: biases and norm weights too, so that nothing that is wrong can hide behind a zero.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
@@ -14,7 +13,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 import attnmech as am
-from attnmech.model.copies import use_faster_routines
 
 
 def randomised(model: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
@@ -465,16 +463,3 @@ def inputs_of(name: str) -> dict[str, Tensor]:
     if config.is_encoder_decoder:
         given["decoder_input_ids"] = token_ids(name, length=5, seed=2)
     return given
-
-
-@contextmanager
-def multiplied_alike(model: Any) -> Iterator[None]:
-    """Has a model of transformers multiply by attnmech's routine, where what else they do is compared."""
-    before = {module for module in model.modules() if "forward" in vars(module)}
-    use_faster_routines(model)
-    try:
-        yield
-    finally:
-        for module in model.modules():
-            if module not in before:
-                vars(module).pop("forward", None)

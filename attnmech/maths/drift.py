@@ -15,9 +15,9 @@ from typing import Final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import linear
 
 from .precision import product_rounding
-from .products import product
 
 METRICS: Final = ("cosine", "centred cosine", "dot")
 
@@ -108,7 +108,7 @@ class Scan:
 
     def add(self, start: int, rows: Float[Tensor, "row d_model"]) -> None:
         """Compares all streams with the rows `start`, `start` + 1, …"""
-        similar = product(self._streams, rows)
+        similar = linear(self._streams, rows)
         longest = torch.linalg.vector_norm(rows, dim=-1).max()
         self._longest = torch.maximum(self._longest, longest)
         self._count(start, similar, self._rounding * self._size * longest)

@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import linear
 
 from .fingerprint import fingerprint_of
-from .products import product
 
 _TOKENS: Final = 512
 """How many tokens are measured at a time, so that what heads see of a stream stays in the cache."""
@@ -50,7 +50,7 @@ class Writer:
         norms: list[list[Tensor]] = [[] for _ in z]
         products: list[list[Tensor]] = [[] for _ in z]
         for stream, *parts in zip(_parts(x), *map(_parts, z), strict=True):
-            seen = product(stream, self._W_O.flatten(0, 1)).view(len(stream), *self._W_O.shape[:2])
+            seen = linear(stream, self._W_O.flatten(0, 1)).view(len(stream), *self._W_O.shape[:2])
             for place, part in enumerate(parts):
                 each = self._by_head(part)
                 norms[place].append(self._norm(each))

@@ -4,18 +4,13 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.activations import FastGELUActivation, NewGELUActivation
-from transformers.models.bloom.modeling_bloom import BloomGelu
-from transformers.pytorch_utils import Conv1D
 
 from ..errors import UnsupportedModelError, WeightsError, first_line
-from ..maths.products import product
 from .own_module import OwnModule
 
 
@@ -95,45 +90,6 @@ def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any,
     fresh = copy.copy(module)
     fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
     return forward(fresh, *args, **kwargs)
-
-
-def use_faster_routines(model: nn.Module) -> None:
-    """Has the model's linear layers and GELUs computed by the routines that are fastest on this processor."""
-    for module in model.modules():
-        routine = _ROUTINES.get(type(module))
-        if routine is not None and "forward" not in vars(module):
-            module.forward = partial(routine, module)
-
-
-def _linear(module: nn.Linear, input: Tensor) -> Tensor:
-    return product(input, module.weight, module.bias)
-
-
-def _conv1d(module: Conv1D, x: Tensor) -> Tensor:
-    return product(x, module.weight.T, module.bias)
-
-
-def _gelu(module: nn.Module, x: Tensor) -> Tensor:
-    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))) in float32, in one reading.
-
-    transformers' classes make it of eight operations, each of which reads and writes what the MLP widens to. They round
-    √(2/π), which float64 shows, and in 16 bits they round on the way. What is left over of a vector torch computes in
-    another way, so of MLPs that leave something over, numbers would depend on where in a batch they stand.
-    """
-    if x.dtype == torch.float32 and x.shape[-1] % _VECTORS == 0:
-        return gelu(x, approximate="tanh")
-    found: Tensor = type(module).forward(module, x)
-    return found
-
-
-_VECTORS: Final = 64
-"""How many numbers torch's loops take at a time, at most."""
-
-_ROUTINES: Final[Mapping[type[nn.Module], Callable[..., Tensor]]] = {
-    nn.Linear: _linear,
-    Conv1D: _conv1d,
-    **dict.fromkeys((BloomGelu, NewGELUActivation, FastGELUActivation), _gelu),
-}
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:

@@ -30,7 +30,7 @@ from .attention import IMPLEMENTATION
 from .bridges import Bridges
 from .carried import captured_norms
 from .centring import require_fitting, require_weights
-from .copies import copy_of, forget_lengths, take_apart, use_attention, use_faster_routines
+from .copies import copy_of, forget_lengths, take_apart, use_attention
 from .embeddings import encoder_of, first_position_of, token_embedding, wire_further, wire_tokens
 from .generation import Continuing, Generated, Sampling, ends_of
 from .gradients import Measure, run_with_gradients
@@ -111,7 +111,6 @@ class HookedModel:
         weakref.finalize(self, take_apart, self._model).atexit = False
         use_attention(self._model, IMPLEMENTATION)
         forget_lengths(self._model)
-        use_faster_routines(self._model)
         base: nn.Module = self._model.base_model
         for plan in plans:
             if plan.adapt is not None:
