@@ -11,6 +11,7 @@ def product_by_head(
 ) -> Float[Tensor, "*batch head position d_head"]:
     """x W of every head, as one matrix product.
 
+    >>> import torch
     >>> x, W = torch.randn(2, 3, 4), torch.randn(5, 4, 6)
     >>> torch.allclose(product_by_head(x, W)[1, 4], x[1] @ W[4], atol=1e-5)
     True
