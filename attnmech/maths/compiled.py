@@ -51,15 +51,15 @@ def _can_be_compiled() -> bool:
 def in_threads(count: int, each: int, loop: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Has a loop go through `count` things, in as many slices as torch has threads.
 
-    Each thing has `each` numbers to go through: a few numbers are not worth a thread. `loop(edges, tickets, arguments,
-    None)` takes slices, one after another, that nobody has taken yet (`loop_parts.taken`).
+    Each thing has `each` numbers to go through: a few numbers are not worth a thread. `loop(edges, tickets, arguments)`
+    takes slices, one after another, that nobody has taken yet (`loop_parts.taken`).
     """
     slices = max(1, min(count, torch.get_num_threads(), count * each // _WORTH_A_THREAD))
     edges, tickets = np.array([count * part // slices for part in range(slices + 1)]), np.zeros(1, np.int64)
     work = partial(loop, edges, tickets, arguments)
-    others = [_threads().submit(work, None) for _ in range(1, slices)]
+    others = [_threads().submit(work) for _ in range(1, slices)]
     try:
-        work(None)
+        work()
     finally:
         for other in others:
             other.result()
@@ -70,9 +70,12 @@ def _threads() -> ThreadPoolExecutor:
     """A pool whose threads have all begun: one that an interruption catches while it begins would never end."""
     count = os.cpu_count() or 1
     pool, begun = ThreadPoolExecutor(count, thread_name_prefix="attnmech"), Barrier(count + 1)
-    for _ in range(count):
-        pool.submit(begun.wait)
-    begun.wait()
+    try:
+        for _ in range(count):
+            pool.submit(begun.wait)
+        begun.wait()
+    finally:
+        begun.abort()
     return pool
 
 

@@ -13,7 +13,7 @@ _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 @njit(nogil=True, cache=True)
-def shared_digest(edges, tickets, arguments, _):
+def shared_digest(edges, tickets, arguments):
     """`digest` of slices that nobody has taken yet: of parts of memory by address and number of words."""
     addresses, lengths, lanes = arguments
     part = taken(tickets)

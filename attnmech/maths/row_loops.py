@@ -40,7 +40,7 @@ PRECISIONS: Final = {
 
 
 @compiled
-def shared_softmax(edges, tickets, arguments, _):
+def shared_softmax(edges, tickets, arguments):
     """`softmax` of the slices, between the edges, that nobody has taken yet."""
     part = taken(tickets)
     while part < len(edges) - 1:
@@ -49,7 +49,7 @@ def shared_softmax(edges, tickets, arguments, _):
 
 
 @compiled
-def shared_sum_by_key(edges, tickets, arguments, _):
+def shared_sum_by_key(edges, tickets, arguments):
     """`sum_by_key` of such slices."""
     part = taken(tickets)
     while part < len(edges) - 1:
@@ -58,7 +58,7 @@ def shared_sum_by_key(edges, tickets, arguments, _):
 
 
 @compiled
-def shared_sum_by_diagonal(edges, tickets, arguments, _):
+def shared_sum_by_diagonal(edges, tickets, arguments):
     """`sum_by_diagonal` of such slices."""
     part = taken(tickets)
     while part < len(edges) - 1:
