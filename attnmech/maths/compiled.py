@@ -42,7 +42,7 @@ def _can_be_compiled() -> bool:
         if getattr(config, "DISABLE_JIT", False):
             return False
         # Where neither the package's folder nor the user's cache is writable, numba refuses to mark a function.
-        from . import digest_loop  # noqa: F401
+        from . import row_loops  # noqa: F401
     except (ImportError, RuntimeError):
         return False
     return True

@@ -3,11 +3,11 @@
     u_ih = z_ih W_O[h],    magnitude = ‖u‖ / ‖x‖,    orientation = cos(u, x),
 
 with x the stream as it enters the block. Norms and products come from the heads' d_head numbers: with a triangle R for
-which W_O[h] W_O[h]ᵀ = Rᵀ R, ‖z W_O‖ = ‖z Rᵀ‖, and u·x = z · (W_O x), so that no [token, head, d_model] array is made.
+which W_O[h] W_O[h]ᵀ = Rᵀ R, ‖z W_O‖ = ‖z Rᵀ‖, and u·x = z · (W_O x), so that no [token, head, d_model] array is made
+where there are more tokens than d_head.
 """
 
-from collections import OrderedDict
-from threading import Lock
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -15,13 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .fingerprint import fingerprint_of
-
 _TOKENS: Final = 512
 """How many tokens are measured at a time, so that what heads see of a stream stays in the cache."""
-
-_KEPT_BYTES: Final = 2**26
-"""How much memory the triangles take that are kept."""
 
 
 class Writer:
@@ -37,7 +32,7 @@ class Writer:
     """
 
     def __init__(self, W_O: Float[Tensor, "head d_head d_model"]) -> None:
-        self._W_O, self._triangle = W_O, _triangles.of(W_O)
+        self._W_O = W_O
 
     def norm(self, z: Float[Tensor, "batch position kv_head d_head"]) -> Float[Tensor, "batch head position"]:
         """‖z W_O‖."""
@@ -63,8 +58,14 @@ class Writer:
         return z if group == 1 else z.repeat_interleave(group, dim=1)
 
     def _norm(self, z: Float[Tensor, "token head d_head"]) -> Float[Tensor, "head token"]:
-        norm: Tensor = torch.linalg.vector_norm(torch.bmm(z.transpose(0, 1), self._triangle.mT), dim=-1)
+        # The triangle costs as much as the updates of d_head tokens.
+        of_same_norm = self._W_O if len(z) <= self._W_O.shape[1] else self._triangle.mT
+        norm: Tensor = torch.linalg.vector_norm(torch.bmm(z.transpose(0, 1), of_same_norm), dim=-1)
         return norm
+
+    @cached_property
+    def _triangle(self) -> Float[Tensor, "head row d_head"]:
+        return _triangle(self._W_O)
 
 
 def _parts(values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "token ..."]]:
@@ -76,34 +77,6 @@ def _parts(values: Float[Tensor, "batch position ..."]) -> list[Float[Tensor, "t
 def _by_text(parts: list[Float[Tensor, "head token"]], texts: int) -> Float[Tensor, "batch head position"]:
     together = torch.cat(parts, dim=1)
     return together.view(len(together), texts, together.shape[1] // texts).transpose(0, 1)
-
-
-class _Triangles:
-    """The triangles found last, each by its matrix's fingerprint: the next text is measured with the same weights."""
-
-    def __init__(self) -> None:
-        self._lock, self._known, self._bytes = Lock(), OrderedDict[object, Tensor](), 0
-
-    def of(self, W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head row d_head"]:
-        """R of W_Oᵀ = Q R for every head."""
-        fingerprint = fingerprint_of({"W_O": W_O})
-        if fingerprint is None:
-            return _triangle(W_O)
-        with self._lock:
-            if (known := self._known.get(fingerprint)) is not None:
-                self._known.move_to_end(fingerprint)
-                return known
-        found = _triangle(W_O)
-        with self._lock:
-            if fingerprint not in self._known:
-                self._known[fingerprint] = found
-                self._bytes += found.nbytes
-            while self._bytes > _KEPT_BYTES:
-                self._bytes -= self._known.popitem(last=False)[1].nbytes
-        return found
-
-
-_triangles: Final = _Triangles()
 
 
 def _triangle(W_O: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head row d_head"]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import torch
+import xxhash
 from einops import EinopsError, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UnsupportedModelError, WeightsError
-from ..maths.fingerprint import fingerprint_of
 
 _WORTH_THREADS: Final = 2**20
 """How many bytes take longer to read than threads to start."""
@@ -399,11 +399,12 @@ class WeightsHash:
 
     And of the masks of pruned ones (`torch.nn.utils.prune`) and what is added to logits (Marian's `final_logits_bias`),
     which are part of what the model computes. All bytes are read each time, since a fused optimizer step or
-    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if they have changed.
+    `parameter.data` changes weights without a trace; SHA-256 is computed anew only if their checksum, which takes a
+    fifteenth of the time, has changed.
     """
 
     def __init__(self) -> None:
-        self._known: tuple[object, str] | None = None
+        self._known: tuple[str, str] | None = None
 
     def of(self, model: nn.Module) -> str:
         """The hash of the weights as they are now."""
@@ -412,13 +413,11 @@ class WeightsHash:
         tensors |= {
             name: value for name, value in model.named_buffers() if name in counted or name.endswith("logits_bias")
         }
-        fingerprint = fingerprint_of(tensors)
+        checksum = _checksum(tensors)
         known = self._known
-        if known is not None and known[0] == fingerprint:
-            return known[1]
-        found = tensors_hash(tensors)
-        self._known = None if fingerprint is None else (fingerprint, found)
-        return found
+        if known is None or known[0] != checksum:
+            known = self._known = checksum, tensors_hash(tensors)
+        return known[1]
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
@@ -442,5 +441,18 @@ def _bytes_hashes(values: Sequence[Tensor]) -> list[str]:
 
 
 def _bytes_hash(tensor: Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """XXH3 over names, types, shapes and bytes: for this process alone, since it is no guard against a person."""
+    checksum = xxhash.xxh3_128()
+    for name, value in tensors.items():
+        checksum.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        checksum.update(_bytes(value))
+    return checksum.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
     value = tensor.detach().cpu().contiguous()
-    return hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+    return value.reshape(-1).view(torch.uint8).numpy().data

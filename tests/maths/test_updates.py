@@ -1,26 +1,23 @@
 """Norms and products from the heads' own numbers, against the updates themselves."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from einops import einsum
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from attnmech.maths import updates
 from attnmech.maths.updates import Writer, cosine
 
 
 @given(
-    st.integers(1, 3), st.integers(0, 5), st.integers(1, 4), st.integers(1, 7), st.integers(1, 7), st.integers(0, 99)
+    st.integers(1, 3), st.integers(0, 6), st.integers(1, 4), st.integers(1, 7), st.integers(1, 7), st.integers(0, 99)
 )
 def test_norms_and_products_are_those_of_the_updates(
     batch: int, length: int, heads: int, d_head: int, d_model: int, seed: int
 ) -> None:
-    """Heads that are wider than the stream are among them."""
+    """Heads that are wider than the stream are among them, and fewer tokens than d_head, which take no triangle."""
     generator = torch.Generator().manual_seed(seed)
     z, W_O, x = (
         torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -41,10 +38,11 @@ def test_norms_and_products_are_those_of_the_updates(
 def test_a_matrix_of_low_rank_and_one_of_zeros() -> None:
     W_O = torch.zeros(2, 3, 5, dtype=torch.float64)
     W_O[0, 1, 4] = -2
-    z = torch.tensor([[[[7.0, 3, 1], [4, 4, 4]]]], dtype=torch.float64)
-    ((norm, product),) = Writer(W_O).against(torch.ones(1, 1, 5, dtype=torch.float64), z)
-    assert norm.flatten().tolist() == pytest.approx([6, 0])
-    assert product.flatten().tolist() == pytest.approx([-6, 0])
+    for tokens in (1, 4):
+        z = torch.tensor([[[[7.0, 3, 1], [4, 4, 4]]]], dtype=torch.float64).expand(-1, tokens, -1, -1)
+        ((norm, product),) = Writer(W_O).against(torch.ones(1, tokens, 5, dtype=torch.float64), z)
+        assert norm[0].tolist() == [pytest.approx([6] * tokens), pytest.approx([0] * tokens)]
+        assert product[0].tolist() == [pytest.approx([-6] * tokens), pytest.approx([0] * tokens)]
 
 
 def test_small_updates_keep_their_digits_in_single_precision() -> None:
@@ -52,8 +50,9 @@ def test_small_updates_keep_their_digits_in_single_precision() -> None:
     generator = torch.Generator().manual_seed(2)
     left, right = (torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q for n in (3, 6))
     W = left @ torch.diag(torch.tensor([1.0, 1.0, 1e-5], dtype=torch.float64)) @ right[:3]
-    norm = Writer(W.float()[None]).norm(left[:, 2].float()[None, None, None])
-    assert float(norm) == pytest.approx(1e-5, rel=0.1)
+    for tokens in (1, 4):
+        norm = Writer(W.float()[None]).norm(left[:, 2].float().expand(1, tokens, 1, -1))
+        assert norm.flatten().tolist() == pytest.approx([1e-5] * tokens, rel=0.1)
 
 
 def test_cosines() -> None:
@@ -68,41 +67,8 @@ def test_cosines() -> None:
 
 def test_changed_weights_are_measured_as_they_are() -> None:
     z, W_O = torch.randn(2, 5, 3, 4), torch.randn(3, 4, 6)
-    Writer(W_O)
+    Writer(W_O).norm(z)
     for change in (lambda: W_O.data[1, 2, 3].add_(1), lambda: W_O.numpy().__imul__(2), lambda: W_O.data[2].neg_()):
         change()
         wanted = torch.linalg.vector_norm(einsum(z, W_O, "text i head d, head d model -> text head i model"), dim=-1)
         torch.testing.assert_close(Writer(W_O).norm(z), wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_triangles_are_found_once_and_take_bounded_memory(monkeypatch: pytest.MonkeyPatch, transposed: bool) -> None:
-    found = []
-
-    def triangle(W_O: Tensor) -> Tensor:
-        found.append(W_O)
-        return triangle_of(W_O)
-
-    triangle_of = updates._triangle
-    monkeypatch.setattr(updates, "_triangle", triangle)
-    monkeypatch.setattr(updates, "_KEPT_BYTES", 2 * 3 * 4 * 4 * 4)  # of two matrices
-    triangles = updates._Triangles()
-    one, two, three = (each.mT if transposed else each for each in torch.randn(3, 3, 4, 4))
-    first = triangles.of(one)
-    assert torch.equal(triangles.of(one.clone()), first) and len(found) == 1
-    triangles.of(two)
-    assert torch.equal(triangles.of(one), first) and len(found) == 2
-    triangles.of(three)
-    triangles.of(one)
-    assert len(found) == 3
-    triangles.of(two)
-    assert len(found) == 4 and triangles._bytes == updates._KEPT_BYTES
-
-
-def test_threads_find_the_same_triangles() -> None:
-    matrices, triangles = torch.randn(6, 3, 4, 5), updates._Triangles()
-    wanted = [updates._triangle(each) for each in matrices]
-    with ThreadPoolExecutor(4) as callers:
-        for number, found in enumerate(callers.map(lambda number: triangles.of(matrices[number % 6]), range(300))):
-            assert torch.equal(found, wanted[number % 6])
-    assert triangles._bytes == sum(each.nbytes for each in wanted)
