@@ -52,7 +52,7 @@ def jaxtyped(thing: Any = _decorator._sentinel, *, typechecker: Any = _decorator
             thing.__init__ = jaxtyped(thing.__init__, typechecker=typechecker)  # type: ignore[misc]
         return thing
     if isinstance(thing, FunctionType) and not thing.__annotations__:
-        return thing  # nothing to check: a loop that numba compiles
+        return thing  # nothing to check
     if isinstance(thing, FunctionType) and not inspect.isgeneratorfunction(thing):
         return _at_every_call(thing, typechecker)
     return _theirs(thing, typechecker=typechecker)

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled_rows import NEAR
 from .softmax import Attention
 from .sums_by_text import sums_by_text
 
@@ -143,10 +142,8 @@ class RowMeasures:
         Keys after the first `tokens` are no tokens, and have no distance. `keys` are the positions of the keys, in
         order, if those are not all from 0 on.
         """
-        top, measured = attention.top, attention.measured
-        near = None if measured is None or last != NEAR else measured.near
-        masses = _masses(attention.pattern, places, last) if near is None else near
-        distance = mean_distance(attention, rows, tokens, keys)
+        top, masses = attention.top, _masses(attention.pattern, places, last)
+        distance = mean_distance(attention.pattern[..., :tokens], rows, keys)
         key = top.key if keys is None else keys[top.key]
         return cls(key, top.first, top.second, attention.entropy, distance, masses)
 
@@ -159,7 +156,7 @@ class RowMeasures:
 def _masses(
     pattern: Float[Tensor, "batch head row key"], places: Places, last: int
 ) -> Float[Tensor, "mass batch head row"]:
-    """`RowMeasures.masses`, where the softmax has not measured them."""
+    """`RowMeasures.masses`."""
     found = pattern.gather(-1, places.at[:, None].expand(-1, pattern.shape[1], -1, -1))
     first, *others = found.masked_fill_(places.missing, 0.0).unbind(dim=-1)
     return torch.stack([first, *others[:2], torch.stack(others[:last]).sum(dim=0)])
@@ -236,13 +233,11 @@ def _find(key: Int[Tensor, "*places"], keys: Int[Tensor, " key"] | None, count: 
 
 
 def mean_distance(
-    attention: Attention, rows: range, tokens: int | None = None, keys: Int[Tensor, " key"] | None = None
+    pattern: Float[Tensor, "batch head row key"], rows: range, keys: Int[Tensor, " key"] | None = None
 ) -> Float[Tensor, "batch head row"]:
-    """Σ_j p_ij |i − j| over the first `tokens` keys; `keys` are their positions, if those are not all from 0 on."""
-    if attention.measured is not None:
-        return attention.measured.distance
-    pattern = attention.pattern[..., :tokens]
-    place = torch.arange(rows.start, rows.stop, device=pattern.device)
-    keys = torch.arange(pattern.shape[-1], device=pattern.device) if keys is None else keys
-    far = (place[:, None] - keys).abs().to(pattern.dtype)
-    return (pattern * far).sum(dim=-1)
+    """Σ_j p_ij |i − j|; `keys` are the positions j, if those are not all from 0 on."""
+    place = torch.arange(rows.start, rows.stop, device=pattern.device, dtype=pattern.dtype)
+    key = torch.arange(pattern.shape[-1], device=pattern.device) if keys is None else keys
+    far = (place[:, None] - key.to(pattern.dtype)).abs_()
+    distance: Tensor = torch.linalg.vecdot(pattern, far)
+    return distance

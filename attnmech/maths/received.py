@@ -6,16 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled import compiles
-from .compiled_rows import Receivers, summed_by_diagonal, summed_by_key
-
 
 @dataclass(frozen=True)
 class Received:
     """What each key and each distance receives of a layer's rows, by class of row; grows block by block.
 
-    A compiled softmax adds a block's rows to its `receivers` while they are in the first cache; others are added with
-    `add`. A block is summed in its own precision, the layer in float64.
+    A block is summed in its own precision, the layer in float64.
     """
 
     classes: Bool[Tensor, "batch class row"]
@@ -36,19 +32,14 @@ class Received:
         )
         return cls(classes, tokens, by_key, by_diagonal)
 
-    def receivers(self, rows: range, runs: Int[Tensor, "run 3"]) -> Receivers:
-        """Where a block of rows adds to the sums; `runs` are its keys' `neighbours`."""
-        classes = self.classes[:, :, rows.start : rows.stop]
-        return Receivers(classes, runs, self.tokens, self.by_key, self.by_diagonal)
-
     def add(self, pattern: Float[Tensor, "batch head row key"], rows: range, runs: Int[Tensor, "run 3"]) -> None:
-        """Adds a block of rows."""
-        into = self.receivers(rows, runs)
-        received = received_by_key(pattern, into.classes).double()
+        """Adds a block of rows; `runs` are its keys' `neighbours`."""
+        classes = self.classes[:, :, rows.start : rows.stop]
+        received = received_by_key(pattern, classes).double()
         for begin, end, place in runs.tolist():
             self.by_key[..., place : place + end - begin] += received[..., begin:end]
             if begin < (end := min(end, self.tokens)):
-                far = _by_diagonal(pattern[..., begin:end], into.classes).double()
+                far = _by_diagonal(pattern[..., begin:end], classes).double()
                 shift = place + self.classes.shape[2] - rows.stop
                 self.by_diagonal[..., shift : shift + far.shape[-1]] += far
 
@@ -80,8 +71,6 @@ def received_by_key(
     pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
 ) -> Float[Tensor, "batch head class key"]:
     """Σ_i p_ij over the rows of each class of a block."""
-    if compiles(pattern):
-        return summed_by_key(pattern, classes)
     return torch.matmul(classes[:, None].to(pattern), pattern)
 
 
@@ -113,11 +102,7 @@ def uniform_attention(
     return torch.matmul(share, seen), torch.matmul(weights, seen)
 
 
-def _by_diagonal(pattern: Tensor, classes: Tensor) -> Float[Tensor, "batch head class diagonal"]:
-    return (summed_by_diagonal if compiles(pattern) else _summed_by_diagonal)(pattern, classes)
-
-
-def _summed_by_diagonal(
+def _by_diagonal(
     pattern: Float[Tensor, "batch head row key"], classes: Bool[Tensor, "batch class row"]
 ) -> Float[Tensor, "batch head class diagonal"]:
     """Σ p_ij over each diagonal of the block, from the first key of its last row to the last key of its first.

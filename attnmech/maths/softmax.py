@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .compiled_rows import MeasuredRows
-
-_DEAL = 32
-"""How many keys of a row go into each column in the search for the highest."""
+_COLUMNS: Final = 64
+"""Over how many columns the keys of a row are dealt: a multiple of any processor's vector, whatever their number."""
 
 
 def softmax_of(
@@ -40,18 +38,16 @@ def softmax_with_sink(
 class Attention:
     """The attention of a block of rows; what several observers need is computed once."""
 
+    scores: Float[Tensor, "batch head row key"]
     pattern: Float[Tensor, "batch head row key"]
     """The probabilities, in float32 at least."""
-    scores: Float[Tensor, "batch head row key"] | None
-    """The scores whose softmax they are; None if an edit has set the probabilities."""
-    measured: MeasuredRows | None = None
-    """What a compiled softmax has measured on its way."""
+    edited: bool = False
+    """Whether an edit has set the probabilities, so that they are not the softmax of the scores."""
 
     @cached_property
     def top(self) -> "Top":
         """The two highest probabilities of each row."""
-        found = self.measured
-        return top_two(self.pattern) if found is None else Top(found.key, found.first, found.second)
+        return top_two(self.pattern)
 
     @cached_property
     def entropy(self) -> Float[Tensor, "batch head row"]:
@@ -60,14 +56,12 @@ class Attention:
         ln p_ij = s_ij − s_im + ln p_im, with m the row's highest key. Without this shift by s_im the sums of a long
         row would cancel.
         """
-        if self.measured is not None:
-            return self.measured.entropy
-        if self.scores is None:
+        if self.edited:
             return -torch.xlogy(self.pattern, self.pattern).sum(dim=-1)
         highest = self.scores.gather(-1, self.top.key[..., None])
         # exp(-1000) is 0 in any precision, and 0 · (-inf), where the difference overflows, would be NaN.
-        below = (self.pattern * (self.scores - highest).clamp_min_(-1000.0)).sum(dim=-1)
-        return (-below - self.pattern.sum(dim=-1) * self.top.first.log()).clamp_min(0.0)
+        below = torch.einsum("bhrk,bhrk->bhr", self.pattern, (self.scores - highest).clamp_min_(-1000.0))
+        return (-below - torch.xlogy(self.pattern.sum(dim=-1), self.top.first)).clamp_min(0.0)
 
 
 @dataclass(frozen=True)
@@ -87,17 +81,16 @@ def top_two(values: Float[Tensor, "*places key"]) -> Top:
     The keys are dealt to columns, the largest of each column is found, then the best two of these, then the best two
     of the winning column: a `topk` over all keys takes ten times as long.
     """
-    keys = values.shape[-1]
-    columns = keys // _DEAL
-    if columns < 4:
+    deals = values.shape[-1] // _COLUMNS
+    if deals < 4:
         return _two_of_few(values)
-    dealt = rearrange(values[..., : columns * _DEAL], "... (deal column) -> ... deal column", deal=_DEAL)
-    rest = values[..., columns * _DEAL :]
+    dealt = values[..., : deals * _COLUMNS].view(*values.shape[:-1], deals, _COLUMNS)
+    rest = values[..., deals * _COLUMNS :]
     best = _two_of_few(torch.cat((dealt.amax(dim=-2), rest), dim=-1))
-    column = best.key.clamp_max(columns - 1)[..., None]
-    within = _two_of_few(values.gather(-1, column + columns * torch.arange(_DEAL, device=values.device)))
-    in_rest = best.key >= columns
-    key = torch.where(in_rest, best.key + (_DEAL - 1) * columns, within.key * columns + column[..., 0])
+    in_rest = best.key >= _COLUMNS
+    column = best.key.clamp_max(_COLUMNS - 1)[..., None]
+    within = _two_of_few(values.gather(-1, column + _COLUMNS * torch.arange(deals, device=values.device)))
+    key = torch.where(in_rest, best.key + (deals - 1) * _COLUMNS, within.key * _COLUMNS + column[..., 0])
     return Top(key, best.first, torch.where(in_rest, best.second, torch.maximum(best.second, within.second)))
 
 

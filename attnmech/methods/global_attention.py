@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 import torch
@@ -74,8 +74,6 @@ def global_attention(
 class GlobalReducer(Reducer):
     """Sums the masses of the rows, block by block."""
 
-    gathered: ClassVar[bool] = True
-
     def start(self, run: Run) -> State:
         """Sums of each mass by text and class of row."""
         if not run.stack.architecture.windows:
@@ -101,8 +99,10 @@ class GlobalReducer(Reducer):
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Adds the masses of the block's rows."""
         layer, rows, chosen = block.index, slice(block.rows.start, block.rows.stop), state["global"]
-        keys = chosen[:, : block.scores.shape[-1]] if block.keys is None else chosen[:, block.keys]
-        values, valid = masses(block.pattern, block.visible, chosen[:, rows], keys, block.real)
+        pattern = block.attention.pattern
+        keys = chosen[:, : pattern.shape[-1]] if block.keys is None else chosen[:, block.keys]
+        visible = block.mask.visible_at(block.rows, block.keys)[..., : pattern.shape[-1]]
+        values, valid = masses(pattern, visible, chosen[:, rows], keys, block.real)
         by_head = values.transpose(1, 2)
         classes = state["classes"][:, :, rows]
         state["sums"][:, :, layer] += sums_by_text(by_head, classes)

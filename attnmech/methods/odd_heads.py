@@ -118,7 +118,6 @@ class OddHeadsReducer(Reducer):
 
     points = UpdateSums.points
     optional_points = UpdateSums.optional_points
-    receives = FocusSums.receives
 
     def start(self, run: Run) -> State:
         """The sums of the parts, each under its name."""

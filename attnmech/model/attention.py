@@ -7,26 +7,25 @@ time, so that no [query key] mask need exist.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from ..batch import Batch
 from ..errors import InputError, UnsupportedModelError
-from ..maths.compiled import compiles
-from ..maths.compiled_rows import measured_softmax
-from ..maths.received import Received, neighbours
 from ..maths.relative import Relative
 from ..maths.scores import ScoreParts
 from ..maths.softmax import Attention, softmax_with_sink
 from ..points import full_name
 from ..results.mean_qk import MeanQK
 from .applied import AppliedInLayer
-from .in_force import InForce, Watch
+from .in_force import InForce
 from .mask import MaskRule, mask_rule, rule_of
 from .observed import LayerAttention, RowBlock
 
@@ -43,93 +42,191 @@ def attend(
     v: Float[Tensor, "batch kv_head key d_value"],
     *,
     scale: float,
-    position: Float[Tensor, "#batch #head #query key"] | None,
     mask: MaskRule,
     site: "Site",
+    position: Float[Tensor, "#batch #head #query key"] | None = None,
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
-    weights: Callable[[Tensor, int], None] | None = None,
     relative: Relative | None = None,
+    weights: Callable[[Tensor, int], None] | None = None,
 ) -> Float[Tensor, "batch query head d_value"]:
     """Attention of one layer, block of rows by block of rows.
 
-    score_ij = scale · (q_i·k_j + q_i·K_p + k_j·Q_p) + position_ij, with tables of `relative` positions where the model
-    has them, soft-capped to c·tanh(score/c) where the model does so, where the
-    mask lets i see j, else the lowest finite number; pattern_i = softmax_j(score_ij), with a sink as one more
-    logit in the denominator; z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of
-    head / kv_head. A row that sees no key (padding on the left) comes out uniform, as in transformers'
-    eager attention. From q and k on everything is computed in float32 or, in a float64 model, in float64, and z is
-    rounded to the model's precision. Keys that no row of a block may see are left out of it, unless somebody asks for
-    whole rows: those after the last visible one, and all of them where observers bear it (`RowBlock.keys`). `weights`
-    is given each block of the pattern, after edits, and the number of keys. In a pass that begins after this attention
-    (`Part.z`), nothing of it is computed.
+    score_ij = scale · (q_i·k_j + q_i·K_p + k_j·Q_p) + position_ij, with tables K and Q of `relative` positions where
+    the model has them, soft-capped to c·tanh(score/c) where it does so, where the mask lets i see j, else the lowest
+    finite number; pattern_i = softmax_j(score_ij), with a sink as one more logit in the denominator;
+    z_i = Σ_j pattern_ij v_j. Query heads share keys and values in groups of head / kv_head. A row that sees no key
+    (padding on the left) comes out uniform, as in transformers' eager attention. From q and k on everything is
+    computed in float32 or, in a float64 model, in float64, and z is rounded to the model's precision.
+
+    `weights` is given each block of the pattern, after edits, and the number of keys. In a pass that begins after this
+    attention (`Part.z`), nothing of it is computed.
     """
-    in_force, layer = site.in_force, site.layer
-    if (given := in_force.given_z(layer)) is not None:
+    if (given := site.in_force.given_z(site.layer)) is not None:
         return _visit_z(site, given)
-    in_force.hold_values(site.stack, layer, v)
-    q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
-    dtype, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
-    q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
-    position = None if position is None else position.to(wide)
-    changes, batch = in_force.applied_in(site.stack, layer), in_force.under_way.batch
-    queries_batch, keys_batch = batch.queries(site.stack), batch.keys(site.stack)
-    of_layer = LayerAttention(site.stack, layer, scale, position, softcap, sink, in_force.under_way.notes, relative)
-    added = None if relative is None else relative.added_to(k)
-    ledgers = None if changes is None else _terms_to_scale(changes, site, of_layer, mask)
-    other_values = None if changes is None else changes.change_of_values(v, q.shape[1], keys_batch)
-    whole = any(in_force.wants(site.point(name), layer) for name in ("scores", "pattern"))
-    whole = whole or (changes is not None and changes.whole_rows)
-    watch = in_force.under_way.watch
-    index, blocks = watch.layers.get((site.stack, layer)) if watch.rows else None, []
-    free = changes is None and position is None and added is None and weights is None
-    free = free and not whole and (index is None or watch.gathered)
-    edited = in_force.wants(site.point("pattern"), layer) or (changes is not None and changes.edits_pattern)
-    received = _receiving(watch, site, q, k, mask)
-    for rows in _row_blocks(q, mask, whole, free):
-        at = mask.gathered(rows) if free else None
-        keys: slice | Tensor = slice(k.shape[2] if whole else mask.span(rows).stop) if at is None else at
-        queries = q[:, :, rows.start : rows.stop]
-        scores = _scores(queries, k[:, :, keys], scale, position, added, rows)
-        if changes is not None and ledgers is not None:
-            changes.on_scores(scores, ledgers, rows)
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = _masked_and_visited(scores, mask, rows, site) if whole else _hide(scores, mask, rows, at)
-        removed = None if changes is None else changes.removed(scores, queries_batch, keys_batch, mask, rows)
-        if removed is not None:
-            scores = scores.masked_fill(removed, torch.finfo(scores.dtype).min)
-        attention = _softmax(scores, sink, site, rows, at, mask, None if edited else received)
-        if edited:
-            attention = _edited(attention, changes, removed, mask, rows, site)
-            if received is not None:
-                received.add(attention.pattern, rows, _runs(at, attention.pattern, rows, mask))
-        read = _weighted_values(attention.pattern, v[:, :, keys])
-        read = read if other_values is None else read + attention.pattern @ other_values[:, :, keys]
-        blocks.append(read.to(dtype).transpose(1, 2))
-        if weights is not None:
-            weights(attention.pattern, k.shape[2])
-        if index is not None:
-            block = RowBlock(
-                site.stack, layer, index, rows, in_force.under_way.batch, queries, k, v, scale, position, mask, softcap,
-                sink, in_force.under_way.notes, scores, attention, in_force.under_way.values, relative, at, received,
-            )  # fmt: skip
-            for observe in watch.rows:
-                observe(block)
-            del block
-        del scores, attention
-    return _visit_z(site, torch.cat(blocks, dim=1), keep=weights is None)
+    site.in_force.hold_values(site.stack, site.layer, v)
+    notes = site.in_force.under_way.notes
+    terms = LayerAttention(site.stack, site.layer, scale, position, softcap, sink, notes, relative)
+    layer = _Layer.of(q, k, v, terms, mask, site, weights)
+    z = torch.cat([_attend_rows(layer, rows) for rows in layer.blocks()], dim=1)
+    return _visit_z(site, z, keep=weights is None)
 
 
-def _masked_and_visited(
-    scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, site: "Site"
-) -> Float[Tensor, "batch head row key"]:
-    """Whole rows of scores, hidden keys included, after what acts on them."""
-    hidden = scores.masked_fill(~mask.visible(rows), torch.finfo(scores.dtype).min)
-    return site.in_force.visit(site.point("scores"), site.layer, hidden, owned=True)
+def _attend_rows(layer: "_Layer", rows: range) -> Float[Tensor, "batch row head d_value"]:
+    """z of a block of rows. Keys that none of them may see are left out, unless somebody asks for whole rows."""
+    keys = layer.keys(rows)
+    scores = layer.products(rows, keys)
+    scores = layer.with_terms_scaled(scores, rows)
+    scores = _soft_capped(scores, layer.terms.softcap)
+    scores = layer.masked(scores, rows, keys)
+    scores, removed = layer.without_removed(scores, rows)
+    attention = _softmax(scores, layer.terms.sink, layer.site, rows)
+    attention = layer.edited(attention, removed, rows)
+    z = layer.weighted_values(attention.pattern, keys)
+    layer.show(attention, rows, keys)
+    return z
 
 
-def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: range, at: Tensor | None) -> Tensor:
+@dataclass(frozen=True)
+class _Layer:
+    """One layer's attention in one pass: queries, keys and values, what changes its rows, and who sees them."""
+
+    q: Float[Tensor, "batch head query d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_value"]
+    terms: LayerAttention
+    mask: MaskRule
+    site: "Site"
+    weights: Callable[[Tensor, int], None] | None
+    changes: AppliedInLayer | None
+    added: Callable[[Tensor, slice], Tensor] | None
+    """Makes the products of queries and keys with the tables of relative positions."""
+    precision: torch.dtype
+    """That of z in the model."""
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        terms: LayerAttention,
+        mask: MaskRule,
+        site: "Site",
+        weights: Callable[[Tensor, int], None] | None,
+    ) -> "_Layer":
+        """In float32 at least, after hooks on queries and keys."""
+        q, k = (_visit_by_position(site, name, value) for name, value in (("q_rot", q), ("k_rot", k)))
+        precision, wide = v.dtype, torch.promote_types(q.dtype, torch.float32)
+        q, k, v = q.to(wide), k.to(wide).contiguous(), v.to(wide).contiguous()
+        if terms.position is not None:
+            terms = replace(terms, position=terms.position.to(wide))
+        changes = site.in_force.applied_in(site.stack, site.layer)
+        added = None if terms.relative is None else terms.relative.added_to(k)
+        return cls(q, k, v, terms, mask, site, weights, changes, added, precision)
+
+    def blocks(self) -> Iterable[range]:
+        """The rows in blocks, or all at once where whole rows are asked for."""
+        return _row_blocks(self.q, self.mask, self.whole, self.gathers)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether somebody asks for whole rows."""
+        asked = any(self.site.wants(name) for name in ("scores", "pattern"))
+        return asked or (self.changes is not None and self.changes.whole_rows)
+
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether nothing but queries, keys and the mask makes the scores, so that any keys may be left out."""
+        terms = self.changes is None and self.terms.position is None and self.added is None
+        return terms and self.weights is None and not self.whole
+
+    @cached_property
+    def ledgers(self) -> dict[MeanQK | None, ScoreParts] | None:
+        """The terms of the scores, if some are changed."""
+        return None if self.changes is None else _terms_to_scale(self.changes, self.site, self.terms, self.mask)
+
+    @cached_property
+    def change_of_values(self) -> Float[Tensor, "batch head key d_value"] | None:
+        """How much the values that single heads read differ from v."""
+        if self.changes is None:
+            return None
+        return self.changes.change_of_values(self.v, self.q.shape[1], self.site.keys_batch)
+
+    def keys(self, rows: range) -> slice | Int[Tensor, " key"]:
+        """Which keys a block of rows is given: those up to the last that it sees, or fewer where it sees few."""
+        if self.gathers and (at := self.mask.gathered(rows)) is not None:
+            return at
+        return slice(self.k.shape[2] if self.whole else self.mask.span(rows).stop)
+
+    def products(self, rows: range, keys: slice | Tensor) -> Float[Tensor, "batch head row key"]:
+        """scale · (q·k + what relative positions add) + position."""
+        q, k, position = self.q[:, :, rows.start : rows.stop], self.k[:, :, keys], self.terms.position
+        here = None if position is None else _rows_of(position, rows)[..., : k.shape[2]]
+        scores = _scaled_products(q, k, self.terms.scale, here)
+        if self.added is None:
+            return scores
+        return scores + self.terms.scale * self.added(q, slice(rows.start, rows.stop))[..., : k.shape[2]]
+
+    def with_terms_scaled(self, scores: Tensor, rows: range) -> Tensor:
+        """The scores, with the terms changed that an intervention scales."""
+        if self.changes is not None and self.ledgers is not None:
+            self.changes.on_scores(scores, self.ledgers, rows)
+        return scores
+
+    def masked(self, scores: Tensor, rows: range, keys: slice | Tensor) -> Tensor:
+        """The lowest finite number where the mask hides a key; whole rows after what acts on the point `scores`."""
+        if not self.whole:
+            return _hide(scores, self.mask, rows, keys if isinstance(keys, Tensor) else None)
+        hidden = scores.masked_fill(~self.mask.visible(rows), torch.finfo(scores.dtype).min)
+        return self.site.visit("scores", hidden)
+
+    def without_removed(self, scores: Tensor, rows: range) -> tuple[Tensor, Bool[Tensor, "batch head row key"] | None]:
+        """The scores without the keys that interventions remove, and which these are."""
+        site = self.site
+        removed = None
+        if self.changes is not None:
+            removed = self.changes.removed(scores, site.queries_batch, site.keys_batch, self.mask, rows)
+        return scores if removed is None else scores.masked_fill(removed, torch.finfo(scores.dtype).min), removed
+
+    def edited(self, attention: Attention, removed: Tensor | None, rows: range) -> Attention:
+        """The attention after what acts on its pattern."""
+        site, pattern = self.site, attention.pattern
+        if self.changes is not None and self.changes.edits_pattern:
+            pattern = self.changes.on_pattern(pattern, removed, site.queries_batch, site.keys_batch, self.mask, rows)
+        if site.wants("pattern"):
+            visited = site.visit("pattern", pattern)
+            pattern = pattern if torch.equal(visited, pattern) else visited
+        return attention if pattern is attention.pattern else Attention(attention.scores, pattern, edited=True)
+
+    def weighted_values(self, pattern: Tensor, keys: slice | Tensor) -> Float[Tensor, "batch row head d_value"]:
+        """Σ_j pattern_ij v_j, in the model's precision."""
+        z, change = _weighted_values(pattern, self.v[:, :, keys]), self.change_of_values
+        z = z if change is None else z + pattern @ change[:, :, keys]
+        return z.to(self.precision).transpose(1, 2)
+
+    def show(self, attention: Attention, rows: range, keys: slice | Tensor) -> None:
+        """Shows the block to whoever watches the layer."""
+        if self.weights is not None:
+            self.weights(attention.pattern, self.k.shape[2])
+        now = self.site.in_force.under_way
+        index = now.watch.layers.get((self.site.stack, self.site.layer))
+        if index is None or not now.watch.rows:
+            return
+        block = RowBlock(
+            **vars(self.terms), index=index, rows=rows, batch=now.batch, q=self.q[:, :, rows.start : rows.stop],
+            k=self.k, v=self.v, mask=self.mask, attention=attention, values=now.values,
+            keys=keys if isinstance(keys, Tensor) else None,
+        )  # fmt: skip
+        for observe in now.watch.rows:
+            observe(block)
+
+
+def _soft_capped(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def _hide(scores: Tensor, mask: MaskRule, rows: range, at: Tensor | None) -> Tensor:
     """Puts the lowest finite number, in place, where the mask hides a key; `at` are the positions of gathered keys."""
     lowest = torch.finfo(scores.dtype).min
     if at is not None:
@@ -140,25 +237,11 @@ def _hide(scores: Float[Tensor, "batch head row key"], mask: MaskRule, rows: ran
     return scores
 
 
-def _edited(
-    attention: Attention,
-    changes: AppliedInLayer | None,
-    removed: Tensor | None,
-    mask: MaskRule,
-    rows: range,
-    site: "Site",
-) -> Attention:
-    """The attention of a block of rows, after what acts on its pattern."""
-    in_force, point = site.in_force, site.point("pattern")
-    if changes is not None and changes.edits_pattern:
-        batch = in_force.under_way.batch
-        queries, keys = batch.queries(site.stack), batch.keys(site.stack)
-        attention = Attention(changes.on_pattern(attention.pattern, removed, queries, keys, mask, rows), None)
-    if in_force.wants(point, site.layer):
-        visited = in_force.visit(point, site.layer, attention.pattern, owned=True)
-        if in_force.edits(point, site.layer) and not torch.equal(visited, attention.pattern):
-            attention = Attention(visited, None)
-    return attention
+def _softmax(scores: Tensor, sink: Tensor | None, site: "Site", rows: range) -> Attention:
+    """The softmax of a block of rows, shown to the running certificate."""
+    pattern, at_sink = softmax_with_sink(scores, sink)
+    site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
+    return Attention(scores, pattern)
 
 
 def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
@@ -171,49 +254,6 @@ def _visit_z(site: "Site", weighted: Tensor, *, keep: bool = False) -> Tensor:
     z = site.in_force.visit(site.point("z"), site.layer, weighted)
     site.in_force.hold_z(site.stack, site.layer, z)
     return z
-
-
-def _receiving(watch: Watch, site: "Site", q: Tensor, k: Tensor, mask: MaskRule) -> Received | None:
-    """What keys and distances receive of this layer's rows: nothing yet; None if nobody wants to know."""
-    if watch.classes is None or (site.stack, site.layer) not in watch.layers:
-        return None
-    return Received.nothing(watch.classes, q.shape[1], k.shape[2], 0 if site.stack == "cross" else mask.queries)
-
-
-def _runs(at: Tensor | None, block: Tensor, rows: range, mask: MaskRule) -> Int[Tensor, "run 3"]:
-    """The runs of neighbours among the keys of a block of rows."""
-    return mask.once(("runs", rows, block.shape[3]), lambda: neighbours(at, block.shape[3]))
-
-
-def _softmax(
-    scores: Tensor,
-    sink: Tensor | None,
-    site: "Site",
-    rows: range,
-    at: Tensor | None,
-    mask: MaskRule,
-    received: Received | None,
-) -> Attention:
-    """The softmax of a block of rows with keys at some positions, shown to the running certificate.
-
-    Measured whether somebody observes it or not, so that no observer changes a bit; and the compiled loops are faster:
-    what is below e^-87 of the highest is 0 there, where torch's subnormal numbers would slow products down.
-    """
-    found = None
-    if compiles(scores):
-        places = torch.arange(mask.queries, device=mask.device) if at is None else at
-        into = None if received is None else received.receivers(rows, _runs(at, scores, rows, mask))
-        texts = site.in_force.under_way.batch.keys(site.stack)
-        # A module that takes tensors is tried on an example before there are texts.
-        told = at is None and len(texts.mask) == len(scores)
-        begins = mask.once("begins", lambda: texts.begins) if told else None
-        pattern, at_sink, found = measured_softmax(scores, sink, rows, places, into, begins)
-    else:
-        pattern, at_sink = softmax_with_sink(scores, sink)
-        if received is not None:
-            received.add(pattern, rows, _runs(at, pattern, rows, mask))
-    site.in_force.hold_rows(site.stack, site.layer, rows.start, pattern, at_sink)
-    return Attention(pattern, scores, found)
 
 
 def _terms_to_scale(
@@ -234,21 +274,6 @@ def _terms_to_scale(
                 "would miss them; ask for those at attn_in."
             )
     return changes.ledgers(of_layer, mask, in_force.under_way.batch)
-
-
-def _scores(
-    q: Float[Tensor, "batch head row d_head"],
-    k: Float[Tensor, "batch kv_head key d_head"],
-    scale: float,
-    position: Float[Tensor, "#batch #head #query all_keys"] | None,
-    added: Callable[[Tensor, slice], Tensor] | None,
-    rows: range,
-) -> Float[Tensor, "batch head row key"]:
-    """Scores of a block of rows before a soft cap; `added` makes the products with tables of relative positions."""
-    keys = k.shape[2]
-    place = None if position is None else _rows_of(position, rows)[..., :keys]
-    scores = _scaled_products(q, k, scale, place)
-    return scores if added is None else scores + scale * added(q, slice(rows.start, rows.stop))[..., :keys]
 
 
 def _scaled_products(
@@ -282,7 +307,7 @@ def _weighted_values(
 
 
 def _visit_by_position(site: "Site", name: str, value: Tensor) -> Tensor:
-    if not site.in_force.wants(site.point(name), site.layer):
+    if not site.wants(name):
         return value
     swapped = rearrange(value, "batch head position d_head -> batch position head d_head")
     visited = site.in_force.visit(site.point(name), site.layer, swapped)
@@ -314,6 +339,24 @@ class Site:
     def point(self, name: str) -> str:
         """The full name of a point of this stack: "pattern", or "cross.pattern" if there are several."""
         return full_name(self.stack, name)
+
+    def wants(self, name: str) -> bool:
+        """Whether anyone edits or captures a point of this layer."""
+        return self.in_force.wants(self.point(name), self.layer)
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        """Passes a value that nobody else will change in place through a point of this layer."""
+        return self.in_force.visit(self.point(name), self.layer, value, owned=True)
+
+    @property
+    def queries_batch(self) -> Batch:
+        """The texts whose tokens are the queries."""
+        return self.in_force.under_way.batch.queries(self.stack)
+
+    @property
+    def keys_batch(self) -> Batch:
+        """The texts whose tokens are the keys."""
+        return self.in_force.under_way.batch.keys(self.stack)
 
 
 def attention_of_site(
@@ -350,7 +393,7 @@ def attention_of_site(
         unexpanded(value, site.kv_heads),
         scale=scale,
         position=position_bias,
-        mask=rule_of(attention_mask, query.shape[2], key.shape[2], site.in_force.under_way.batch.keys(site.stack)),
+        mask=rule_of(attention_mask, query.shape[2], key.shape[2], site.keys_batch),
         site=site,
         softcap=softcap,
         sink=s_aux,

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
@@ -600,23 +600,17 @@ class HookedModel:
         passing: Iterable[PointKey] = (),
         layers: Iterable[tuple[str, int]] | None = None,
         part: Part | None = None,
-        gathered: bool = False,
-        classes: Bool[Tensor, "batch class row"] | None = None,
-        borrows: bool = False,
     ) -> dict[PointKey, Tensor]:
         """One pass without gradients; returns the captured values and feeds the observers.
 
         `rows` see every block of rows and `ends` every finished layer, for the (stack, layer) in `layers` or for all;
-        they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run;
-        with `gathered`, blocks of rows may leave out hidden keys; with `classes` of rows, blocks carry what keys and
-        distances receive of each. With `borrows`, points are the model's own tensors, to be read until their layer has
-        ended: `ChangedInPlaceError` asks to begin again where the model has changed one by then. Besides points,
-        `captures` may name `further_embeddings`, without a layer.
+        they can read the points in `passing`, which are freed when their layer ends. `part` says which blocks run.
+        Besides points, `captures` may name `further_embeddings`, without a layer.
         """
         if layers is None:
             layers = [(stack.label, layer) for stack in self.stacks.values() for layer in stack.layers]
         places = {layer: place for place, layer in enumerate(layers)}
-        watch = Watch(places, rows, ends, frozenset(passing), gathered, classes, borrows) if rows or ends else Watch()
+        watch = Watch(places, rows, ends, frozenset(passing)) if rows or ends else Watch()
         wanted = Pass(batch, frozenset(captures), watch, part=part)
         with torch.no_grad():
             self._passes.run(wanted)

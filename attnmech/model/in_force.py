@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ..arguments import dense
@@ -24,7 +24,7 @@ from ..interventions import Intervention
 from ..points import PointKey, split_stack
 from .applied import Applied, AppliedByPoint, AppliedInLayer
 from .observed import LayerEnd, LayerObserver, Notes, RowObserver
-from .running import Balance, Kind, version_of
+from .running import Balance, Kind
 
 Edit: TypeAlias = Callable[[Tensor], Tensor | None]
 """A user's hook: takes the value at a point and returns another of the same shape, or None to keep it."""
@@ -40,16 +40,6 @@ class Watch:
     ends: Sequence[LayerObserver] = ()
     points: frozenset[PointKey] = frozenset()
     """The points passed to them, and freed when the layer ends."""
-    gathered: bool = False
-    """Whether blocks of rows may leave out keys that are hidden from all of their rows (`RowBlock.keys`)."""
-    classes: Bool[Tensor, "batch class row"] | None = None
-    """The classes of rows for which it is summed what keys and distances receive (`RowBlock.received`)."""
-    borrows: bool = False
-    """Whether points may be the model's own tensors: nobody keeps them beyond the end of their layer."""
-
-
-class ChangedInPlaceError(Exception):
-    """The model has changed a point's value in place while observers had it; in the next pass they are given a copy."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +79,6 @@ class Pass:
     values: dict[PointKey, Tensor] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     """The notes of the current layer."""
-    borrowed: dict[PointKey, int] = field(default_factory=dict)
-    """The points passed to observers without a copy, with how often each had been changed in place."""
     reached: set[PointKey] = field(default_factory=set)
     """The points that were passed to observers and freed."""
     edits: Mapping[PointKey, Sequence[Edit]] = field(default_factory=dict)
@@ -135,10 +123,6 @@ _under_way: ContextVar[Pass | None] = ContextVar("under way", default=None)
 
 class InForce:
     """The edits and interventions in force and the pass under way, each in the context of its call."""
-
-    def __init__(self) -> None:
-        self._changing: set[str] = set()
-        """The points whose values the model changes in place before their layer ends."""
 
     # -- what is in force ------------------------------------------------------------------------------------
 
@@ -287,10 +271,7 @@ class InForce:
             # itself), and a copy to continue with, which the model may change in place (Falcon does).
             now.values[key] = value if owned else value.clone()
             return value if owned else now.values[key].clone()
-        if not owned and now.watch.borrows and key not in now.captures and name not in self._changing:
-            now.values[key], now.borrowed[key] = value.detach(), version_of(value)
-        else:
-            now.values[key] = value if owned else value.detach().clone()
+        now.values[key] = value if owned else value.detach().clone()
         return value
 
     def hold(self, kind: Kind, stack: str, layer: int, value: Tensor) -> None:
@@ -336,11 +317,6 @@ class InForce:
         now = self.under_way
         if (stack, layer) not in now.watch.layers:
             return
-        changed = {key[0] for key, version in now.borrowed.items() if version_of(now.values[key]) != version}
-        if changed:
-            self._changing |= changed
-            raise ChangedInPlaceError(f"layer {layer}: {', '.join(sorted(changed))}")
-        now.borrowed.clear()
         end = LayerEnd(stack, layer, now.watch.layers[stack, layer], now.batch, now.values, now.notes)
         for observe in now.watch.ends:
             observe(end)

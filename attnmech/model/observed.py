@@ -1,7 +1,7 @@
 """What do observers see of a pass? Its blocks of rows in turn, and each layer when it is finished."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..maths.norms import FrozenNorm
-from ..maths.received import Received
 from ..maths.relative import Relative
-from ..maths.softmax import Attention
+from ..maths.softmax import Attention, Top
 from ..points import PointKey, full_name
 from .mask import MaskRule
 
@@ -95,11 +94,13 @@ class LayerAttention:
 class RowBlock(Points):
     """What an observer sees of one layer: a block of rows, with everything behind it.
 
-    `q`, `scores` and all that follows from them cover the block's rows and the keys up to the last that one of these
-    rows can see; `k`, `v`, `position` and `mask` cover the layer. All are in float32 at least. Scores and pattern are
-    what the model continues with, after edits; hidden cells of `scores` hold the lowest finite number. Requested points
-    are available by name, as far as the layer has got: `block["resid_pre"]`. Copy views of a block's tensors to keep
-    them.
+    `q`, `scores`, `pattern` and `visible` cover the block's rows and the keys up to the last that one of these rows can
+    see; `k`, `v`, `position` and `mask` cover the layer. All are in float32 at least. Scores and pattern are what the
+    model continues with, after edits; hidden cells of `scores` hold the lowest finite number. Requested points are
+    available by name, as far as the layer has got: `block["resid_pre"]`. Copy views of a block's tensors to keep them.
+
+    Where rows see few keys (a window), the model computes these alone: `attention` holds them, at the positions `keys`,
+    and `scores` and `pattern` are filled up when they are asked for.
     """
 
     stack: str
@@ -120,35 +121,41 @@ class RowBlock(Points):
     sink: Float[Tensor, " head"] | None
     notes: Notes
     """Rotary tables and norm scales of this layer's queries and keys."""
-    scores: Float[Tensor, "batch head row key"]
     attention: Attention
-    """The same rows after the softmax, with what follows from it: two highest, entropy."""
+    """The scores and the probabilities as the model computes them, without hidden keys where `keys` says so."""
     values: Mapping[PointKey, Tensor]
     relative: Relative | None = None
     """Tables of relative positions that queries and keys are multiplied with (DeBERTa); None if there are none."""
     keys: Int[Tensor, " key"] | None = None
-    """The positions of the keys, in order, in a block that leaves hidden ones out: only for observers that ask for such
-    blocks (`Reducer.gathered`). None: all keys from 0 on."""
-    received: Received | None = None
-    """What keys and distances receive of the layer's rows up to this block's last, for `Reducer.receives`."""
+    """The positions of the keys of `attention`, in order; None: all from 0 on."""
 
-    @property
+    @cached_property
+    def scores(self) -> Float[Tensor, "batch head row key"]:
+        """The scores, the lowest finite number at hidden keys."""
+        return self._filled(self.attention.scores, torch.finfo(self.attention.scores.dtype).min)
+
+    @cached_property
     def pattern(self) -> Float[Tensor, "batch head row key"]:
         """The attention probabilities."""
-        return self.attention.pattern
+        return self._filled(self.attention.pattern, 0.0)
 
-    @property
-    def top_key(self) -> Int[Tensor, "batch head row"]:
-        """The position of the key that each row attends to most."""
-        found = self.attention.top.key
-        return found if self.keys is None else self.keys[found]
+    def _filled(self, values: Tensor, hidden: float) -> Tensor:
+        if self.keys is None:
+            return values
+        width = int(self.keys[-1]) + 1
+        return values.new_full((*values.shape[:-1], width), hidden).index_copy_(-1, self.keys, values)
+
+    @cached_property
+    def top(self) -> Top:
+        """The two highest probabilities of each row, and where the highest is."""
+        top = self.attention.top
+        return top if self.keys is None else replace(top, key=self.keys[top.key])
 
     @cached_property
     def visible(self) -> Bool[Tensor, "batch 1 row key"]:
         """True where the row can see the key."""
-        if self.keys is not None:
-            return self.mask.visible_at(self.rows, self.keys)
-        return self.mask.visible(self.rows)[..., : self.scores.shape[-1]]
+        width = self.attention.scores.shape[-1] if self.keys is None else int(self.keys[-1]) + 1
+        return self.mask.visible(self.rows)[..., :width]
 
     @property
     def real(self) -> Bool[Tensor, "batch row"]:

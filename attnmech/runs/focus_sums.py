@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..arguments import whole_number
 from ..maths.focus import STATISTICS, DefinedRows, Places, RowMeasures, defined_rows, statistics_by_class
-from ..maths.received import uniform_attention
+from ..maths.received import Received, neighbours, uniform_attention
 from ..maths.sums_by_text import counts_by_text
 from ..model.observed import RowBlock
 from .row_classes import ROW_CLASSES, row_classes
@@ -29,9 +29,6 @@ BY_ROW: Final = (*RowMeans.BY_ROW, "top_key")
 class FocusSums(Reducer):
     """Sums the statistics of the rows, block by block."""
 
-    gathered: ClassVar[bool] = True
-    borrows: ClassVar[bool] = True
-    receives: ClassVar[bool] = True
     last: int = 8
 
     def __post_init__(self) -> None:
@@ -66,36 +63,41 @@ class FocusSums(Reducer):
 
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Reads a block's rows; with a layer's last block, adds what all of them say, and what keys receive of them."""
+        key, of_mask = (id(state["classes"]), block.index), self._of_mask(block, state["classes"])
         tokens = None if block.stack == "cross" else block.mask.queries
-        of_mask = self._of_mask(block, state["classes"])
-        so_far = run.between.setdefault((id(state["classes"]), block.index), [])
-        measures = RowMeasures.of(block.attention, block.rows, of_mask.places, self.last, tokens, block.keys)
-        so_far.append((measures, of_mask))
+        if key not in run.between:
+            run.between[key] = [], Received.nothing(state["classes"], block.q.shape[1], block.k.shape[2], tokens or 0)
+        so_far, received = run.between[key]
+        received.add(block.attention.pattern, block.rows, of_mask.runs)
+        so_far.append(
+            (RowMeasures.of(block.attention, block.rows, of_mask.places, self.last, tokens, block.keys), of_mask)
+        )
         if block.rows.stop == block.mask.queries:
-            self._add_rows(state, block, *zip(*run.between.pop((id(state["classes"]), block.index)), strict=True))
-            self._add_received(state, block)
+            del run.between[key]
+            self._add_rows(state, block, *zip(*so_far, strict=True))
+            self._add_received(state, block, received)
 
     def _of_mask(self, block: RowBlock, classes: Tensor) -> "_OfMask":
         """What follows from the mask of a block's rows."""
 
         def make() -> _OfMask:
             first, rows, keys = block.batch.keys(block.stack).begins, block.rows, block.keys
-            count = block.scores.shape[-1]
+            count = block.attention.pattern.shape[-1]
             at = torch.arange(count, device=classes.device) if keys is None else keys
             places = Places.of(rows, first, self.last, keys, count)
-            defined = defined_rows(block.visible, rows, block.real, first, places, self.last, block.stack != "cross")
-            uniform, seen = uniform_attention(block.visible, classes[:, :, rows.start : rows.stop])
-            return _OfMask(defined, places, at, uniform, seen)
+            visible = block.mask.visible_at(rows, keys)[..., :count]
+            defined = defined_rows(visible, rows, block.real, first, places, self.last, block.stack != "cross")
+            uniform, seen = uniform_attention(visible, classes[:, :, rows.start : rows.stop])
+            return _OfMask(defined, places, at, neighbours(keys, count), uniform, seen)
 
         return block.mask.once(("focus", self.last, block.rows), make)
 
-    def _add_received(self, state: State, block: RowBlock) -> None:
+    def _add_received(self, state: State, block: RowBlock, received: Received) -> None:
         """Adds what each key and distance has received of a layer's rows."""
-        assert block.received is not None
-        by_key = block.received.by_key
+        by_key = received.by_key
         state["received"][block.index][..., : by_key.shape[-1]] += by_key
         if block.stack != "cross":
-            far = block.received.by_distance.sum(dim=0)
+            far = received.by_distance.sum(dim=0)
             state["distance"][:, block.index, :, : far.shape[-1]] += far.transpose(0, 1)
 
     def _add_rows(
@@ -152,6 +154,7 @@ class _OfMask:
     defined: DefinedRows
     places: Places
     keys: Int[Tensor, " key"]
+    runs: Int[Tensor, "run 3"]
     uniform: Float[Tensor, "batch class key"]
     seen: Float[Tensor, "batch class key"]
 

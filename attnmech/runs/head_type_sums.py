@@ -1,7 +1,7 @@
 """Which sums over a pass say what type of head each one is? Mass on targets, what is written of it, and examples."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
 import torch
 from einops import einsum, rearrange, repeat
@@ -49,7 +49,6 @@ class HeadTypeSums(Reducer):
     generated: bool = False
     """Whether the tokens are random: then a full stop ends no sentence."""
 
-    borrows: ClassVar[bool] = True
     points = ("attn_in",)
     optional_points = ("attn_raw", "attn_out", "resid_post")
 
@@ -105,7 +104,7 @@ class HeadTypeSums(Reducer):
         )
         mass = torch.cat((_at_positions(block.pattern, found, block.rows, batch), _on_content(block.pattern, found)))
         state["mass"][:, layer] += _over_rows(mass)
-        state["top"][:, layer] += _top_on_target(block.attention.top, found.by_kind)
+        state["top"][:, layer] += _top_on_target(block.top, found.by_kind)
         self._add_resting(state, block, rows, found)
         state["count"][:, layer] += found.count
         state["uniform"][:, layer] += found.uniform[: len(POSITIONAL)].sum(dim=-1)

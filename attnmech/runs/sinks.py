@@ -124,13 +124,13 @@ class SinkReducer(Reducer):
         rows = slice(block.rows.start, block.rows.stop)
         counted = block.real & ~state["known"][:, rows]
         received = received_by_key(block.pattern, counted[:, None])[:, :, 0]
-        own = block.attention.pattern.diagonal(offset=rows.start, dim1=-2, dim2=-1)
+        own = block.pattern.diagonal(offset=rows.start, dim1=-2, dim2=-1)
         there = own.shape[-1]
         received[..., rows.start : rows.start + there] -= own * counted[:, None, :there]
         width = min(received.shape[-1], state["received"].shape[-1])
         state["received"][block.index][..., :width] += received[..., :width]
         choice = counted & (block.visible[:, 0].sum(dim=-1) > 1)
-        key = block.attention.top.key.masked_fill(~choice[:, None], -1)
+        key = block.top.key.masked_fill(~choice[:, None], -1)
         # A key that is no token is no sink.
         key = key.masked_fill(key >= state["received"].shape[-1], -1)
         state["top_key"][block.index][..., rows] = key.int()

@@ -8,9 +8,9 @@ the length of a text, not with its square.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeAlias, TypeGuard, cast
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 import torch
 from jaxtyping import Int
@@ -21,7 +21,6 @@ from ..batch import Batch
 from ..errors import ExactnessError, InputError, JournalError, ReducerError
 from ..files import path_of
 from ..model.hooked import HookedModel, require_model
-from ..model.in_force import ChangedInPlaceError
 from ..model.inputs import Inputs
 from ..model.observed import LayerEnd, RowBlock
 from ..model.stack import Stack
@@ -31,7 +30,6 @@ from .corpus import CorpusBatch, CorpusHash, batches, checked_shard
 from .identity import digest_of, identity_of
 from .journal import Entry, Journal, kept
 from .progress import Meter, meter
-from .row_classes import row_classes
 from .workers import Workers, warn_left_out, workers_of
 
 State: TypeAlias = dict[str, Tensor]
@@ -127,12 +125,6 @@ class Reducer(ABC):
 
     Points that other reducers of the same call need may be there too; `block` has only those before attention.
     """
-    gathered: ClassVar[bool] = False
-    """Whether `add` reads the positions of keys from `block.keys`, so that blocks may leave hidden keys out."""
-    receives: ClassVar[bool] = False
-    """Whether blocks carry what keys and distances receive of the layer's rows, by class (`block.received`)."""
-    borrows: ClassVar[bool] = False
-    """Whether it keeps no point beyond the end of its layer, so that it may be given the model's own tensors."""
     optional_points: tuple[str, ...] = ()
     """Likewise, if the model has them (`"resid_mid" in end`)."""
 
@@ -265,7 +257,6 @@ class Streaming:
         self.see_layers = [
             place for place, each in enumerate(reducers) if type(each).add_layer is not Reducer.add_layer
         ]
-        self.receive = any(reducers[place].receives for place in self.see_rows)
         if self.see_rows:
             self._keys(("scores", "pattern"))
         wanted = {name: None for each in reducers for name in each.points}
@@ -358,13 +349,6 @@ class Streaming:
 
     def _reduced(self, run: Run) -> list[State]:
         """The state of every reducer after one batch."""
-        while True:
-            try:
-                return self._reduced_once(replace(run, between={}))
-            except ChangedInPlaceError:
-                continue
-
-    def _reduced_once(self, run: Run) -> list[State]:
         states = [each.start(run) for each in self.reducers]
         shapes = [_shapes(each, state) for each, state in zip(self.reducers, states, strict=True)]
 
@@ -382,9 +366,6 @@ class Streaming:
             ends=[ends] if self.see_layers else (),
             passing=self.passing,
             layers=[(self.stack.label, layer) for layer in self.layers],
-            gathered=all(self.reducers[place].gathered for place in self.see_rows),
-            classes=row_classes(run.batch.queries(self.stack.label)) if self.receive else None,
-            borrows=all(each.borrows for each in self.reducers),
         )
         closed = []
         for each, state, before in zip(self.reducers, states, shapes, strict=True):

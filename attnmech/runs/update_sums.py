@@ -1,7 +1,7 @@
 """What is summed of what heads write into the residual stream: statistics of rows by text."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from einops import einsum, repeat
@@ -40,8 +40,6 @@ class Towards:
 class UpdateSums(Reducer):
     """Measures what every head writes, layer by layer."""
 
-    gathered: ClassVar[bool] = True
-    borrows: ClassVar[bool] = True
     towards: Towards | None = None
     points = ("resid_pre", "z", "v", "attn_raw", "attn_out")
     optional_points = ("resid_mid", "mlp_out", "resid_post")
@@ -78,7 +76,7 @@ class UpdateSums(Reducer):
     def add(self, state: State, block: RowBlock, run: Run) -> None:
         """Notes which key each row attends to most; −1 where it has no choice."""
         choice = block.mask.once(("choice", block.rows), lambda: block.real & (block.visible[:, 0].sum(dim=-1) > 1))
-        run.between.setdefault((id(state["classes"]), block.index), []).append((block.top_key, choice))
+        run.between.setdefault((id(state["classes"]), block.index), []).append((block.top.key, choice))
 
     def add_layer(self, state: State, end: LayerEnd, run: Run) -> None:
         """Measures what a layer's heads wrote, and what its attention and MLP did as wholes."""

@@ -4,19 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnmech.maths import compiled
-from attnmech.maths.compiled_rows import measured_softmax
 from attnmech.maths.received import Received, neighbours, received_by_distance
 from attnmech.maths.softmax import softmax_of
 
 BATCH, HEADS, QUERIES, KINDS = 2, 3, 23, 4
 BLOCKS = [range(0, 1), range(1, 9), range(9, 16), range(16, 23)]
-
-
-@pytest.fixture(params=[True, False], ids=["compiled", "torch"], autouse=True)
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(compiled, "AVAILABLE", request.param)
-    return bool(request.param)
 
 
 def summed(pattern: Tensor, classes: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
@@ -34,20 +26,16 @@ def summed(pattern: Tensor, classes: Tensor, tokens: int) -> tuple[Tensor, Tenso
     return by_key, by_distance
 
 
-def add(received: Received, scores: Tensor, rows: range, at: Tensor | None, loops: bool) -> Tensor:
-    """The pattern of a block, whose sums are added as `attend` does."""
-    runs = neighbours(at, scores.shape[3])
-    if not loops:
-        pattern = softmax_of(scores)
-        received.add(pattern, rows, runs)
-        return pattern
-    places = torch.arange(received.tokens) if at is None else at
-    return measured_softmax(scores, None, rows, places, received.receivers(rows, runs))[0]
+def add(received: Received, scores: Tensor, rows: range, at: Tensor | None) -> Tensor:
+    """The pattern of a block, added to the sums."""
+    pattern = softmax_of(scores)
+    received.add(pattern, rows, neighbours(at, scores.shape[3]))
+    return pattern
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("keys", "tokens"), [(23, 23), (25, 23), (31, 0)], ids=["self", "further keys", "cross"])
-def test_block_by_block(dtype: torch.dtype, keys: int, tokens: int, loops: bool) -> None:
+def test_block_by_block(dtype: torch.dtype, keys: int, tokens: int) -> None:
     """A row may be in several classes or in none; blocks may see fewer keys than there are."""
     torch.manual_seed(keys)
     scores = 3 * torch.randn(BATCH, HEADS, QUERIES, keys, dtype=dtype)
@@ -57,7 +45,7 @@ def test_block_by_block(dtype: torch.dtype, keys: int, tokens: int, loops: bool)
     whole = torch.zeros(BATCH, HEADS, QUERIES, keys, dtype=torch.float64)
     for rows in BLOCKS:
         seen = min(keys, rows.stop + 2) if tokens else keys
-        whole[:, :, rows, :seen] = add(received, scores[:, :, rows, :seen], rows, None, loops).double()
+        whole[:, :, rows, :seen] = add(received, scores[:, :, rows, :seen], rows, None).double()
     by_key, by_distance = summed(whole, classes, tokens)
     close = {"rtol": 1e-6 if dtype == torch.float32 else 1e-14, "atol": 0.0}
     torch.testing.assert_close(received.by_key, by_key, **close)
@@ -67,7 +55,7 @@ def test_block_by_block(dtype: torch.dtype, keys: int, tokens: int, loops: bool)
         assert not received.by_diagonal.any()
 
 
-def test_gathered_keys(loops: bool) -> None:
+def test_gathered_keys() -> None:
     """Each block has keys of its own, in runs that begin anywhere, of one key too."""
     torch.manual_seed(5)
     classes = torch.ones(BATCH, KINDS, QUERIES).bool()
@@ -75,22 +63,11 @@ def test_gathered_keys(loops: bool) -> None:
     whole = torch.zeros(BATCH, HEADS, QUERIES, QUERIES, dtype=torch.float64)
     for rows, at in zip(BLOCKS, ([0], [0, 1, 5, 8], [0, 3, 4, 5, 22], [2, 15, 16, 17, 18, 19, 20, 21]), strict=True):
         scores = torch.randn(BATCH, HEADS, len(rows), len(at), dtype=torch.float64)
-        pattern = add(received, scores, rows, torch.tensor(at), loops)
+        pattern = add(received, scores, rows, torch.tensor(at))
         whole[:, :, rows.start : rows.stop, at] = pattern
     by_key, by_distance = summed(whole, classes, QUERIES)
     torch.testing.assert_close(received.by_key, by_key, rtol=1e-14, atol=0.0)
     torch.testing.assert_close(received.by_distance, by_distance, rtol=1e-14, atol=0.0)
-
-
-def test_rows_that_nobody_counts_change_no_probability(loops: bool) -> None:
-    scores, rows = torch.randn(BATCH, HEADS, QUERIES, QUERIES), range(QUERIES)
-    everyone, nobody = (torch.full((BATCH, KINDS, QUERIES), value) for value in (True, False))
-    patterns = []
-    for classes in (everyone, nobody):
-        received = Received.nothing(classes, HEADS, QUERIES, QUERIES)
-        patterns.append(add(received, scores, rows, None, loops))
-        assert bool(received.by_key.any()) == bool(classes.any())
-    assert torch.equal(*patterns)
 
 
 def test_a_block_alone_by_distance() -> None:

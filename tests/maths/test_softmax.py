@@ -8,7 +8,7 @@ import torch
 from attnmech.maths.softmax import Attention, softmax_of, top_two
 
 
-@pytest.mark.parametrize("keys", [1, 2, 5, 31, 32, 127, 128, 129, 160, 161, 1000])
+@pytest.mark.parametrize("keys", [1, 2, 5, 63, 64, 127, 255, 256, 257, 319, 320, 321, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_two_highest_are_those_of_a_sort(keys: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(keys)
@@ -20,7 +20,7 @@ def test_the_two_highest_are_those_of_a_sort(keys: int, dtype: torch.dtype) -> N
     assert torch.equal(found.second, ordered.values[..., 1] if keys > 1 else torch.zeros_like(found.first))
 
 
-@pytest.mark.parametrize("keys", [4, 130, 259])
+@pytest.mark.parametrize("keys", [4, 259, 321])
 def test_wherever_the_highest_two_stand(keys: int) -> None:
     """Every pair of places, so that no column, window or rest is missed."""
     rows = [(one, other) for one in range(keys) for other in range(0, keys, 7) if one != other]
@@ -32,7 +32,7 @@ def test_wherever_the_highest_two_stand(keys: int) -> None:
     assert (found.first == 2).all() and (found.second == 1).all()
 
 
-@pytest.mark.parametrize("keys", [4, 130, 259])
+@pytest.mark.parametrize("keys", [4, 259, 321])
 def test_equal_highest_are_seen_as_equal(keys: int) -> None:
     rows = [(one, other) for one in range(0, keys, 3) for other in range(keys) if one != other]
     values = torch.zeros(len(rows), keys)
@@ -55,15 +55,15 @@ def test_entropy_is_its_definition(dtype: torch.dtype, close: float, spread: flo
     scores = masked_scores(dtype, spread)
     exact = torch.softmax(scores.double(), dim=-1)
     expected = -torch.xlogy(exact, exact).sum(dim=-1)
-    found = Attention(softmax_of(scores), scores).entropy
+    found = Attention(scores, softmax_of(scores)).entropy
     assert torch.allclose(found.double(), expected, rtol=close, atol=close)
-    edited = Attention(exact.to(dtype), None).entropy
+    edited = Attention(scores, exact.to(dtype), edited=True).entropy
     assert torch.allclose(edited.double(), expected, rtol=close, atol=close)
 
 
 def test_entropy_of_a_long_row_does_not_cancel() -> None:
     scores = torch.full((1, 1, 1, 8192), 100.0)
-    entropy = float(Attention(softmax_of(scores), scores).entropy)
+    entropy = float(Attention(scores, softmax_of(scores)).entropy)
     assert entropy == pytest.approx(math.log(8192), abs=2e-6)
 
 
@@ -71,6 +71,13 @@ def test_a_sink_takes_its_part() -> None:
     scores, sink = masked_scores(torch.float64, 2.0), torch.tensor([0.3, -1.0, 5.0], dtype=torch.float64)
     whole = torch.cat((scores, sink[None, :, None, None].expand(2, 3, 50, 1)), dim=-1).exp()
     expected = whole[..., :-1] / whole.sum(dim=-1, keepdim=True)
-    found = Attention(softmax_of(scores, sink), scores)
+    found = Attention(scores, softmax_of(scores, sink))
     assert torch.allclose(found.pattern, expected, atol=1e-14)
     assert torch.allclose(found.entropy, -torch.xlogy(expected, expected).sum(dim=-1), atol=1e-13)
+
+
+def test_a_row_without_keys_has_no_entropy_beside_a_sink() -> None:
+    """Padding on the left: all keys are hidden, and the sink takes everything."""
+    scores, sink = torch.full((1, 2, 1, 5), torch.finfo(torch.float32).min), torch.tensor([0.3, -1.0])
+    found = Attention(scores, softmax_of(scores, sink))
+    assert not found.pattern.any() and not found.entropy.any()

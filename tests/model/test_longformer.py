@@ -11,7 +11,9 @@ from torch import Tensor
 import attnmech as am
 from attnmech.model import attention, local_global
 from attnmech.model.load import UnprovenWarning
-from attnmech.runs.focus_sums import FocusSums
+from attnmech.model.mask import MaskRule
+from attnmech.model.observed import RowBlock
+from attnmech.runs.stream import Run
 
 F32, F64 = torch.float32, torch.float64
 WINDOWS = (4, 8, 4)
@@ -204,30 +206,63 @@ def test_certificate_finds_ignored_global_tokens(monkeypatch: pytest.MonkeyPatch
     assert {"transformers", "streams", "attentions", "gate"} <= failing(monkeypatch, "WindowRule", Ignoring)
 
 
-def test_gathered_keys_change_no_statistic(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = models.hooked("longformer", F64)
-    monkeypatch.setattr(attention, "_BLOCK_BYTES", 2**10)
-    found = [am.attention_focus(model, inputs())]
-    monkeypatch.setattr(FocusSums, "gathered", False)
-    found.append(am.attention_focus(model, inputs()))
-    for name, value in found[0].state.items():
-        torch.testing.assert_close(value, found[1].state[name], equal_nan=True, msg=name)
+class Filled(am.Reducer):
+    """What reducers see of scores, pattern and the highest key, row by row over all keys."""
+
+    def start(self, run: Run) -> dict[str, Tensor]:
+        """Nothing yet."""
+        texts, length = run.batch.ids.shape
+        self.gathered: list[Tensor] = []
+        shape = run.n_layers, texts, run.n_heads, length
+        return {
+            "pattern": torch.zeros(*shape, length, dtype=F64),
+            "scores": torch.full((*shape, length), torch.finfo(F64).min, dtype=F64),
+            "visible": torch.zeros(run.n_layers, texts, 1, length, length, dtype=torch.bool),
+            "top": torch.zeros(shape, dtype=torch.int64),
+        }
+
+    def add(self, state: dict[str, Tensor], block: RowBlock, run: Run) -> None:
+        """Keeps all."""
+        rows = slice(block.rows.start, block.rows.stop)
+        if block.keys is not None:
+            self.gathered.append(block.keys)
+        for name in ("pattern", "scores", "visible"):
+            values = getattr(block, name)
+            state[name][block.index][:, :, rows, : values.shape[-1]] = values
+        state["top"][block.index][:, :, rows] = block.top.key
+
+    def merge(self, one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Not for a corpus."""
+        raise NotImplementedError
 
 
-def test_gathered_keys_of_a_sliding_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = am.load(models.randomised(models.like_llama("Mistral", sliding_window=5), dtype=F64))
+@pytest.mark.parametrize("name", ["longformer", "sliding window"])
+def test_keys_that_are_left_out_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "longformer":
+        model, texts = models.hooked("longformer", F64), inputs()
+    else:
+        model = am.load(models.randomised(models.like_llama("Mistral", sliding_window=5), dtype=F64))
+        texts = {"input_ids": models.token_ids("llama", 2, 50)}
     monkeypatch.setattr(attention, "_BLOCK_BYTES", 2**10)
-    ids = models.token_ids("llama", 2, 50)
-    seen = []
-    add = FocusSums.add
-    monkeypatch.setattr(
-        FocusSums, "add", lambda self, state, block, run: (seen.append(block.keys), add(self, state, block, run))
-    )
-    found = am.attention_focus(model, ids)
-    assert any(keys is not None and len(keys) < 25 for keys in seen)
-    monkeypatch.setattr(FocusSums, "gathered", False)
-    for name, value in am.attention_focus(model, ids).state.items():
-        torch.testing.assert_close(found.state[name], value, equal_nan=True, msg=name)
+    names = ("scores", "pattern")
+    reducer = Filled()
+    (seen,) = am.stream(model, texts, [reducer])
+    assert any(len(keys) < 25 for keys in reducer.gathered)
+    whole = model.run(texts, points=names)  # with whole rows
+    real = model.encode(texts).mask
+    for layer in range(model.n_layers):
+        rows = real[:, None, :, None].expand_as(seen["pattern"][layer])
+        for each in names:
+            torch.testing.assert_close(seen[each][layer][rows], whole[each, layer][rows])
+        hidden = (seen["scores"][layer] == torch.finfo(F64).min).all(dim=1, keepdim=True)
+        assert torch.equal(seen["visible"][layer] | ~real[:, None, :, None], ~hidden | ~real[:, None, :, None])
+        highest = whole["pattern", layer].argmax(dim=-1)
+        assert torch.equal(seen["top"][layer][rows[..., 0]], highest[rows[..., 0]])
+    focus = am.attention_focus(model, texts)
+    monkeypatch.setattr(MaskRule, "gathered", lambda *_: None)
+    monkeypatch.setattr(local_global.WindowRule, "gathered", lambda *_: None)
+    for key, value in am.attention_focus(model, texts).state.items():
+        torch.testing.assert_close(focus.state[key], value, equal_nan=True, msg=key)
 
 
 def test_local_and_global_mass() -> None:
