@@ -4,7 +4,7 @@
 'HookedModel' has no 'to_tokens'; TransformerLens's `to_tokens` is `model.encode(text).ids`.
 """
 
-import sys
+import inspect
 from collections.abc import Mapping
 from dis import opname
 from types import FrameType
@@ -122,7 +122,7 @@ def is_from_import() -> bool:
 
     Of an `AttributeError` such an import shows nothing.
     """
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__") in (__name__, __package__):
         frame = frame.f_back
     return frame is not None and opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-PACKAGES = ("attnmech", "torch", "numba", "transformers", "transformer-lens", "nnsight")
+PACKAGES = ("attnmech", "torch", "transformers", "transformer-lens", "nnsight")
 PROMPTS: Final = 8
 OURS: Final = "attnmech, ablate_heads"
 CEILING: Final = "batching × prefix, the ceiling"

@@ -3,8 +3,7 @@
 Each imports what it needs when it is made, so that a process holds no other contender's libraries.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +22,6 @@ TENSORS: Final = "transformers, output_attentions"
 CACHE: Final = "TransformerLens, run_with_cache"
 NNSIGHT: Final = "nnsight, attention of all layers"
 OURS: Final = "attnmech, focus and updates"
-UNCOMPILED: Final = "attnmech, focus and updates, without numba"
 BARE: Final = "attnmech, pass without reducers"
 
 _BLOCK: Final = 256
@@ -93,30 +91,6 @@ def attnmech(model: "PreTrainedModel") -> Pass:
     return lambda ids: am.stream(hooked, ids, [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()])
 
 
-def attnmech_uncompiled(model: "PreTrainedModel") -> Pass:
-    """The same where numba is not installed."""
-    step = attnmech(model)
-
-    def uncompiled(ids: "Tensor") -> object:
-        with without_numba():
-            return step(ids)
-
-    return uncompiled
-
-
-@contextmanager
-def without_numba() -> "Iterator[None]":
-    """Has attnmech's modules believe that numba is not installed."""
-    from attnmech.maths import compiled
-
-    found = compiled.AVAILABLE
-    try:
-        compiled.AVAILABLE = False  # type: ignore[misc]
-        yield
-    finally:
-        compiled.AVAILABLE = found  # type: ignore[misc]
-
-
 def attnmech_bare(model: "PreTrainedModel") -> Pass:
     """The pass through our attention while nobody looks on."""
     import attnmech as am
@@ -132,13 +106,12 @@ CONTENDERS: Final[dict[str, Callable[["PreTrainedModel"], Pass]]] = {
     CACHE: run_with_cache,
     NNSIGHT: nnsight,
     OURS: attnmech,
-    UNCOMPILED: attnmech_uncompiled,
     BARE: attnmech_bare,
 }
 
 PEERS: Final = (TENSORS, CACHE, NNSIGHT)
 """Those that hand out patterns."""
-NEEDS: Final = {NNSIGHT: "nnsight", OURS: "numba"}
+NEEDS: Final = {NNSIGHT: "nnsight"}
 """The module that a contender needs, beyond attnmech's own dependencies."""
 
 

@@ -42,7 +42,7 @@ class Model:
     """2, or 3 with a gate."""
     activation: int
     """How often transformers' activation reads or writes a number of the MLP: 5 where it is one operation and a gate's
-    product; BLOOM's GELU is nine operations, GPT-2's eight, each with arrays of its own. In attnmech each is one."""
+    product; BLOOM's GELU is nine operations, GPT-2's eight, each with arrays of its own."""
     vocabulary: int
 
     @classmethod
@@ -55,11 +55,6 @@ class Model:
             config.intermediate_size if gated else 4 * config.hidden_size, 3 if gated else 2,
             _ACTIVATIONS[config.model_type], config.vocab_size,
         )  # fmt: skip
-
-    @property
-    def activation_here(self) -> int:
-        """The same in attnmech's passes."""
-        return 5 if self.mlp_matrices == 3 else 2
 
     @property
     def width(self) -> int:
@@ -101,17 +96,13 @@ class Work:
     """What a step does, all told; each part is bounded by another rate."""
 
     multiplications: float = 0
-    """By weights, and other large matrix products, in attnmech: bounded by arithmetic."""
-    in_torch: float = 0
-    """The same in transformers' passes, by torch's own routine."""
+    """By weights, and other large matrix products: bounded by arithmetic."""
     attention: float = 0
     """Multiplications of q·k and of pattern · v, in products as small as a head."""
     cells: float = 0
-    """Scores that go through the softmax of a pass that nobody observes: the row kernel's, or else torch's."""
+    """Scores that go through the softmax of a pass that nobody observes."""
     measured: float = 0
-    """Scores that go through the row kernel, which sums them by key and distance too."""
-    uncompiled: float = 0
-    """The same without numba, in torch's operations on blocks of rows."""
+    """Scores that go through the softmax and whose rows, keys and distances are measured."""
     bytes: float = 0
     """Read from or written to memory because they do not fit the cache: bounded by memory."""
 
@@ -141,11 +132,9 @@ class Constants:
     """A machine: how much of each part of `Work` it does in a second."""
 
     multiplications: float
-    in_torch: float
     attention: float
     cells: float
     measured: float
-    uncompiled: float
     bytes: float
 
 
@@ -169,9 +158,9 @@ def plain(model: Model, tokens: int) -> Work:
     """
     scores = model.layers * model.heads * tokens**2
     return (
-        Work(in_torch=tokens * (model.layers * model.block + model.head))
+        Work(tokens * (model.layers * model.block + model.head))
         + Work(attention=2 * scores * model.d_head, bytes=4 * 6 * scores)
-        + streams(model, tokens, model.activation)
+        + streams(model, tokens)
     )
 
 
@@ -179,15 +168,15 @@ def fused(model: Model, tokens: int) -> Work:
     """A forward pass with fused attention: half of the scores, none in memory."""
     scores = model.layers * model.heads * tokens * (tokens + 1) / 2
     return (
-        Work(in_torch=tokens * (model.layers * model.block + model.head))
+        Work(tokens * (model.layers * model.block + model.head))
         + Work(attention=2 * scores * model.d_head, cells=scores)
-        + streams(model, tokens, model.activation)
+        + streams(model, tokens)
     )  # fmt: skip
 
 
-def streams(model: Model, tokens: int, activation: int) -> Work:
+def streams(model: Model, tokens: int) -> Work:
     """What norms, activations and residual additions read and write, and all weights, once."""
-    by_token = 14 * model.d_model + (model.mlp_matrices + activation) * model.d_mlp
+    by_token = 14 * model.d_model + (model.mlp_matrices + model.activation) * model.d_mlp
     return Work(bytes=4 * model.layers * (tokens * by_token + model.block))
 
 
@@ -198,23 +187,21 @@ def bare(model: Model, tokens: int) -> Work:
     return (
         Work(tokens * model.layers * model.block, attention=2 * scores * model.d_head, cells=scores)
         + Work(bytes=4 * blocks * keys_of_row(model, tokens) * 2 * model.kv_heads * model.d_head)
-        + streams(model, tokens, model.activation_here)
+        + streams(model, tokens)
     )
 
 
-def focus_and_updates(model: Model, tokens: int, *, numba: bool = True) -> Work:
+def focus_and_updates(model: Model, tokens: int) -> Work:
     """`am.stream` with both reducers.
 
-    The row kernel sums by key and distance too. Updates: W_O x of each head, R z and R v with the triangle R of
-    W_O W_Oᵀ, which is kept from the first text on, and a dozen readings of arrays [token, d_model]; no point is copied.
-    The weights are read once for their fingerprint; without numba they are hashed, and the triangles found, each time.
+    Updates: W_O x of each head, R z and R v with the triangle R of W_O W_Oᵀ, which d_head products of W_O make, and a
+    dozen readings of arrays [token, d_model]. The weights are read once, to see whether they changed.
     """
     found = bare(model, tokens)
     heads = model.heads * model.d_head**2
-    of_updates = tokens * (model.width * model.d_model + 2 * heads)
-    rows = {"measured" if numba else "uncompiled": found.cells}
+    of_updates = tokens * (model.width * model.d_model + 2 * heads) + heads * model.d_model
     return (
-        replace(found, cells=0.0, **rows)
+        replace(found, cells=0.0, measured=found.cells)
         + Work(model.layers * of_updates, bytes=4 * model.layers * tokens * 12 * model.d_model)
         + Work(bytes=4 * (model.layers * model.block + model.head))
     )  # fmt: skip
@@ -317,7 +304,6 @@ METHODS: Final[Mapping[str, Callable[[Model, int], Work]]] = {
     "fused forward": fused,
     "pass without reducers": bare,
     "focus and updates": focus_and_updates,
-    "focus and updates, without numba": lambda model, tokens: focus_and_updates(model, tokens, numba=False),
     "ablate_heads, 1 text": ablate_heads,
     "prune_heads, 1 text, 10 steps": lambda model, tokens: prune_heads(model, tokens, 1, 10),
     "null_attention, 1 text": null_attention,
@@ -336,7 +322,6 @@ STREAMED: Final = {
     "transformers, plain forward": plain,
     "transformers, fused attention": fused,
     "attnmech, focus and updates": focus_and_updates,
-    "attnmech, focus and updates, without numba": METHODS["focus and updates, without numba"],
     "attnmech, pass without reducers": bare,
 }
 
@@ -366,13 +351,12 @@ def compared(results: Path, constants: Constants) -> list[Compared]:
     found = []
     for path in sorted(results.glob("*.json")):
         data = json.loads(path.read_text("utf-8"))
-        cut, in_torch = (data.get("settings", {}).get(name) for name in ("layers", "torch_products"))
-        here = replace(constants, multiplications=constants.in_torch) if in_torch else constants
+        cut = data.get("settings", {}).get("layers")
         for row in data.get("rows", []):
             if not row.get("seconds") or (work := _work_of(path.stem, row, cut)) is None:
                 continue
             name = ", ".join(str(each) for each in (row["shape"], f"{row['tokens']} tokens", row["contender"]))
-            found.append(Compared(name, work.seconds(here), median(row["seconds"]), work.bound(here)))
+            found.append(Compared(name, work.seconds(constants), median(row["seconds"]), work.bound(constants)))
     return found
 
 
@@ -394,50 +378,23 @@ def measured_constants() -> Constants:
     """Of the machine that this runs on, with as many threads as torch has here; the best of some rounds each."""
     import torch
 
-    from attnmech.maths.compiled import AVAILABLE
-    from attnmech.maths.compiled_rows import measured_softmax
-    from attnmech.maths.received import Received, neighbours
-
     tokens, heads, d_head, d_model, rows = 2048, 16, 64, 1024, 64
     x, weight = torch.randn(tokens, d_model), torch.randn(4 * d_model, d_model)
     q, k = torch.randn(heads, rows, d_head), torch.randn(heads, d_head, tokens)
     scores = torch.randn(1, heads, rows, tokens)
     pattern, large = scores.softmax(dim=-1), torch.randn(2**26)
     cells, of_products = scores.numel(), heads * rows * tokens * d_head
-    here, places, runs = range(tokens - rows, tokens), torch.arange(tokens), neighbours(None, tokens)
-    received = Received.nothing(torch.ones(1, 1, tokens, dtype=torch.bool), heads, tokens, tokens)
-
-    products = rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight))
-
-    def softmax() -> object:
-        return measured_softmax(scores, None, here, places) if AVAILABLE else scores.softmax(dim=-1)
-
-    def focus() -> object:
-        return measured_softmax(scores, None, here, places, received.receivers(here, runs))
-
     return Constants(
-        multiplications=products,
-        in_torch=products,
+        multiplications=rate(lambda: torch.nn.functional.linear(x, weight), x.numel() * len(weight)),
         attention=rate(lambda: (torch.bmm(q, k), torch.bmm(pattern[0], k.mT)), 2 * of_products),
-        cells=rate(softmax, cells),
-        measured=rate(focus, cells) if AVAILABLE else float("nan"),
-        uncompiled=rate(lambda: _uncompiled(scores), cells),
+        cells=rate(lambda: scores.softmax(dim=-1), cells),
+        measured=rate(lambda: _measured(scores), cells),
         # A new array each time, as models make them: the system hands out its pages anew.
         bytes=rate(lambda: large + 1.0, 8 * large.numel()),
     )
 
 
-def _uncompiled(scores: Any) -> None:
-    from contenders import without_numba
-
-    from attnmech.maths import compiled
-
-    assert compiled
-    with without_numba():
-        _rows_in_torch(scores)
-
-
-def _rows_in_torch(scores: Any) -> None:
+def _measured(scores: Any) -> None:
     import torch
 
     from attnmech.maths.focus import Places, RowMeasures, defined_rows, row_statistics
@@ -447,7 +404,7 @@ def _rows_in_torch(scores: Any) -> None:
     rows, tokens = scores.shape[-2:]
     here = range(tokens - rows, tokens)
     pattern, _ = softmax_with_sink(scores, None)
-    attention = Attention(pattern, scores)
+    attention = Attention(scores, pattern)
     real, visible = torch.ones(1, rows, dtype=torch.bool), torch.ones(1, 1, rows, tokens, dtype=torch.bool)
     first = torch.zeros(1, dtype=torch.long)
     places = Places.of(here, first, 8, None, tokens)
@@ -497,8 +454,8 @@ def table_of_methods(name: str, model: Model, tokens: int, constants: Constants)
     table = Table("", "multiplications", "scores", "GB moved", "seconds", "bound by", title=title)
     for method, work_of in METHODS.items():
         work = work_of(model, tokens)
-        scores = work.cells + work.measured + work.uncompiled
-        arithmetic = work.multiplications + work.in_torch + work.attention
+        scores = work.cells + work.measured
+        arithmetic = work.multiplications + work.attention
         cells = [f"{arithmetic:.3g}", f"{scores:.3g}", f"{work.bytes / 1e9:.3g}", f"{work.seconds(constants):.3g}"]
         table.add_row(method, *cells, work.bound(constants))
     weights = 4 * (model.layers * model.block + model.head)
@@ -533,7 +490,7 @@ def main() -> None:
 
         torch.set_num_threads(chosen.threads)
         found = asdict(measured_constants())
-        about = machine(("attnmech", "torch", "numba"))
+        about = machine(("attnmech", "torch"))
         kept = {"machine": about, "settings": {"threads": chosen.threads}, "constants": found}
         path.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     if not path.exists():

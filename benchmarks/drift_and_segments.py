@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="file for both tables")
     chosen = parser.parse_args()
-    rounds, about = chosen.rounds, machine(("attnmech", "torch", "numba", "transformers"))
+    rounds, about = chosen.rounds, machine(("attnmech", "torch", "transformers"))
     console = Console()
 
     drift = Table(title=f"Drift, a vocabulary of {VOCABULARY[0]:,} × {VOCABULARY[1]}, target 300 MB")

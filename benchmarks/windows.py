@@ -26,15 +26,13 @@ GLOBAL: Final = 8
 METHODS: Final = ("attention_focus", "residual_updates")
 
 
-def on_text(method: str, length: int, window: int, gathered: bool) -> Callable[[], object]:
+def on_text(method: str, length: int, window: int) -> Callable[[], object]:
     """A statistic of one text with a few global tokens, in a Longformer of 4 layers × 8 heads."""
     import torch
     import transformers as hf
 
     import attnmech as am
 
-    for reducer in (am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()):
-        type(reducer).gathered = gathered
     torch.manual_seed(0)
     config = hf.LongformerConfig(
         vocab_size=1000, hidden_size=128, num_hidden_layers=4, num_attention_heads=8, intermediate_size=256,
@@ -64,20 +62,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "131072"
     table = Table(title=f"4 layers × 8 heads of Longformer, {GLOBAL} global tokens")
-    for column in ("method", "window", "rows hold", "tokens", "MB", "kB per token", "CPU seconds"):
+    for column in ("method", "window", "tokens", "MB", "kB per token", "CPU seconds"):
         table.add_column(column)
     given = parser.parse_args()
     for method in METHODS:
-        for window, gathered in [*((window, True) for window in WINDOWS), (WINDOWS[0], False)]:
+        for window in WINDOWS:
             for length in given.lengths:
-                growth, seconds = in_own_process(cost, method, length, window, gathered)
-                held = "visible keys" if gathered else "all keys"
+                growth, seconds = in_own_process(cost, method, length, window)
                 table.add_row(
-                    method, str(window), held, f"{length:,}", f"{growth / 1e6:.0f}", f"{growth / length / 1e3:.1f}",
+                    method, str(window), f"{length:,}", f"{growth / 1e6:.0f}", f"{growth / length / 1e3:.1f}",
                     f"{seconds:.1f}",
                 )  # fmt: skip
     Console().print(table)
-    write(given.json, machine(("attnmech", "torch", "numba", "transformers")), given, [table])
+    write(given.json, machine(("attnmech", "torch", "transformers")), given, [table])
 
 
 if __name__ == "__main__":

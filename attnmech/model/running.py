@@ -127,7 +127,7 @@ class Directions:
 
     def written(self, key: tuple[str, int], out: nn.Module) -> Written:
         """W_O r and b_O r of a layer, cached until the parameters change."""
-        source = tuple((part.data_ptr(), version_of(part)) for part in out._parameters.values() if part is not None)
+        source = tuple((part.data_ptr(), version_of(part)) for part in out.parameters(recurse=False))
         known = self._written.get(key)
         if known is None or known.source != source:
             known = self._written[key] = self._multiplied(out, source)

@@ -1,0 +1,175 @@
+"""What attnmech leaves alone: its host process, and what other libraries keep to themselves."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import attnmech as am
+
+PACKAGE: Final = Path(am.__file__).parent
+
+PRIVATE: Final = {
+    "_C": "torch's guide to tensor subclasses names torch._C.DisableTorchFunctionSubclass; there is no other name",
+    "_attn_implementation": "a config in transformers has no public setter; set_attn_implementation wants a model",
+    "_bridge_builder": "TransformerLens's public way to a bridge asks the hub; this one takes a model as it is",
+    "_buffers": "a copy of a module that shares parameters needs buffers of its own",
+    "_ff_block": "read, to see whether a subclass has replaced it",
+    "_forward_hooks": "PyTorch lists a module's hooks nowhere else",
+    "_forward_pre_hooks": "PyTorch lists a module's hooks nowhere else",
+    "_from_config": "AutoModel.from_config makes no class that a user has written",
+    "_hf_peft_config_loaded": "transformers calls a model with merged adapters one with adapters, unless this is reset",
+    "_mha_block": "read, to see whether a subclass has replaced it",
+    "_modules": "a module that is numbered to see where its rows go must not change the user's",
+    "_nested_tensor_from_mask": "what torch's encoder itself makes of padded texts",
+    "_nested_tensor_from_mask_left_aligned": "what torch's encoder asks before it does so",
+    "_parameters": "a view of a module with other parameters; register_parameter would change the user's",
+    "_pytree": "torch has no public function that goes through nested arguments",
+    "_qkv_same_embed_dim": "nn.MultiheadAttention's choice between one matrix and three",
+    "_remove_final_layer_norm": "an option of OPT's config that has no other name",
+    "_sa_block": "read, to see whether a subclass has replaced it",
+    "_version": "how often a tensor was changed in place; autograd's guide names it",
+}
+"""Each private name of another library that the package uses, and why there is no public one."""
+
+SETS_THE_PROCESS: Final = r"mallopt|ctypes|GOMP|_storage\b|mkldnn\._|/proc\b|set_num_threads|set_default_d|environ\["
+"""What would change the process, or look behind it."""
+
+ALLOWED: Final = {
+    "runs/threads.py": "measures heads side by side, each on one thread, and restores the number before it returns",
+    "distributed/worker.py": "a worker of Ray is a process of attnmech's own",
+    "demo/train.py": "a program that trains the demo model",
+}
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def own_names(trees: list[ast.Module]) -> Iterator[str]:
+    """What the package itself defines: functions, classes, variables, attributes."""
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def used_names(tree: ast.Module) -> Iterator[str]:
+    """What it reads or sets by a name: attributes, also in texts, and imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name):
+                yield name
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                yield from (*module.split("."), *(each.name for each in names))
+            case ast.Import(names=names):
+                yield from (part for each in names for part in each.name.split("."))
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(value=str(name)), *_]
+            ):
+                yield name
+
+
+def test_private_names_of_other_libraries() -> None:
+    trees = [ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")]
+    own = set(own_names(trees))
+    used = {name for tree in trees for name in used_names(tree) if private(name)} - own
+    assert used == set(PRIVATE)
+
+
+def test_nothing_sets_the_process() -> None:
+    found = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+    assert {name for name, code in found.items() if re.search(SETS_THE_PROCESS, code)} == set(ALLOWED)
+
+
+SETTINGS: Final = """
+import os, torch, random, threading, warnings, numpy as np
+def settings():
+    generator = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+    names = "get_num_threads get_default_dtype get_float32_matmul_precision are_deterministic_algorithms_enabled"
+    of_torch = [getattr(torch, name)() for name in (*names.split(), "is_grad_enabled", "is_inference_mode_enabled")]
+    return of_torch, generator, dict(os.environ), threading.active_count(), list(warnings.filters)
+import attnmech as am
+model = am.load()
+am.attention_focus(model, "A first call.")  # imports rich, which draws a number
+before = settings()
+am.stream(model, "Anna sang of shells.", [am.AttentionFocus.reducer(), am.ResidualUpdates.reducer()])
+am.ablate_heads(model, "Anna sang of shells.", layers=[0])
+am.decompose_scores(model, "Anna sang of shells.")
+with model.intervene(am.Intervention.zero([(0, 1)])):
+    model.run("Anna sang of shells.")
+after = settings()
+for one, other in zip(before, after):
+    assert one == other, (one, other)
+"""
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_settings_are_the_same_before_and_after() -> None:
+    run(SETTINGS)
+
+
+FOCUS: Final = """
+import attnmech as am
+print(am.attention_focus(am.load(), ["Anna sang of shells.", "He left."]).state["sums"].sum().item())
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "3", "8"])
+def test_threads_of_the_environment(threads: str) -> None:
+    one, some = (float(run(FOCUS, OMP_NUM_THREADS=count)) for count in ("1", threads))
+    assert some == pytest.approx(one, rel=1e-6)
+
+
+THREADS: Final = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+import attnmech as am
+torch.set_num_threads(1)
+model, text = am.load(), "Anna sang of shells."
+here = am.attention_focus(model, text).entropy
+torch.set_num_threads(2)
+torch.testing.assert_close(am.attention_focus(model, text).entropy, here)
+with ThreadPoolExecutor(8) as pool:
+    for found in pool.map(lambda _: am.attention_focus(model, text).entropy, range(16)):
+        torch.testing.assert_close(found, here)
+"""
+
+FORKED: Final = """
+import os, torch
+import attnmech as am
+model, text = am.load(), "Anna sang of shells."
+here = am.attention_focus(model, text).entropy
+torch.set_num_threads(1)  # a child's OpenMP has no threads, in plain torch too
+child = os.fork()
+if child == 0:
+    same = torch.allclose(am.attention_focus(model, text).entropy, here)
+    os._exit(0 if same else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_other_threads_get_the_same_numbers() -> None:
+    run(THREADS)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_gets_the_same_numbers() -> None:
+    run(FORKED)
