@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attnmech as am
 from attnmech import cli
-from attnmech.draw.score_sections import row_sentences
+from attnmech.draw.numbers import row_sentences
 from attnmech.draw.scores import marks_of
 
 HOSTILE = ("<img/src=x/onerror=window.owned=1>", "</script><script>window.owned=1</script>")

@@ -7,6 +7,9 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from attnmech.draw.chart import ByChoice
+from attnmech.draw.patterns import value_weighted
+from attnmech.draw.text import percent, quoted
 from attnmech.errors import InputError
 
 
@@ -52,6 +55,14 @@ class ScoreNumbers:
     def key_tokens(self) -> tuple[str, ...]:
         """The tokens that can be attended to."""
         return self.keys or self.tokens
+
+    def named_key(self, position: int) -> str:
+        """A key's position and token, as sentences name it."""
+        return f"{position} {quoted(self.key_tokens[position])}"
+
+    def named_token(self, position: int) -> str:
+        """Likewise a query's."""
+        return f"{position} {quoted(self.tokens[position])}"
 
     def __post_init__(self) -> None:
         if not self.tokens or not self.layers or not self.ranked_share:
@@ -192,3 +203,25 @@ class TableRow:
     value: str
     status: Literal["ok", "warn", "fail"] | None = None
     detail: str = ""
+
+
+def row_sentences(view: ScoreNumbers) -> ByChoice:
+    """For every query in every head, the three keys that it attends to most, or that it gets most from."""
+    norms = view.value_norms
+    weights = [view.pattern] if norms is None else [view.pattern, value_weighted(view.pattern, norms)]
+    top = [np.argsort(-each, axis=-1, kind="stable")[..., :3] for each in weights]
+    seen = [(each > 0).sum(axis=-1) for each in weights]
+
+    def told(*place: int) -> str:
+        weighted, (layer, head, query) = len(place) > 3 and place[0] == 1, place[-3:]
+        row, count = weights[weighted][layer, head, query], int(seen[weighted][layer, head, query])
+        keys = top[weighted][layer, head, query, :count].tolist()
+        parts = [f"{percent(float(row[key]))} {'from' if weighted else 'to'} {view.named_key(key)}" for key in keys]
+        listed = f"{', '.join(parts) or 'nothing'}{', …' if count > 3 else '.'}"
+        if weighted:
+            return f"Of the norms ‖p f(x)‖ that this head brings to query {view.named_token(query)}: {listed}"
+        return f"Query {view.named_token(query)} attends {listed}"
+
+    if norms is None:
+        return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
+    return ByChoice.texts(("weight", "layer", "head", "query"), (2, *view.scores.shape[:3]), told)

@@ -17,10 +17,9 @@ from attnmech.draw import scripts
 from attnmech.draw.carried import Carried
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.embed import View
-from attnmech.draw.numbers import ScoreNumbers, TableRow
+from attnmech.draw.numbers import ScoreNumbers, TableRow, row_sentences
 from attnmech.draw.packing import precision_of
 from attnmech.draw.patterns import PROBABILITY, VALUE_WEIGHTED
-from attnmech.draw.score_sections import row_sentences
 from attnmech.draw.scores import of_heads
 from attnmech.draw.section import Choice, OfPattern, Section
 from attnmech.draw.style import CROSS_MARKS, MARKS, MarkStyle

@@ -11,7 +11,7 @@ from attnmech.draw.carried import error_of
 from attnmech.draw.chart import ByChoice, Chart
 from attnmech.draw.ledger import REFERENCES, ROW_READING, along_keys, ledger_chart, likeliest, of_every_cell
 from attnmech.draw.numbers import ScoreNumbers
-from attnmech.draw.patterns import VALUE_WEIGHTED, value_weighted
+from attnmech.draw.patterns import VALUE_WEIGHTED
 from attnmech.draw.scores import (
     MEASURES,
     VALUE,
@@ -24,7 +24,7 @@ from attnmech.draw.scores import (
 )
 from attnmech.draw.section import Choice, OfPattern, Section
 from attnmech.draw.style import MARKS, term_style
-from attnmech.draw.text import bound, percent, quoted, signed
+from attnmech.draw.text import bound, percent, signed
 
 MEASURE: Final = Choice(
     "measure", "Cells show", tuple(MEASURES), ("the score", "the score minus its row's highest", "the probability")
@@ -244,28 +244,6 @@ def _charts(section: Section) -> list[Chart]:
     return [each for each in section.figures.values() if isinstance(each, Chart)]
 
 
-def row_sentences(view: ScoreNumbers) -> ByChoice:
-    """For every query in every head, the three keys that it attends to most, or that it gets most from."""
-    norms = view.value_norms
-    weights = [view.pattern] if norms is None else [view.pattern, value_weighted(view.pattern, norms)]
-    top = [np.argsort(-each, axis=-1, kind="stable")[..., :3] for each in weights]
-    seen = [(each > 0).sum(axis=-1) for each in weights]
-
-    def told(*place: int) -> str:
-        weighted, (layer, head, query) = len(place) > 3 and place[0] == 1, place[-3:]
-        row, count = weights[weighted][layer, head, query], int(seen[weighted][layer, head, query])
-        keys = top[weighted][layer, head, query, :count].tolist()
-        parts = [f"{percent(float(row[key]))} {'from' if weighted else 'to'} {_key(view, key)}" for key in keys]
-        listed = f"{', '.join(parts) or 'nothing'}{', …' if count > 3 else '.'}"
-        if weighted:
-            return f"Of the norms ‖p f(x)‖ that this head brings to query {_token(view, query)}: {listed}"
-        return f"Query {_token(view, query)} attends {listed}"
-
-    if norms is None:
-        return ByChoice.texts(("layer", "head", "query"), view.scores.shape[:3], told)
-    return ByChoice.texts(("weight", "layer", "head", "query"), (2, *view.scores.shape[:3]), told)
-
-
 def _about_rows(view: ScoreNumbers) -> ByChoice:
     marks = marks_of(highest_key(view.scores), len(view.keys) or None)
 
@@ -302,10 +280,10 @@ def _about_leads(splits: _Splits) -> ByChoice:
         row = place[-3:]
         best, *after = order[row].tolist()
         if count[row] < 2:
-            return f"Query {_token(view, row[2])} sees {_key(view, best)} alone: it has no choice."
+            return f"Query {view.named_token(row[2])} sees {view.named_key(best)} alone: it has no choice."
         leads = _leads({name: float(term[place]) for name, term in by_term.items()})
         return (
-            f"The score of key {_key(view, best)} leads that of {_key(view, after[0])} by "
+            f"The score of key {view.named_key(best)} leads that of {view.named_key(after[0])} by "
             f"{signed(float(by[row]), '.3f')}{': ' if leads else ''}{leads}."
         )
 
@@ -353,11 +331,3 @@ def _about_key_terms(splits: _Splits) -> ByChoice | str:
         return f"From the lowest to the highest key, the score changes: {', '.join(spreads)}."
 
     return splits.texts(("layer", "head"), splits.view.scores.shape[:2], told)
-
-
-def _key(view: ScoreNumbers, position: int) -> str:
-    return f"{position} {quoted(view.key_tokens[position])}"
-
-
-def _token(view: ScoreNumbers, position: int) -> str:
-    return f"{position} {quoted(view.tokens[position])}"

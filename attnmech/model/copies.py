@@ -11,7 +11,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import UnsupportedModelError, WeightsError, first_line
-from .own_module import OwnModule
 
 
 def copy_of(
@@ -64,8 +63,8 @@ def cannot_run(model: PreTrainedModel, error: Exception) -> WeightsError:
     """What to raise where transformers itself cannot run a model in its precision on its device."""
     weights = next(model.parameters())
     kind = str(weights.dtype).removeprefix("torch.")
-    if isinstance(model, OwnModule):
-        return WeightsError(f"{model.name_or_path} does not run on its example with noise: {first_line(error)}.")
+    if hasattr(model, "cannot_run"):
+        return model.cannot_run(error)  # type: ignore[no-any-return, operator]
     hint = "" if weights.dtype == torch.float32 else " Try dtype=torch.float32."
     return WeightsError(
         f"transformers cannot run {type(model).__name__} in {kind} on {weights.device}: "
@@ -94,8 +93,8 @@ def _on_a_fresh_copy(module: nn.Module, forward: Callable[..., Any], *args: Any,
 
 def use_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
     """Sets the attention of a model and of all its parts, which may have their own configs (T5)."""
-    if isinstance(model, OwnModule):
-        model.own_attention(implementation)
+    if hasattr(model, "own_attention"):
+        model.own_attention(implementation)  # type: ignore[operator]
     for part in model.modules():
         if isinstance(getattr(part, "config", None), PreTrainedConfig):
             part.config._attn_implementation = implementation  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import InputError, UnsupportedModelError
+from ..errors import InputError, UnsupportedModelError, WeightsError, first_line
 from .architectures import Architecture
 from .attention import IMPLEMENTATION
 from .own_attention import Described, DescribedAttention, keep_weights_of_product, use_our_product
@@ -103,6 +103,10 @@ class OwnModule(PreTrainedModel):  # type: ignore[no-untyped-call]
         if self.output_axis in (0, None) or found.ndim <= (self.output_axis or 0):
             return found
         return found.movedim(self.output_axis or 0, 0)
+
+    def cannot_run(self, error: Exception) -> WeightsError:
+        """What to raise where the module does not run in its precision on its device."""
+        return WeightsError(f"{self.name_or_path} does not run on its example with noise: {first_line(error)}.")
 
     def own_attention(self, implementation: str) -> None:
         """Has this copy attend through `attend`, or return torch's own weights ("eager"), or as the user's does."""

@@ -10,8 +10,7 @@ import pytest
 from browser import WHOLE, opening
 
 from attnmech.draw.chart import Chart
-from attnmech.draw.numbers import ScoreNumbers
-from attnmech.draw.score_sections import row_sentences
+from attnmech.draw.numbers import ScoreNumbers, row_sentences
 
 from .conftest import TOKENS, page, sections_of
 from .test_page_in_browser import assert_alike, drawn_at, is_shown
